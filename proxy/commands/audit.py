@@ -75,7 +75,7 @@ def check_session(stored: Stored) -> list[Finding]:
     """All broken invariants of one session."""
     broken = [each for each in (stored.record, *stored.interactions) if isinstance(each, Broken)]
     found = [Finding(stored.session_id, each.id, f"cannot be decoded: {each.why}") for each in broken]
-    checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun]
+    checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun, _check_images]
     if not broken:
         checks += [_check_trained_once, _check_returns]
     for check in checks:
@@ -169,6 +169,25 @@ def _check_begun(stored: Stored) -> Faults:
     """A call whose interaction is stored is not noted as begun."""
     for name in sorted(stored.existing):
         yield name, "it is stored, but still noted as begun and not ended"
+
+
+def _check_images(stored: Stored) -> Faults:
+    """Each image is stored, and its tokens are prompt tokens that the node adds, which no other image has."""
+    for node in _whole(stored):
+        named = {image.digest for image in node.images}
+        named |= {part.digest for message in node.new_messages for part in message.images}
+        for digest in sorted(named - stored.images):
+            yield node.id, f"its image {digest} is not stored"
+        end = node.prefix_length
+        for image in node.images:
+            if image.start < end or image.length < 1:
+                yield (
+                    node.id,
+                    f"its image {image.digest} begins at token {image.start}, before token {end} or with none",
+                )
+            end = image.start + image.length
+        if node.images and end > node.prompt_tokens:
+            yield node.id, f"its images end at token {end}, but its prompt has {node.prompt_tokens}"
 
 
 def _check_trained_once(stored: Stored) -> Faults:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proxy.commands.counting import counting
 from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from proxy.store.dump import Totals
 
 
 def back_up(output: str, database_url: str) -> None:
@@ -19,7 +22,7 @@ def back_up(output: str, database_url: str) -> None:
 
     with counting("exported") as tell:
         totals = export_all(database_url, output, lambda done: tell(done.sessions, done.interactions))
-    print(f"exported {totals.sessions} sessions, {totals.interactions} interactions to {output}", file=sys.stderr)
+    print(f"exported {_counted(totals)} to {output}", file=sys.stderr)
 
 
 def import_(
@@ -39,4 +42,9 @@ def import_(
     with counting("imported") as tell:
         done, passed = import_all(url, path, Conflict(on_conflict), lambda done: tell(done.sessions, done.interactions))
     kept = f", skipped {passed} that the database already had" if passed else ""
-    print(f"imported {done.sessions} sessions, {done.interactions} interactions{kept}", file=sys.stderr)
+    print(f"imported {_counted(done)}{kept}", file=sys.stderr)
+
+
+def _counted(totals: Totals) -> str:
+    images = f", {totals.images} images" if totals.images else ""
+    return f"{totals.sessions} sessions, {totals.interactions} interactions{images}"

@@ -7,7 +7,8 @@ in one transaction; after a crash, importing the file again completes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +21,8 @@ from proxy.errors import ConfigurationError
 from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
 from proxy.store.sql.codec import decode_json
-from proxy.store.sql.tables import capacity, interactions, returns, sessions
+from proxy.store.sql.images import insert_rows
+from proxy.store.sql.tables import capacity, images, interactions, returns, session_images, sessions
 from proxy.types import VALIDATE
 
 _PAGE = 200
@@ -71,7 +73,7 @@ def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: P
         try:
             schema.prepare(engine, migrate=True)
             present = _check(engine, path, on_conflict)
-            return _import(engine, path, present, progress), len(present)
+            return _import(engine, path, present, progress), len(present.sessions)
         except SQLAlchemyError as error:
             raise ConfigurationError(
                 f"the database {database.label(url)} cannot be written: {reason_of(error)}; mend that, then complete "
@@ -104,12 +106,16 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
 
 
 def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield each session with its rows, in order of creation."""
-    after = -1
+    """Yield each session with its rows, in order of creation, and each image before the first session that has it."""
+    after, written = -1, set[str]()
     query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
     while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
         for row in page:
             parts = {name: _rows(connection, table, row["session_id"]) for name, table in dump.PARTS.items()}
+            for digest in sorted(dump.digests_of(parts) - written):
+                written.add(digest)
+                image = connection.execute(select(images).where(images.c.digest == digest)).mappings().one()
+                yield {"image": dump.encode_row(images, image)}
             yield {"session": dump.encode_row(sessions, row), **parts}
         after = page[-1]["number"]
 
@@ -120,30 +126,42 @@ def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[st
         query = select(table).where(table.c.interaction_id.in_(of_session))
     else:
         query = select(table).where(table.c.session_id == session_id)
+    if table is session_images:  # without an image that a damaged database lacks: `db check` names it
+        query = query.where(table.c.digest.in_(select(images.c.digest)))
     order = (interactions.c.seq,) if table is interactions else tuple(table.primary_key.columns)
     return [dump.encode_row(table, row) for row in connection.execute(query.order_by(*order)).mappings()]
 
 
-def _check(engine: Engine, path: Path, on_conflict: Conflict) -> set[str]:
-    """Read the dump to its end; return its sessions that the database has already. Raises ConfigurationError."""
-    names: list[str] = []
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """Sessions of a dump that the database has already, and the images of the others."""
+
+    sessions: frozenset[str]
+    needed: frozenset[str]
+
+
+def _check(engine: Engine, path: Path, on_conflict: Conflict) -> _Present:
+    """Read the dump to its end; return what of it is to be left out. Raises ConfigurationError."""
+    names: dict[str, set[str]] = {}
     with dump.reading(path) as source:
         for entry in dump.entries(source, str(path)):
             if "tokengrove" in entry:
                 _check_header(entry, path)
             elif "session" in entry:
-                names.append(entry["session"]["session_id"])
+                names[entry["session"]["session_id"]] = dump.digests_of(entry)
+    listed = list(names)
     with engine.connect() as connection:
         present: set[str] = set()
-        for at in range(0, len(names), _PAGE):
-            query = select(sessions.c.session_id).where(sessions.c.session_id.in_(names[at : at + _PAGE]))
+        for at in range(0, len(listed), _PAGE):
+            query = select(sessions.c.session_id).where(sessions.c.session_id.in_(listed[at : at + _PAGE]))
             present.update(connection.execute(query).scalars())
     if present and on_conflict is Conflict.REFUSE:
         raise ConfigurationError(
             f"{len(present)} sessions of {path} are in the database already, such as {min(present)!r}; "
             "skip them with --on-conflict skip"
         )
-    return present
+    needed = frozenset[str]().union(*(digests for name, digests in names.items() if name not in present))
+    return _Present(frozenset(present), needed)
 
 
 def _check_header(header: Mapping[str, Any], path: Path) -> None:
@@ -151,14 +169,19 @@ def _check_header(header: Mapping[str, Any], path: Path) -> None:
         raise ConfigurationError(f"{path} was written by a newer tokengrove; upgrade this one")
 
 
-def _import(engine: Engine, path: Path, present: set[str], progress: Progress) -> dump.Totals:
-    done = dump.Totals()
+def _import(engine: Engine, path: Path, present: _Present, progress: Progress) -> dump.Totals:
+    done, images_before = dump.Totals(), list[dict[str, Any]]()
     with engine.connect() as connection:
         last = connection.execute(select(func.coalesce(func.max(sessions.c.ended_order), 0))).scalar_one()
     with dump.reading(path) as source:
         for entry in dump.entries(source, str(path)):
-            if "session" in entry and entry["session"]["session_id"] not in present:
-                _import_session(engine, entry, last, path)
+            if "image" in entry:
+                if entry["image"].get("digest") in present.needed:
+                    images_before.append(_image(entry["image"], path))
+                    done.add(b"", entry)
+            elif "session" in entry and entry["session"]["session_id"] not in present.sessions:
+                _import_session(engine, entry, images_before, last, path)
+                images_before = []
                 done.add(b"", entry)
                 progress(done)
             elif "capacity" in entry:
@@ -166,9 +189,19 @@ def _import(engine: Engine, path: Path, present: set[str], progress: Progress) -
     return done
 
 
-def _import_session(engine: Engine, entry: Mapping[str, Any], last_ended: int, path: Path) -> None:
-    """Add one session; its end comes after those of all earlier sessions. Raises ConfigurationError."""
-    name = entry["session"].get("session_id")
+def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The values of an image. Raises ConfigurationError."""
+    try:
+        return dump.decode_image(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is damaged in image {row.get('digest')!r}: {error}") from None
+
+
+def _import_session(
+    engine: Engine, entry: Mapping[str, Any], new_images: Sequence[dict[str, Any]], last_ended: int, path: Path
+) -> None:
+    """Add one session and images; its end comes after those of all earlier sessions. Raises ConfigurationError."""
+    name, part = entry["session"].get("session_id"), ""
     try:
         row = dump.decode_row(sessions, entry["session"])
         if "validation" not in row:  # a dump of a database before revision 0006
@@ -178,12 +211,17 @@ def _import_session(engine: Engine, entry: Mapping[str, Any], last_ended: int, p
             row["ended_order"] += last_ended
         with engine.begin() as connection:
             connection.execute(insert(sessions).values(row))
+            if new_images:
+                insert_rows(connection, new_images)
             for part, rows in dump.session_parts(entry).items():
                 if rows:
                     table = dump.PARTS[part]
                     connection.execute(insert(table), [dump.decode_row(table, each) for each in rows])
     except IntegrityError:
-        raise ConfigurationError(f"an interaction of session {name!r} is in another session already") from None
+        what = f"an interaction of session {name!r} is in another session already"
+        if part == "session_images":
+            what = f"an image of session {name!r} was deleted meanwhile; import again with --on-conflict skip"
+        raise ConfigurationError(what) from None
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path} is damaged in session {name!r}: {error}") from None
 

@@ -20,9 +20,19 @@ import orjson
 from sqlalchemy import LargeBinary, RowMapping, Table
 
 from proxy.errors import ConfigurationError
-from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import (
+    capacity,
+    images,
+    intents,
+    interactions,
+    returns,
+    session_images,
+    sessions,
+    unreplied,
+    withdrawn_keys,
+)
 
-FORMAT = 1
+FORMAT = 2  # from 1 on with images, each before the first session that has it
 COMPRESSED = ".zst"
 # Imported in this order, a row only refers to rows that exist already.
 PARTS: Mapping[str, Table] = {
@@ -31,10 +41,11 @@ PARTS: Mapping[str, Table] = {
     "intents": intents,
     "unreplied": unreplied,
     "withdrawn_keys": withdrawn_keys,
+    "session_images": session_images,
 }
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
-    for table in (*PARTS.values(), sessions, capacity)
+    for table in (*PARTS.values(), sessions, capacity, images)
 }
 
 
@@ -44,17 +55,22 @@ class Totals:
 
     sessions: int = 0
     interactions: int = 0
+    images: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, line: bytes, entry: Mapping[str, Any]) -> None:
         """Count a line, and its entry."""
         self.digest.update(line)
         self.sessions += "session" in entry
+        self.images += "image" in entry
         self.interactions += len(entry.get("interactions", ()))
 
     def to_json(self) -> dict[str, Any]:
         """The trailer of the dump."""
-        return {"sessions": self.sessions, "interactions": self.interactions, "sha256": self.digest.hexdigest()}
+        counts = {"sessions": self.sessions, "interactions": self.interactions}
+        if self.images:
+            counts["images"] = self.images
+        return {**counts, "sha256": self.digest.hexdigest()}
 
 
 def encode_row(table: Table, row: RowMapping) -> dict[str, Any]:
@@ -81,9 +97,9 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The rows of a session's entry by part. Raises KeyError if it is damaged.
 
     Dumps of databases before revision 0004 have the time of the reply in each interaction instead of `unreplied`, and
-    those before 0008 no withdrawn keys.
+    those before 0008 no withdrawn keys, those before 0013 no images.
     """
-    entry = {"withdrawn_keys": [], **entry}
+    entry = {"withdrawn_keys": [], "session_images": [], **entry}
     if "unreplied" in entry:
         return {part: entry[part] for part in PARTS}
     late = [row for row in entry["interactions"] if row["status"] == "complete" and "replied_at" not in row]
@@ -93,7 +109,21 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         "intents": entry["intents"],
         "unreplied": [{"interaction_id": row["id"], "session_id": row["session_id"]} for row in late],
         "withdrawn_keys": entry["withdrawn_keys"],
+        "session_images": entry["session_images"],
     }
+
+
+def decode_image(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The column values of an image. Raises ValueError, KeyError or TypeError, also for bytes of another digest."""
+    values = decode_row(images, row)
+    if hashlib.sha256(values["data"]).hexdigest() != values["digest"]:
+        raise ValueError("its bytes have another digest")
+    return values
+
+
+def digests_of(entry: Mapping[str, Any]) -> set[str]:
+    """The images that a session's entry has."""
+    return {row["digest"] for row in entry.get("session_images", ())}
 
 
 def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:

@@ -5,19 +5,21 @@ A row that cannot be decoded becomes a `Broken` value, so that it does not hide 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, RowMapping, func, select, text
+from sqlalchemy import Connection, RowMapping, exists, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.store import database, schema
 from proxy.store.recordings import SessionReads
 from proxy.store.sql import reads, rows
-from proxy.store.sql.tables import intents, interactions, sessions, unreplied
+from proxy.store.sql.images import load_parts
+from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, unreplied
 from proxy.types import Credit, Interaction, SessionRecord
 
 # Everything that decoding a broken value raises, from any of the libraries below.
@@ -41,7 +43,7 @@ class Stored:
     """One session with all its rows.
 
     `interactions`: by seq. `returns`: by (interaction id, discount, credit rule). `begun`: ids of calls noted as begun.
-    `existing`: those of `begun` whose interaction is stored, which must not be.
+    `existing`: those of `begun` whose interaction is stored, which must not be. `images`: digests of its stored ones.
     """
 
     session_id: str
@@ -52,6 +54,7 @@ class Stored:
     returns: Mapping[tuple[str, float, Credit], float]
     begun: frozenset[str]
     existing: frozenset[str]
+    images: frozenset[str] = frozenset()
 
 
 class Inspection:
@@ -69,8 +72,8 @@ class Inspection:
         return read(self._connection, *args, **kwargs)
 
     def faults(self) -> list[str]:
-        """Faults of the database as a whole: pages (SQLite), references between tables, and the order of ends."""
-        return [*self._sqlite_faults(), *self._strangers(), *self._shared_orders()]
+        """Faults of the database as a whole: pages (SQLite), references between tables, the order of ends, images."""
+        return [*self._sqlite_faults(), *self._strangers(), *self._shared_orders(), *self._changed_images()]
 
     def sessions(self, session_id: str | None = None) -> Iterator[Stored]:
         """Yield all sessions in order of creation, or the given one. Raises ConfigurationError if it does not exist."""
@@ -104,6 +107,7 @@ class Inspection:
             returns=reads.load_returns(self._connection, name),
             begun=frozenset(begun),
             existing=frozenset(begun & {node.id for node in nodes}),
+            images=frozenset(part.digest for part, _, _ in load_parts(self._connection, name)),
         )
 
     def _sqlite_faults(self) -> list[str]:
@@ -117,10 +121,13 @@ class Inspection:
         query = select(interactions.c.id).where(interactions.c.session_id.not_in(known)).limit(100)
         calls = select(intents.c.interaction_id).where(intents.c.session_id.not_in(known)).limit(100)
         turns = select(interactions.c.id).where(interactions.c.id == unreplied.c.interaction_id)
+        linked = exists().where(session_images.c.digest == images.c.digest, session_images.c.session_id.in_(known))
+        loose = select(images.c.digest).where(~linked).limit(100)
         late = select(unreplied.c.interaction_id).where(~turns.exists()).limit(100)
         return [
             *(f"interaction {name} belongs to no session" for name in self._connection.execute(query).scalars()),
             *(f"the begun call {name} belongs to no session" for name in self._connection.execute(calls).scalars()),
+            *(f"image {name} belongs to no session: prune" for name in self._connection.execute(loose).scalars()),
             *(f"the unreplied turn {name} does not exist" for name in self._connection.execute(late).scalars()),
         ]
 
@@ -132,6 +139,15 @@ class Inspection:
             .having(func.count() > 1)
         )
         return [f"{count} sessions share ended_order {order}" for order, count in self._connection.execute(query)]
+
+    def _changed_images(self) -> Iterator[str]:
+        """Images whose bytes are not those that their digests name; one at a time is in memory."""
+        query = select(images.c.digest, images.c.size, images.c.data).order_by(images.c.digest).limit(1)
+        after = ""
+        while (row := self._connection.execute(query.where(images.c.digest > after)).first()) is not None:
+            after, size, data = row
+            if hashlib.sha256(data).hexdigest() != after or size != len(data):
+                yield f"image {after} has other bytes than its digest and its size say"
 
 
 @contextmanager

@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, func, not_, or_, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, not_, or_, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from proxy.errors import ConfigurationError
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.sql.deletions import delete_rows
+from proxy.store.sql.images import drop_strays
+from proxy.store.sql.locks import is_deadlock
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus
 
@@ -75,16 +78,31 @@ def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int
     )
     with engine.begin() as connection:
         pruned = _count(connection, and_(gone, done), and_(gone, not_(done)))
-    while not dry_run:
-        with engine.begin() as connection:
-            query = select(sessions.c.session_id).where(gone, done).limit(_BATCH).with_for_update()
-            names = list(connection.execute(query).scalars())
-            if not names:
-                break
-            delete_rows(connection, names)
-        deleted += len(names)
+    query = select(sessions.c.session_id).where(gone, done).limit(_BATCH).with_for_update()
+    while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, query))):
+        deleted += some
         progress(deleted)
+    while not dry_run and _repeated(engine, lambda connection: drop_strays(connection, _BATCH)):
+        pass
     return pruned
+
+
+def _delete_some(connection: Connection, query: Select[Any]) -> int:
+    names = list(connection.execute(query).scalars())
+    if names:
+        delete_rows(connection, names)
+    return len(names)
+
+
+def _repeated(engine: Engine, change: Callable[[Connection], int]) -> int:
+    """Make a change in a transaction; again if it had to give way to a server that locked the same images."""
+    while True:
+        try:
+            with engine.begin() as connection:
+                return change(connection)
+        except DBAPIError as error:
+            if not is_deadlock(error):
+                raise
 
 
 def _count(connection: Connection, pruned: ColumnElement[bool], kept: ColumnElement[bool]) -> Pruned:

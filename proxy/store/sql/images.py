@@ -9,12 +9,14 @@ a statement of its own, looks who else has them. So one of the two sees what the
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, exists, select, text
 
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import images, session_images
+from proxy.store.sql.tables import images, session_images, sessions
 from proxy.types import ImageFile, ImagePart
 
 _NAMES, _LINK_NAMES = images.c.keys(), session_images.c.keys()
@@ -34,6 +36,7 @@ _LOAD = Statement(select(*_FILE).where(Named(images.c.digest)))
 _PIXELS = Statement(select(images.c.digest, images.c.pixels).where(Named(images.c.digest)))
 _OF_SESSION = session_images.c.session_id == bindparam("of_session")
 _JOINED = session_images.join(images, images.c.digest == session_images.c.digest)
+_USED = exists().where(session_images.c.digest == images.c.digest)
 _PARTS = Statement(
     select(images.c.digest, images.c.width, images.c.height, images.c.size, session_images.c.url)
     .select_from(_JOINED)
@@ -46,12 +49,15 @@ def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) 
     """Store images for sessions, whose rows are locked; those that are stored already stay as they are."""
     files = {file.digest: file for _, file in new}
     now = time.time()
-    image_rows = [  # in order, so that two transactions lock them in the same order
-        {**files[digest]._asdict(), "size": len(files[digest].data), "created_at": now} for digest in sorted(files)
-    ]
-    _INSERT_IMAGE[connection.dialect.name].run(connection, image_rows)
+    insert_rows(connection, [{**f._asdict(), "size": len(f.data), "created_at": now} for f in files.values()])
     links = [{"session_id": name, "digest": file.digest, "url": file.url} for name, file in new]
     _INSERT_LINK.run(connection, links)
+
+
+def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Store rows of `images`; those that are stored already stay as they are, and are locked."""
+    in_order = sorted(rows, key=itemgetter("digest"))  # so that two transactions lock them in the same order
+    _INSERT_IMAGE[connection.dialect.name].run(connection, in_order)
 
 
 def load_images(connection: Connection, digests: Collection[str]) -> list[ImageFile]:
@@ -85,11 +91,26 @@ def drop_images(connection: Connection, session_ids: Collection[str]) -> None:
         drop_unused(connection, digests)
 
 
+def drop_strays(connection: Connection, most: int) -> int:
+    """Take at most `most` images from sessions that are gone, as servers that know no images leave them; delete as many
+    that no session has. Return how many it found."""
+    there = exists().where(sessions.c.session_id == session_images.c.session_id)
+    query = select(session_images.c.session_id, session_images.c.digest).where(~there).limit(most)
+    found = connection.execute(query).all()
+    if found:
+        gone = session_images.c.session_id.in_({name for name, _ in found})
+        connection.execute(delete(session_images).where(gone, ~there))
+    loose = select(images.c.digest).where(~_USED).limit(most)
+    digests = list(connection.execute(loose).scalars())
+    if digests:
+        drop_unused(connection, digests)
+    return len(found) + len(digests)
+
+
 def drop_unused(connection: Connection, digests: Collection[str]) -> int:
     """Delete those of these images that no session has; return their number."""
     names = {"names": json_list(digests)}
     of_these = Named(images.c.digest)
     if connection.dialect.name != "sqlite":
         connection.execute(select(images.c.digest).where(of_these).order_by(images.c.digest).with_for_update(), names)
-    used = exists().where(session_images.c.digest == images.c.digest)
-    return connection.execute(delete(images).where(of_these, ~used), names).rowcount
+    return connection.execute(delete(images).where(of_these, ~_USED), names).rowcount
