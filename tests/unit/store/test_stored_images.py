@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
-from proxy.errors import SessionNotFound
+from proxy.commands.audit import audit
+from proxy.errors import ConfigurationError, SessionNotFound
+from proxy.reasons import Reason
+from proxy.store import database, pruning
+from proxy.store.backup import Conflict, export_all, import_all
+from proxy.store.inspection import inspecting
+from proxy.store.sql.deletions import delete_rows
+from proxy.store.sql.images import insert_images, insert_rows
+from proxy.store.sql.statement import Statement
 from proxy.store.store import Store
-from proxy.types import ImageFile, ImagePart, Interaction, PlacedImage, SessionRecord
+from proxy.types import ImageFile, ImagePart, Interaction, PlacedImage, SessionRecord, ids_of
 from tests.databases import execute
 
 Build = Callable[..., Interaction]
@@ -91,3 +105,229 @@ def test_the_repr_of_an_image_has_neither_its_bytes_nor_its_url() -> None:
     for file in (CAT, DOG):
         assert str(file.data) not in repr(file) and "example" not in repr(file)
         assert file.digest in repr(file)
+
+
+async def test_prune_deletes_images_in_bounded_chunks_and_those_that_older_servers_left(
+    store: Store, database_url: str, node: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "_BATCH", 2)
+    await sessions(store, "task-0", *"abc")
+    await add(store, node("1"), CAT)
+    many = [image(bytes([n])) for n in range(5)]
+    for n, name in enumerate("abc"):
+        await add(store, node(name, session_id=name), CAT, *many[n : n + 3])
+    await store.close()
+    execute(database_url, "UPDATE sessions SET ended_at = 1.0, status = 'expired' WHERE session_id IN ('a', 'b')")
+    older_server(database_url, "c")
+    assert pruning.prune(database_url, 0.0, dry_run=False).sessions == 2
+    assert stored(database_url) == {CAT.digest}
+    assert execute(database_url, "SELECT session_id FROM session_images") == [("task-0",)]
+
+
+def older_server(url: str, session_id: str) -> None:
+    """Delete a session as servers do that know no images."""
+    for table in ("unreplied", "interactions", "sessions"):
+        execute(url, f"DELETE FROM {table} WHERE session_id = '{session_id}'")
+
+
+async def test_an_image_that_is_added_while_its_last_session_is_pruned_stays(postgres_url: str, node: Build) -> None:
+    store = Store.open(postgres_url)
+    await sessions(store, "old", "new")
+    await add(store, node("a", session_id="old"), CAT, DOG)
+    execute(postgres_url, "UPDATE sessions SET ended_at = 1.0, status = 'expired' WHERE session_id = 'old'")
+    with transaction(postgres_url) as connection:
+        insert_rows(connection, [{**CAT._asdict(), "size": 3000, "created_at": 1.0}])
+        pruned = asyncio.create_task(asyncio.to_thread(pruning.prune, postgres_url, 0.0, dry_run=False))
+        await one_waits(postgres_url)
+        insert_images(connection, [("new", CAT)])
+    assert (await pruned).sessions == 1
+    assert stored(postgres_url) == {CAT.digest}
+    assert await store.images.find("new", CAT.digest) == CAT
+    await store.close()
+
+
+async def test_an_image_that_is_deleted_while_it_is_added_is_stored_again(postgres_url: str, node: Build) -> None:
+    store = Store.open(postgres_url)
+    await sessions(store, "old", "new")
+    await add(store, node("a", session_id="old"), CAT)
+    with transaction(postgres_url) as connection:
+        delete_rows(connection, ["old"])
+        adding = asyncio.create_task(add(store, node("b", session_id="new"), CAT))
+        await one_waits(postgres_url)
+    await adding
+    assert await store.images.find("new", CAT.digest) == CAT
+    assert len(await store.recordings.load_interactions("new")) == 1
+    await store.close()
+
+
+class Deadlock(Exception):
+    """As the driver tells of one."""
+
+    sqlstate = "40P01"
+
+
+async def test_a_prune_that_gives_way_to_a_server_begins_again(
+    store: Store, session: SessionRecord, database_url: str, node: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(store, node("a"), CAT)
+    await store.close()
+    execute(database_url, "UPDATE sessions SET ended_at = 1.0, status = 'expired'")
+    given_way: list[str] = []
+
+    def delete(connection: Connection, names: Collection[str]) -> None:
+        delete_rows(connection, names)
+        if not given_way:
+            given_way.extend(names)
+            raise DBAPIError("DELETE", None, Deadlock())
+
+    monkeypatch.setattr(pruning, "delete_rows", delete)
+    assert pruning.prune(database_url, 0.0, dry_run=False).sessions == 1
+    assert (given_way, stored(database_url)) == (["task-0"], set())
+
+
+async def test_replicas_that_add_the_same_images_at_once_store_them_once(postgres_url: str, node: Build) -> None:
+    one, other = Store.open(postgres_url), Store.open(postgres_url)
+    names = [f"s{n}" for n in range(20)]
+    await sessions(one, *names)
+    turns = [
+        add((one, other)[n % 2], node(name, session_id=name), *(CAT, DOG)[:: (1, -1)[n % 2]])
+        for n, name in enumerate(names)
+    ]
+    await asyncio.gather(*turns)
+    assert stored(postgres_url) == {CAT.digest, DOG.digest}
+    assert len(execute(postgres_url, "SELECT 1 FROM session_images")) == 40
+    for store in (one, other):
+        assert await store.images.find("s7", DOG.digest) is not None
+        await store.close()
+
+
+@contextmanager
+def transaction(url: str) -> Iterator[Connection]:
+    """A transaction of another server, which is committed at the end of the block."""
+    engine = database.writer_engine(database.parse_url(url))
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+async def one_waits(url: str) -> None:
+    """Wait until a transaction waits for the lock of another."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    for _ in range(500):
+        if await asyncio.to_thread(execute, url, waiting):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("no transaction waits")
+
+
+@pytest.mark.parametrize("images", [0, 1, 3])
+async def test_a_turn_without_images_costs_no_statement_and_one_with_many_two(
+    store: Store, session: SessionRecord, node: Build, images: int
+) -> None:
+    await add(store, node("first"), image(b"first"))  # compiles
+    with statements() as sent:
+        await add(store, node("a"), *(image(bytes([n])) for n in range(images)))
+    with statements() as plain:
+        await store.turns.append(node("b"))
+    assert len(sent) == len(plain) + (2 if images else 0)
+
+
+@contextmanager
+def statements() -> Iterator[list[Statement]]:
+    """Note the statements that run."""
+    run, fetch = Statement.run, Statement.fetch
+    sent: list[Statement] = []
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Statement, *args: Any) -> Any:
+            sent.append(self)
+            return method(self, *args)
+
+        return call
+
+    with mock.patch.multiple(Statement, run=noted(run), fetch=noted(fetch)):
+        yield sent
+
+
+async def test_dumps_hold_each_image_once_and_restore_it_beside_others(
+    store: Store, database_url: str, node: Build, tmp_path: Path
+) -> None:
+    await sessions(store, "task-0", "other")
+    await add(store, node("a"), CAT, DOG)
+    await add(store, node("b", session_id="other"), CAT)
+    path = tmp_path / "dump.jsonl.zst"
+    assert export_all(database_url, str(path), lambda _: None).images == 2
+    filled = Store.open(url := f"sqlite:///{tmp_path / 'filled.db'}")
+    await sessions(filled, "mine")
+    await add(filled, node("mine", session_id="mine"), CAT)
+    await filled.close()
+    done, _ = import_all(url, path, Conflict.REFUSE, lambda _: None)
+    assert (done.sessions, done.images) == (2, 2)
+    assert await store.recordings.load_interactions("task-0") == await reopened(url, "task-0")
+    assert links(url) == {("mine", CAT.digest, None), *links(database_url)}
+    assert findings(url) == findings(database_url) == []
+
+
+async def test_an_import_that_goes_on_takes_the_images_of_what_it_adds_alone(
+    store: Store, database_url: str, node: Build, tmp_path: Path
+) -> None:
+    await sessions(store, "task-0", "other", "third")
+    await add(store, node("a"), CAT, DOG)
+    await add(store, node("b", session_id="other"), CAT)
+    path = tmp_path / "dump.jsonl"
+    export_all(database_url, str(path), lambda _: None)
+    empty = Store.open(url := f"sqlite:///{tmp_path / 'empty.db'}")
+    await sessions(empty, "task-0")  # a session without its turns, as nothing makes one: it is passed over
+    await empty.close()
+    done, passed = import_all(url, path, Conflict.SKIP, lambda _: None)
+    assert (done.sessions, done.images, passed) == (2, 1, 1)
+    assert links(url) == {("other", CAT.digest, None)}
+
+
+async def test_a_dump_with_an_image_of_other_bytes_is_refused(
+    store: Store, session: SessionRecord, database_url: str, node: Build, tmp_path: Path
+) -> None:
+    await add(store, node("a"), CAT)
+    other = "X'00'" if "sqlite" in database_url else "'\\x00'"
+    execute(database_url, f"UPDATE images SET data = {other}")
+    path = tmp_path / "dump.jsonl"
+    export_all(database_url, str(path), lambda _: None)
+    with pytest.raises(ConfigurationError, match=f"damaged in image '{CAT.digest}': its bytes have another digest"):
+        import_all(f"sqlite:///{tmp_path / 'new.db'}", path, Conflict.REFUSE, lambda _: None)
+
+
+async def test_a_check_finds_images_that_are_missing_changed_loose_or_misplaced(
+    store: Store, session: SessionRecord, database_url: str, node: Build
+) -> None:
+    await add(store, node("a", prompt_suffix=ids_of([1, 2])), CAT, DOG)
+    misplaced = node("b", reason=Reason.NEW_ROOT)
+    misplaced.images = (PlacedImage(CAT.digest, 2, 1), PlacedImage(CAT.digest, 2, 5), PlacedImage("ff", 3, 0))
+    await store.turns.append(misplaced)
+    await store.close()
+    execute(database_url, f"DELETE FROM session_images WHERE digest = '{DOG.digest}'")
+    execute(database_url, f"UPDATE images SET size = 7 WHERE digest = '{CAT.digest}'")
+    assert findings(database_url) == [
+        f"image {DOG.digest} belongs to no session: prune",
+        f"image {CAT.digest} has other bytes than its digest and its size say",
+        f"session task-0, interaction a: its image {DOG.digest} is not stored",
+        "session task-0, interaction b: its image ff is not stored",
+        f"session task-0, interaction b: its image {CAT.digest} begins at token 2, before token 3 or with none",
+        "session task-0, interaction b: its image ff begins at token 3, before token 7 or with none",
+    ]
+
+
+def links(url: str) -> set[tuple[Any, ...]]:
+    return set(execute(url, "SELECT session_id, digest, url FROM session_images"))
+
+
+async def reopened(url: str, session_id: str) -> list[Interaction]:
+    store = Store.open(url)
+    try:
+        return await store.recordings.load_interactions(session_id)
+    finally:
+        await store.close()
+
+
+def findings(url: str) -> list[str]:
+    with inspecting(url) as inspection:
+        return [str(finding) for finding in audit(inspection).findings]
