@@ -142,7 +142,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         addresses=parts.addresses,
         decode=parts.renderer.decode,
         replies=Replies(parts.renderer, protocols),
-        requests=Requests(parts.renderer, protocols),
+        requests=Requests(parts.renderer, protocols, parts.store.images.read),
         texts=TokenTexts(parts.renderer.piece, parts.renderer.is_special),
         pace=Pace(lambda: parts.turns.busy),
     )

@@ -148,7 +148,7 @@ class SessionEndpoints:
         if Part.REPLY in include:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
         if Part.REQUEST in include:
-            shown["request"] = await asyncio.to_thread(self._requests.request, session.record, interactions, turn)
+            shown["request"] = await self._requests.request(session.record, interactions, turn)
         if Part.TOKENS in include:
             of_turn = (session.record, interactions, turn, options, self._texts)
             async with self._one_at_a_time:  # laying out takes the memory of a session's samples

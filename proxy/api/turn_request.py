@@ -5,19 +5,23 @@ What was written is parsed again, so that `lacks` names each thing that the API 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from proxy.api.session_json import quoted
 from proxy.errors import ProxyError
+from proxy.images.data_urls import data_url
+from proxy.images.image_pool import ReadImages
+from proxy.protocols.image_sources import with_data, written_images
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering import Renderer
 from proxy.trajectory.conversation import conversation_above, root
 from proxy.trajectory.matching import canonical_arguments
-from proxy.trajectory.tree import Branch, build_tree, token_ids
+from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.turns.asked import request_of
-from proxy.types import Api, Ids, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
+from proxy.types import Api, Ids, ImagePart, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
 
 PATHS: Mapping[Api, str] = {
     Api.CHAT: "/v1/chat/completions",
@@ -32,22 +36,36 @@ _OF_IDS = (Api.GENERATE, Api.COMPLETIONS)
 class Requests:
     """Writes requests in the form of each API; `protocols` are all that turns may come through."""
 
-    def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol]) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol], read_images: ReadImages) -> None:
+        self._renderer, self._read_images = renderer, read_images
         self._protocols = {protocol.api: protocol for protocol in protocols}
 
-    def request(self, record: SessionRecord, interactions: Sequence[Interaction], turn: Interaction) -> dict[str, Any]:
+    async def request(
+        self, record: SessionRecord, interactions: Sequence[Interaction], turn: Interaction
+    ) -> dict[str, Any]:
         """The path and body of a request for one choice like `turn`; `interactions` are all of its session.
 
         `lacks`: what the body does not say as the turn had it. `same_elsewhere`: whether a session that knows nothing
-        of this one gets the same prompt ids.
+        of this one gets the same prompt ids. Images are read and written whole, as data URLs.
         """
+        written = await asyncio.to_thread(self._written, record, interactions, turn)
+        if digests := {image.digest for image in written_images(written["body"])}:
+            files = {file.digest: file for file in await self._read_images([*digests])}
+            urls = {digest: data_url(files[digest]) if digest in files else "" for digest in digests}
+            written["body"] = await asyncio.to_thread(with_data, written["body"], urls.__getitem__)
+            if len(files) < len(digests):
+                written["lacks"].append("images")
+        return written
+
+    def _written(self, record: SessionRecord, interactions: Sequence[Interaction], turn: Interaction) -> dict[str, Any]:
+        """The request, with its images as they were parsed."""
         nodes = build_tree(interactions)
         node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
         asked, ids = _asked(node, record), token_ids(node)[: turn.prompt_tokens]
         protocol = self._protocols[turn.api]
         if turn.api in _OF_IDS:
-            asked = replace(asked, messages=(), input_ids=ids)
+            images = [ImagePart(i.digest, 0, i.width, i.height, i.detail) for i in images_of(node)]
+            asked = replace(asked, messages=(), input_ids=ids, images=tuple(images))
         body = protocol.body(asked)
         again = _parsed(protocol, body)
         return {
@@ -94,7 +112,7 @@ def _lacking(turn: Interaction, asked: TurnRequest, again: TurnRequest) -> Itera
         yield "prefill"
     if [_unstrict(tool.to_json()) for tool in asked.tools] != [_unstrict(tool.to_json()) for tool in again.tools]:
         yield "tools"
-    for name in ("tool_choice", "parallel_tool_calls", "template_options", "input_ids"):
+    for name in ("tool_choice", "parallel_tool_calls", "template_options", "input_ids", "images"):
         if getattr(asked, name) != getattr(again, name):
             yield name
     for name, mine, theirs in zip(asked.sampling._fields, asked.sampling, again.sampling, strict=True):
@@ -114,7 +132,7 @@ def _keys(messages: Sequence[Message]) -> list[Any]:
     """What counts in messages for a prompt. The white space of arguments is not among it: one API sends no text."""
     return [
         (
-            *(message.role, message.content, message.reasoning or None, message.tool_call_id),
+            *(message.role, message.content, message.reasoning or None, message.tool_call_id, message.images),
             [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls],
         )
         for message in messages

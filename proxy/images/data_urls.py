@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import binascii
+from base64 import b64encode
 from urllib.parse import unquote
 
 from proxy.errors import InvalidRequest
+from proxy.types import ImageFile
 
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 
@@ -13,6 +15,11 @@ _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 def is_url(text: str) -> bool:
     """Whether the text is the address of an image, which must be fetched."""
     return text[:7].lower() == "http://" or text[:8].lower() == "https://"
+
+
+def data_url(file: ImageFile) -> str:
+    """Return an image as a data URL."""
+    return f"data:{file.media_type};base64,{b64encode(file.data).decode()}"
 
 
 def decode_text(text: str, name: str, most_bytes: int) -> bytes:

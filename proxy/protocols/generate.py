@@ -69,6 +69,7 @@ class GenerateProtocol:
         return {
             "model": request.model,
             "input_ids": [] if request.input_ids is None else request.input_ids.tolist(),
+            **({"image_data": list(request.images)} if request.images else {}),
             "sampling_params": sampling_json(request.sampling, request.given),
         }
 

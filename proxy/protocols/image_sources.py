@@ -1,4 +1,4 @@
-"""Finds the images of a request's JSON, in the parts of its API that may have one.
+"""Finds the images of a request's JSON, in the parts of its API that may have one, and writes them there again.
 
 Each is replaced, in place, by an `ImagePart` before the body is parsed. No JSON can hold one, so parsers take nothing
 else for an image that was read: a body that nobody looked through is one of a model without vision.
@@ -6,7 +6,7 @@ else for an image that was read: a body that nobody looked through is one of a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -61,6 +61,35 @@ def image_sources(body: Any, api: Api) -> list[Source]:
             elif type(output) is dict and item.get("type") == "computer_call_output":
                 found.append(_input_image(output, f"{field}[{index}].output"))
     return found
+
+
+def with_data(value: Any, data_url: Callable[[str], str]) -> Any:
+    """Return a body, or a value in it, with its `ImagePart`s written as the APIs have images.
+
+    `data_url`: the data URL of an image, by digest.
+    """
+    if isinstance(value, list):
+        return [data_url(item.digest) if isinstance(item, ImagePart) else with_data(item, data_url) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(image := value.get("image_url"), ImagePart):
+        url, detail = data_url(image.digest), {"detail": image.detail} if image.detail else {}
+        if value.get("type") == "input_image":
+            return {**value, "image_url": url, **detail}
+        return {**value, "image_url": {"url": url, **detail}}
+    if isinstance(image := value.get("source"), ImagePart):
+        head, _, data = data_url(image.digest).partition(";base64,")
+        return {**value, "source": {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}}
+    return {name: with_data(item, data_url) for name, item in value.items()}
+
+
+def written_images(value: Any) -> Iterator[ImagePart]:
+    """The images of a body that a protocol wrote, in any order."""
+    if isinstance(value, ImagePart):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from written_images(item)
 
 
 def _of_parts(parts: list[Any], api: Api, name: str) -> Iterator[Source]:

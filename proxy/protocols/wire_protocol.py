@@ -114,7 +114,7 @@ class WireProtocol(Protocol):
         """Return a body that `parse` makes `request` of, as far as this API can say it.
 
         `request` has its whole conversation, or `input_ids`. Its sampling parameters that are `given` are written also
-        with their default values.
+        with their default values. Images stand in it as `ImagePart`s (see `image_sources.with_data`).
         """
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.protocols.parts import split
 from proxy.protocols.sampling_params import sampling_json
 from proxy.types import Message, ToolChoiceMode, TurnRequest
 
@@ -32,6 +33,11 @@ def chat_body(request: TurnRequest) -> dict[str, Any]:
 def message_json(message: Message) -> dict[str, Any]:
     """One message as clients of this API send it."""
     out: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.images:
+        out["content"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image_url", "image_url": part}
+            for part in split(message.content, message.images)
+        ]
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.protocols.messages.blocks import input_of
+from proxy.protocols.parts import split
 from proxy.protocols.sampling_params import sampling_json
 from proxy.types import Message, Role, ToolChoiceMode, TurnRequest
 
@@ -56,16 +57,32 @@ def _turns_json(messages: list[Message]) -> list[dict[str, Any]]:
             if not results:
                 out.append({"role": "user", "content": results})
             results.append(
-                {"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": message.content}
+                {"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": _content(message)}
             )
         elif message.role is Role.USER and results:
-            results.append({"type": "text", "text": message.content})
+            results += _parts(message)
             results = []
         else:
             results = []
-            content = _blocks(message) if message.role is Role.ASSISTANT else message.content
+            content = _blocks(message) if message.role is Role.ASSISTANT else _content(message)
             out.append({"role": message.role.value, "content": content})
     return out
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    return _parts(message) if message.images else message.content
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    """The content as blocks. This API has no detail of images."""
+    if not message.images:
+        return [{"type": "text", "text": message.content}]
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "source": part._replace(detail="")}
+        for part in split(message.content, message.images)
+    ]
 
 
 def _blocks(answer: Message) -> str | list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from proxy.protocols.parts import split
 from proxy.protocols.responses.response_object import ECHOED
 from proxy.protocols.sampling_params import sampling_json
 from proxy.types import INSTRUCTIONS, Message, Role, Tool, ToolChoiceMode, TurnRequest
@@ -41,10 +42,10 @@ def responses_body(request: TurnRequest) -> dict[str, Any]:
 
 def _items(message: Message) -> list[dict[str, Any]]:
     if message.role is Role.TOOL:
-        output = {"type": "function_call_output", "output": message.content}
+        output = {"type": "function_call_output", "output": _content(message)}
         return [output if message.tool_call_id is None else {**output, "call_id": message.tool_call_id}]
     if message.role is not Role.ASSISTANT:
-        return [{"type": "message", "role": message.role.value, "content": message.content}]
+        return [{"type": "message", "role": message.role.value, "content": _content(message)}]
     items: list[dict[str, Any]] = []
     if message.reasoning:
         text = {"type": "reasoning_text", "text": message.reasoning}
@@ -55,6 +56,15 @@ def _items(message: Message) -> list[dict[str, Any]]:
     for call in message.tool_calls:
         items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
     return items
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    if not message.images:
+        return message.content
+    return [
+        {"type": "input_text", "text": part} if isinstance(part, str) else {"type": "input_image", "image_url": part}
+        for part in split(message.content, message.images)
+    ]
 
 
 def _tools_json(tools: Sequence[Tool], namespaces: Mapping[str, str]) -> list[dict[str, Any]]:
