@@ -99,6 +99,7 @@ class ClaimEndpoints:
 
     async def _export_claimed(self, request: Request, wanted: ParsedClaim, export: ParsedExport) -> Response:
         """Claim, then export the sessions. If they cannot be exported, release the lease at once."""
+        export = await self._export.prepared(export)
         encoding = encoder(export.format, export.options)  # an unsupported format is refused before anything is claimed
         claimed = await self._claim(request, wanted)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 
 from proxy.api.bodies import Bodies
 from proxy.api.connections import while_connected
+from proxy.api.export_images import ExportImages
 from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
@@ -23,6 +24,7 @@ from proxy.api.pace import Pace
 from proxy.errors import InvalidRequest, ScratchFull, SessionNotFound
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
+from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
@@ -67,16 +69,17 @@ class ExportEndpoint:
         polls: LongPolls,
         pace: Pace,
         metrics: ExportMetrics,
+        images: ExportImages,
         decode: Decode | None = None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
-        self._recordings = recordings
+        self._recordings, self._images = recordings, images
         self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """Stream a page session by session: memory holds one of them."""
         self._access.check_admin(key_of(request))
-        wanted = parse_export(await self._bodies.read_object(request))
+        wanted = await self.prepared(parse_export(await self._bodies.read_object(request)))
         encoding = encoder(wanted.format, wanted.options)
         if wanted.session_ids and wanted.wait_s:
             await self._polls.wait(self._waiter.wait_ended(wanted.session_ids, wanted.wait_s))
@@ -86,6 +89,10 @@ class ExportEndpoint:
         left_out = await self._left_out(wanted)
         cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
         return await self.respond(request, records[: wanted.limit], wanted, encoding, {"cursor": cursor, **left_out})
+
+    async def prepared(self, wanted: ParsedExport) -> ParsedExport:
+        """The export as this server can give it. Raises UnsupportedParameter."""
+        return replace(wanted, options=await self._images.prepared(wanted.options, wanted.format))
 
     async def respond(
         self,
@@ -141,9 +148,9 @@ class ExportEndpoint:
                 if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
                     raise _too_long(record, laid)  # it grew since the check: break off the stream
                 samples += len(laid.rows)
-                async for piece in self._pieces(encoding.add(laid.rows, entry)):
+                async for piece in self._pieces(encoding.add(laid.rows, entry), options):
                     yield piece
-            async for piece in self._pieces(encoding.finish(end)):
+            async for piece in self._pieces(encoding.finish(end), options):
                 yield piece
         finally:
             encoding.close()
@@ -154,9 +161,14 @@ class ExportEndpoint:
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
             self._recordings.note_exported(ended)
 
-    async def _pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        while (piece := await self._pace.work(_next(pieces))) is not None:
-            if piece:
+    async def _pieces(self, pieces: Pieces, options: LayoutOptions) -> AsyncIterator[bytes]:
+        """The bytes that an encoder makes. It is sent the images that it wants."""
+        entry: ImageEntry | None = None
+        while (piece := await self._pace.work(_next(pieces, entry))) is not None:
+            entry = None
+            if isinstance(piece, WantedImage):
+                entry = await self._pace.work(self._images.read(piece, options))
+            elif piece:
                 yield piece
 
     async def _session(
@@ -167,7 +179,8 @@ class ExportEndpoint:
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
-        laid = await asyncio.to_thread(lay_out, record, interactions, options, groups, self._decode)
+        positions = self._images.positions(options)
+        laid = await asyncio.to_thread(lay_out, record, interactions, options, groups, self._decode, positions)
         return laid, {**certificate(record, interactions, begun), **laid.entry, **laid.counts(options)}
 
     async def _groups(self, page: Sequence[SessionRecord], wanted: ParsedExport) -> Groups:
@@ -234,9 +247,19 @@ async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[by
             yield piece
 
 
-async def _next(pieces: Iterator[bytes]) -> bytes | None:
-    """Make the next piece in a thread. If cancelled, however often, wait for the thread: the encoder is closed next."""
-    making = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+def _send(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage | None:
+    try:
+        return pieces.send(entry)
+    except StopIteration:
+        return None
+
+
+async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage | None:
+    """Make the next piece in a thread; None after the last.
+
+    If cancelled, however often, wait for the thread: the encoder is closed next.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(_send, pieces, entry))
     try:
         return await asyncio.shield(making)
     except OSError as error:

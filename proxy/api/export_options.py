@@ -42,11 +42,13 @@ _PADDED_FIELDS = ("prompt_length", "response_length", "pad_token_id", "on_too_lo
 OPTION_FIELDS = (
     *("layout", "style", "format", "discount", "credit", "drift", "train", "include", *_PADDED_FIELDS),
     *("reward_name", "reward_granularity", "reward_scope", "unrewarded", "mask_unfinished"),
-    *("advantages", "step_advantages", "images"),
+    *("advantages", "step_advantages", "images", "multi_modal_inputs"),
 )
 """The fields of a body that say how to export."""
 # A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
 _MAX_LENGTH = 1 << 20
+# The value of `multi_modal_inputs` that means: if the model sees.
+_AUTO = "auto"
 _MAX_TURN = 2**31 - 1
 
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
@@ -87,6 +89,7 @@ def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> Layout
         step_advantages=step_advantages,
         include=_parse_include(body),
         images=parse_choice(body, "images", Images) or Images.REFERENCES,
+        multi_modal_inputs=_parse_inputs(body),
         freshness=Freshness(
             min_version=optional_int(filters, "min_version", least=0, at="filter."),
             max_version_span=optional_int(filters, "max_version_span", least=0, at="filter."),
@@ -101,6 +104,8 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
             "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
             param="layout",
         )
+    if options.outline and options.images is Images.BYTES:
+        raise UnsupportedParameter("'outline' has no bytes of images; use 'images': references", param="images")
     if options.outline and name not in (ExportFormat.JSON, ExportFormat.JSONL):
         raise UnsupportedParameter(f"'outline' does not work with format {name}; use json or jsonl", param="outline")
     if name is ExportFormat.SAFETENSORS and options.include:
@@ -213,6 +218,16 @@ def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
         on_too_long=too_long,
         keep=parse_choice(body, "keep", Keep) or Keep.HEAD,
     )
+
+
+def _parse_inputs(body: Mapping[str, Any]) -> bool | None:
+    """`multi_modal_inputs`: true, false, or None for `auto`."""
+    given = body.get("multi_modal_inputs")
+    if given == _AUTO:
+        return None
+    if given is not None and not isinstance(given, bool):
+        raise InvalidRequest("'multi_modal_inputs' must be true, false or \"auto\"", param="multi_modal_inputs")
+    return bool(given)
 
 
 def _parse_include(body: Mapping[str, Any]) -> frozenset[Include]:

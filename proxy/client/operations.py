@@ -171,6 +171,7 @@ def export(
         page = yield from _page(Call("POST", "/trajectories/export", asked, extra_timeout_s=wait_s, raw=True), name)
         result.samples.extend(page.samples)
         result.sessions.update(page.sessions)
+        result.images.update(page.images)
         if cursor is None:
             result = replace(result, left_out=page.end.get("left_out", {}))
         cursor = page.end["cursor"]

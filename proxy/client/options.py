@@ -174,6 +174,7 @@ class SampleOptions(TypedDict, total=False):
     on_too_long: Literal["refuse", "drop", "truncate"]
     keep: Literal["head", "tail", "middle"]
     images: Literal["bytes", "references", "none"]
+    multi_modal_inputs: bool | Literal["auto"]
 
 
 class TokenOptions(TypedDict, total=False):

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.client.images import ImageBytes, concatenated
 from proxy.client.tensors import Array, pad_right, to_tensordict, to_torch
+from proxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,7 @@ Json = Any
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Number = float | np.floating[Any]
+MROPE = "mrope_position_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,31 @@ class Sample:
     turns: tuple[Mapping[str, Json], ...] = ()
     images: tuple[Mapping[str, Json], ...] = ()
     extra: Mapping[str, Json] = field(default_factory=dict)
+    image_table: Mapping[str, ImageBytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the export has `multi_modal_inputs` for the images of this sample; False without images."""
+        return all(each["digest"] in self.image_table for each in self.images) and any(
+            self.image_table[each["digest"]].inputs for each in self.images
+        )
+
+    @property
+    def multi_modal_inputs(self) -> dict[str, Array] | None:
+        """What the model's processor made of the images, in their order: for Qwen's models `pixel_values` float32
+        [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+
+        {} for a sample without images of a model that sees; None if the export was made without `multi_modal_inputs`.
+        Concatenated anew at every call: an export holds the arrays of each image once.
+        """
+        if self.has_inputs:
+            return concatenated(self.images, self.image_table)
+        return {} if not self.images and MROPE in self.extra else None
+
+    @property
+    def mrope_position_ids(self) -> NDArray[np.int64] | None:
+        """Positions int64 [3, L] (time, height, width); None without `multi_modal_inputs` or for other models."""
+        return self.extra.get(MROPE)
 
     @property
     def reward(self) -> float:
@@ -120,12 +148,23 @@ class Sample:
 class Export:
     """All pages of an export. `sessions` has an entry per session id, with what is missing from the session.
 
-    `left_out`: the number of sessions that match and were left out, by reason: `validation`.
+    `left_out`: the number of sessions that match and were left out, by reason: `validation`. `images`: by digest, with
+    `images="bytes"` or `multi_modal_inputs`.
     """
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    images: dict[str, ImageBytes] = field(default_factory=dict, repr=False)
+
+    def image(self, digest: str) -> ImageBytes:
+        """Return an image of the samples. Raises InvalidRequest if the export was made without `images="bytes"`."""
+        if (found := self.images.get(digest)) is None or not found.data:
+            raise InvalidRequest(
+                f'the image {digest} is not in this export: export with images="bytes", or read it with Client.image',
+                param="images",
+            )
+        return found
 
     @property
     def untrained_tokens(self) -> dict[str, int]:
@@ -330,17 +369,24 @@ _DTYPES: dict[str, Any] = {
     **dict.fromkeys(_FLOAT32, np.float32),
     "attention_mask": np.bool_,
     "__num_turns__": np.int32,
+    MROPE: np.int64,
 }
 
 
-def sample_of(entry: Mapping[str, Json]) -> Sample:
-    """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError."""
+def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None = None) -> Sample:
+    """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError.
+
+    `images`: the table of its export, which may be filled afterwards.
+    """
     position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
     dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
     arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
-    sequences = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
-    images = [{key: value for key, value in each.items() if value is not None} for each in entry.get("images") or ()]
-    sequences["images"] = tuple(images)
+    sequences: dict[str, Any] = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
+    placed = entry.get("images") or ()
+    sequences["images"] = tuple({key: value for key, value in each.items() if value is not None} for each in placed)
+    if MROPE in arrays:
+        arrays[MROPE] = arrays[MROPE].reshape(3, -1)  # flat in npz and safetensors
+    sequences["image_table"] = {} if images is None else images
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
 
 

@@ -7,34 +7,38 @@ has its `parent` and, if messages are included, `messages` and `output_message_l
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.image_table import ImageTable, Pieces
 from proxy.export_formats.spool import Scratch
+from proxy.export_formats.text import image_object
 from proxy.trajectory.sample_row import Labels, SampleRow
 
-_OPTIONAL = ("token_rewards", "unmasked_logprobs")
+_OPTIONAL = ("token_rewards", "unmasked_logprobs", "mrope_position_ids")
 _INTEGERS = ("input_ids", "loss_mask", "versions")
 
 
 class ArealEncoder:
     """`{"interactions": {id: {"tensor_dict", "reward", "interaction_id", "parent"}}, "samples": [labels],
-    "sessions", "cursor"}`."""
+    "images", "sessions", "cursor"}`; `images` as in format json."""
 
     media_type = "application/json"
 
-    def __init__(self) -> None:
+    def __init__(self, images: ImageTable) -> None:
+        self._images = images
         self._entries: list[Entry] = []
         self._labels = Scratch()
         self._between = b'{"interactions":{'
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
         self._entries.append(entry)
         for row in rows:
+            self._images.note(row)
             labels = row.labels()
             name = labels["interaction_id"]
             first = self._between != b","
@@ -42,11 +46,13 @@ class ArealEncoder:
             yield self._between + dumps(name) + b":" + dumps(_interaction(row, labels))
             self._between = b","
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
+    def finish(self, end: Fields) -> Pieces:
         opening = b"" if self._between == b"," else self._between
         yield opening + b'},"samples":['
         yield from self._labels.chunks()
-        yield b'],"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
+        yield b"]"
+        yield from image_object(self._images)
+        yield b',"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
 
     def close(self) -> None:
         self._entries.clear()

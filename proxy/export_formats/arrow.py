@@ -4,17 +4,23 @@
 a session is one record batch, or several if its rows are large; the custom metadata of its last batch has the JSON text
 `sessions` (a list of its entry). The last batch of the stream is empty and has `cursor`. A Parquet file has both in its
 key-value metadata.
+
+Each image is in an answer once. Behind an Arrow stream of samples a second stream follows, with one row per image;
+readers of the first do not see it. A Parquet file has a column `image_files`: the images that no row before has shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxy.errors import UnsupportedParameter, how_to_get
 from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.image_table import AUTO, ImageEntry, ImageTable, Pieces, described, given
 from proxy.export_formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import Columns, Labels, SampleRow
@@ -22,6 +28,7 @@ from proxy.trajectory.sample_row import Columns, Labels, SampleRow
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_FILES = "image_files"
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
 _JSON_LABELS = ("sampling", "turns")
 # A batch or row group is written when it has this many bytes: readers load one at a time, and memory here holds one.
@@ -40,47 +47,60 @@ class RecordBatches:
             message = f"formats arrow and parquet need pyarrow on the server: {how_to_get('tokengrove[export]')}"
             raise UnsupportedParameter(message, param="format") from None
         self._columns = columns
+        self._rows: list[tuple[Labels, Columns]] = []
+        self._size = 0
         labels = {name: pa.string() for name in (*_TEXTS, *_JSON_LABELS)}
         places = {name: pa.int64() for name in ("start", "length", "width", "height")}
         place = pa.struct({"digest": pa.string(), **places, "detail": pa.string()})
         labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
         labels |= {"rewarded": pa.bool_(), "score": pa.float64()}
-        rare = {"truncated_tokens": pa.int64(), "images": pa.list_(place)}
+        rare = {"truncated_tokens": pa.int64(), "images": pa.list_(place), _FILES: pa.list_(file_kind())}
         labels |= {name: rare.get(name, pa.string()) for name in more_labels}
-        arrays = {column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in columns}
+        arrays = {column.name: _kind(column) for column in columns}
         self.schema: pa.Schema = pa.schema(list((labels | arrays).items()))
         self._labels = labels
 
-    def batches(self, rows: Iterable[SampleRow]) -> Iterator[pa.RecordBatch]:
-        """The rows of a session as record batches, at least one; a row is released when it is in a batch."""
-        labels: list[Labels] = []
-        columns: list[Columns] = []
-        size = 0
-        for row in rows:
-            if size >= _GROUP_BYTES:
-                yield self._batch(labels, columns)
-                labels, columns, size = [], [], 0
-            labels.append(_flat(row.labels()))
-            columns.append(row.columns())
-            size += sum(values.nbytes for values in columns[-1].values())
-        yield self._batch(labels, columns)
+    def add(self, row: SampleRow, more: Labels | None = None) -> None:
+        """Append a row, with `more` labels."""
+        columns = row.columns()
+        self._rows.append((_flat({**row.labels(), **(more or {})}), columns))
+        self._size += sum(values.nbytes for values in columns.values())
 
-    def _batch(self, labels: Sequence[Labels], found: Sequence[Columns]) -> pa.RecordBatch:
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows are to be taken before another is added."""
+        return self._size >= _GROUP_BYTES
+
+    def take(self) -> pa.RecordBatch:
+        """The rows since the last call, perhaps none, which are released."""
         import pyarrow as pa
 
+        labels, found = [each for each, _ in self._rows], [each for _, each in self._rows]
+        self._rows, self._size = [], 0
         arrays = [pa.array([each[name] for each in labels], kind) for name, kind in self._labels.items()]
         arrays += [_lists(column, [each.get(column.name) for each in found]) for column in self._columns]
         return pa.record_batch(arrays, schema=self.schema)
 
 
 def _flat(labels: Labels) -> Labels:
-    return {"images": None, **labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
+    return {"images": None, _FILES: None, **labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
+
+
+def _kind(column: Column) -> pa.DataType:
+    """The type of a column: lists of numbers, or of lines of numbers."""
+    import pyarrow as pa
+
+    values = pa.list_(pa.from_numpy_dtype(column.dtype))
+    return values if column.lines is None else pa.list_(values)
 
 
 def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
     """Make a list array; a value None becomes null."""
     import pyarrow as pa
 
+    if column.lines is not None:
+        lines = _lists(replace(column, lines=None), [line for value in values for line in value])
+        return pa.ListArray.from_arrays(pa.array(range(0, len(lines) + 1, column.lines), pa.int32()), lines)
     present = [value for value in values if value is not None]
     offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
     flat = np.concatenate(present) if present else np.zeros(0, column.dtype)
@@ -89,31 +109,46 @@ def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
 
 
 class ArrowEncoder:
-    """An Arrow IPC stream, session after session."""
+    """An Arrow IPC stream, session after session; with images, a stream of theirs follows."""
 
     media_type = "application/vnd.apache.arrow.stream"
 
-    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
-        self._batches = RecordBatches(columns, more_labels)
+    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str], images: ImageTable) -> None:
+        self._batches, self._images = RecordBatches(columns, more_labels), images
         import pyarrow as pa
 
         self._outgoing = Outgoing()
         self._writer = pa.ipc.new_stream(self._outgoing, self._batches.schema)
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
-        batches = self._batches.batches(rows)
-        last = next(batches)
-        for batch in batches:
-            self._writer.write_batch(last)
-            yield self._outgoing.take()
-            last = batch
-        self._writer.write_batch(last, custom_metadata={"sessions": dumps([entry])})
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
+        for row in rows:
+            if self._batches.is_full:
+                self._writer.write_batch(self._batches.take())
+                yield self._outgoing.take()
+            self._images.note(row)
+            self._batches.add(row)
+        self._writer.write_batch(self._batches.take(), custom_metadata={"sessions": dumps([entry])})
         yield self._outgoing.take()
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
+    def finish(self, end: Fields) -> Pieces:
         told = {name: dumps(value) for name, value in end.items()}
-        self._writer.write_batch(next(self._batches.batches(())), custom_metadata=told)
+        self._writer.write_batch(self._batches.take(), custom_metadata=told)
         self._writer.close()
+        yield self._outgoing.take()
+        yield from self._files()
+
+    def _files(self) -> Pieces:
+        """The stream of images, one record batch each; nothing without images."""
+        import pyarrow as pa
+
+        if not (wanted := self._images.wanted()):
+            return
+        schema = pa.schema(list(file_kind()))
+        with pa.ipc.new_stream(self._outgoing, schema) as writer:
+            for each in wanted:
+                told = file_values(given((yield each)), has_bytes=self._images.has_bytes)
+                writer.write_batch(pa.RecordBatch.from_pylist([told], schema))
+                yield self._outgoing.take()
         yield self._outgoing.take()
 
     def close(self) -> None:
@@ -125,8 +160,9 @@ class ParquetEncoder:
 
     media_type = "application/vnd.apache.parquet"
 
-    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
-        self._batches = RecordBatches(columns, more_labels)
+    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str], images: ImageTable) -> None:
+        files = (_FILES,) if images.has_bytes else ()
+        self._batches, self._images = RecordBatches(columns, (*more_labels, *files)), images
         from pyarrow import parquet
 
         self._outgoing = Outgoing()
@@ -142,16 +178,35 @@ class ParquetEncoder:
             write_statistics=False,
         )
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
         self._entries.append(entry)
-        for batch in self._batches.batches(rows):
-            self._waiting.append(batch)
-            self._waiting_bytes += batch.nbytes
+        for row in rows:
+            yield from self._add(row)
+            if self._batches.is_full:
+                self._take()
             if self._waiting_bytes >= _GROUP_BYTES:
                 self._write_group()
                 yield self._outgoing.take()
+        self._take()
+        if self._waiting_bytes >= _GROUP_BYTES:
+            self._write_group()
+            yield self._outgoing.take()
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
+    def _add(self, row: SampleRow) -> Pieces:
+        """Append a row, with the images that it is the first to show."""
+        files = []
+        for wanted in self._images.note(row):
+            files.append(file_values(given((yield wanted)), has_bytes=True))
+        self._batches.add(row, {_FILES: files} if files else None)
+        if files:
+            self._take()  # its bytes count
+
+    def _take(self) -> None:
+        batch = self._batches.take()
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+
+    def finish(self, end: Fields) -> Pieces:
         self._write_group()
         self._writer.add_key_value_metadata(
             {"sessions": dumps(self._entries), **{name: dumps(value) for name, value in end.items()}}
@@ -169,6 +224,32 @@ class ParquetEncoder:
         self._waiting, self._waiting_bytes = [], 0
         if table.num_rows:
             self._writer.write_table(table)
+
+
+def file_kind() -> pa.StructType:
+    """The type of an image; `inputs` are the arrays that the model's processor made of it (little-endian)."""
+    import pyarrow as pa
+
+    values = [("detail", pa.string()), ("name", pa.string()), ("dtype", pa.string())]
+    inputs = pa.struct([*values, ("shape", pa.list_(pa.int64())), ("data", pa.large_binary())])
+    sizes = [("width", pa.int64()), ("height", pa.int64())]
+    texts = [("digest", pa.string()), ("media_type", pa.string())]
+    return pa.struct([*texts, *sizes, ("data", pa.large_binary()), ("inputs", pa.list_(inputs))])
+
+
+def file_values(entry: ImageEntry, *, has_bytes: bool) -> dict[str, Any]:
+    """An image as a value of that type; without bytes or inputs these are null."""
+    found = [
+        {"detail": detail or AUTO, "name": name, "dtype": a.dtype.name, "shape": list(a.shape), "data": _little(a)}
+        for detail, arrays in entry.inputs.items()
+        for name, a in arrays.items()
+    ]
+    data = entry.file.data if has_bytes else None
+    return {"digest": entry.file.digest, **described(entry.file), "data": data, "inputs": found or None}
+
+
+def _little(values: NDArray[Any]) -> bytes:
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _path(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proxy.export_formats.areal import ArealEncoder
 from proxy.export_formats.arrow import ArrowEncoder, ParquetEncoder
 from proxy.export_formats.encoder import Encoder, ExportFormat
+from proxy.export_formats.image_table import ImageTable
 from proxy.export_formats.npz import NpzEncoder
 from proxy.export_formats.safetensors import SafetensorsEncoder
 from proxy.export_formats.text import JsonEncoder, JsonlEncoder
@@ -16,16 +17,16 @@ def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:
     """Create an encoder for one answer. Raises UnsupportedParameter if the format's library is not installed."""
     match name:
         case ExportFormat.JSON:
-            return JsonEncoder(outlined=options.outline)
+            return JsonEncoder(ImageTable(options), outlined=options.outline)
         case ExportFormat.JSONL:
-            return JsonlEncoder(outlined=options.outline)
+            return JsonlEncoder(ImageTable(options), outlined=options.outline)
         case ExportFormat.AREAL:
-            return ArealEncoder()
+            return ArealEncoder(ImageTable(options))
         case ExportFormat.NPZ:
-            return NpzEncoder(columns_of(options))
+            return NpzEncoder(columns_of(options), ImageTable(options))
         case ExportFormat.SAFETENSORS:
-            return SafetensorsEncoder(columns_of(options))
+            return SafetensorsEncoder(columns_of(options), ImageTable(options))
         case ExportFormat.ARROW:
-            return ArrowEncoder(columns_of(options), text_labels(options))
+            return ArrowEncoder(columns_of(options), text_labels(options), ImageTable(options))
         case ExportFormat.PARQUET:
-            return ParquetEncoder(columns_of(options), text_labels(options))
+            return ParquetEncoder(columns_of(options), text_labels(options), ImageTable(options))

@@ -1,17 +1,19 @@
 """The interface of export formats: `add` each session, then `finish`. At most one session is in memory at a time,
 and of rows that are made when they are read only a few.
 
-`add` and `finish` are generators of bytes to send, perhaps none. They block: iterate them in a worker thread.
+`add` and `finish` are generators of bytes to send, perhaps none, and of images that they are to be sent. They block:
+iterate them in a worker thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
 import orjson
 
+from proxy.export_formats.image_table import Pieces
 from proxy.trajectory.sample_row import SampleRow
 
 
@@ -37,10 +39,10 @@ class Encoder(Protocol):
 
     media_type: str
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
         """Encode the next session, which may have no rows. `entry` describes it."""
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
+    def finish(self, end: Fields) -> Pieces:
         """End the answer with the fields `end`: `cursor` (where the next page begins) and those of a claim."""
 
     def close(self) -> None:

@@ -1,20 +1,22 @@
 """NumPy's `.npz` archive, written as a stream: `numpy.load` reads it without pickle.
 
-The array `metadata` (uint8) is the JSON text `{"samples": [labels of each row], "sessions": [entry], "cursor"}`.
+The array `metadata` (uint8) is the JSON text `{"samples": [labels of each row], "sessions": [entry], "cursor"}`. If the
+answer has images, it has what is known of each by digest in `images`; the bytes are the arrays `images/DIGEST` (uint8).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, cast
 from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
 from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.image_table import ImageEntry, ImageTable, Pieces, WantedImage, described, given
 from proxy.export_formats.outgoing import Outgoing
-from proxy.export_formats.spool import Part, Spool
+from proxy.export_formats.spool import Part, Spool, image_parts
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import SampleRow
 
@@ -24,24 +26,39 @@ class NpzEncoder:
 
     media_type = "application/zip"
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._spool = Spool(columns)
+    def __init__(self, columns: Sequence[Column], images: ImageTable) -> None:
+        self._spool, self._images = Spool(columns), images
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
         self._spool.entries.append(entry)
         for row in rows:
+            self._images.note(row)
             self._spool.add(row)
             yield b""  # between two rows, running turns have a chance
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
+    def finish(self, end: Fields) -> Pieces:
         outgoing = Outgoing()
         with ZipFile(cast(io.BytesIO, outgoing), "w") as archive:
-            for part in (*self._spool.parts(), self._metadata(end)):
+            for part in self._spool.parts():
                 yield from _member(archive, outgoing, part)
+            told: dict[str, Any] = {}
+            for wanted in self._images.wanted():
+                told[wanted.digest] = yield from self._image(archive, outgoing, wanted)
+            images = {"images": told} if told else {}
+            yield from _member(archive, outgoing, self._metadata({**images, **end}))
         yield outgoing.take()
 
     def close(self) -> None:
         self._spool.close()
+
+    def _image(
+        self, archive: ZipFile, outgoing: Outgoing, wanted: WantedImage
+    ) -> Generator[bytes | WantedImage, ImageEntry | None, dict[str, Any]]:
+        """Write the arrays of an image; return what is known of it."""
+        entry = given((yield wanted))
+        for part in image_parts(entry, has_bytes=self._images.has_bytes):
+            yield from _member(archive, outgoing, part)
+        return described(entry.file)
 
     def _metadata(self, end: Fields) -> Part:
         spool = self._spool

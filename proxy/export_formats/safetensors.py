@@ -1,19 +1,21 @@
 """The safetensors format: eight bytes of header length, a JSON header, then the bytes of all arrays.
 
-`__metadata__` has `samples` (labels of each row), `sessions` (entries) and `cursor`, each as JSON text. The
-format is written here because the safetensors library needs all arrays in memory.
+`__metadata__` has `samples` (labels of each row), `sessions` (entries) and `cursor`, each as JSON text; with images
+also `images`, what is known of each by digest; their bytes are the arrays `images/DIGEST`. The format is written here
+because the safetensors library needs all arrays in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from proxy.errors import InvalidRequest
 from proxy.export_formats.encoder import Entry, Fields, dumps
-from proxy.export_formats.spool import Part, Spool
+from proxy.export_formats.image_table import ImageEntry, ImageTable, Pieces, described, given
+from proxy.export_formats.spool import Part, Spool, SpooledImages, image_parts
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import SampleRow
 
@@ -21,7 +23,8 @@ from proxy.trajectory.sample_row import SampleRow
 _MAX_HEADER_BYTES = 100_000_000
 # The data section starts at a multiple of the widest dtype. Arrays are sorted by falling width, so all are aligned.
 _ALIGNMENT = 8
-_NAMES = {"int32": "I32", "int64": "I64", "float32": "F32", "bool": "BOOL"}
+_NAMES = {"int32": "I32", "int64": "I64", "float32": "F32", "bool": "BOOL", "uint8": "U8"}
+_NAMES |= {"float16": "F16", "float64": "F64"}  # of what a processor made of images
 
 
 class SafetensorsEncoder:
@@ -29,23 +32,33 @@ class SafetensorsEncoder:
 
     media_type = "application/octet-stream"
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._spool = Spool(columns)
+    def __init__(self, columns: Sequence[Column], images: ImageTable) -> None:
+        self._spool, self._images, self._files = Spool(columns), images, SpooledImages()
 
-    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Iterator[bytes]:
+    def add(self, rows: Iterable[SampleRow], entry: Entry) -> Pieces:
         self._spool.entries.append(entry)
         for row in rows:
+            self._images.note(row)
             self._spool.add(row)
             yield b""  # between two rows, running turns have a chance
 
-    def finish(self, end: Fields) -> Iterator[bytes]:
-        parts = sorted(self._spool.parts(), key=lambda part: -part.dtype.itemsize)
-        yield _header(parts, self._metadata(end))
+    def finish(self, end: Fields) -> Pieces:
+        told: dict[str, Any] = {}
+        for wanted in self._images.wanted():
+            told[wanted.digest] = self._spooled(given((yield wanted)))
+        parts = sorted((*self._spool.parts(), *self._files.parts), key=lambda part: -part.dtype.itemsize)
+        yield _header(parts, self._metadata({**end, **({"images": told} if told else {})}))
         for part in parts:
             yield from part.chunks()
 
+    def _spooled(self, entry: ImageEntry) -> dict[str, Any]:
+        """Spool the arrays of an image; return what is known of it."""
+        self._files.add(image_parts(entry, has_bytes=self._images.has_bytes))
+        return described(entry.file)
+
     def close(self) -> None:
         self._spool.close()
+        self._files.close()
 
     def _metadata(self, end: Fields) -> dict[str, str]:
         return {

@@ -6,14 +6,16 @@ the start of each row. An optional column that no row has is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 import numpy as np
 
 from proxy.export_formats.encoder import Entry, dumps
+from proxy.export_formats.image_table import ImageEntry, arrays
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import Columns, SampleRow
 
@@ -32,12 +34,13 @@ class Scratch:
             self._file = TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._file.write(data)
 
-    def chunks(self) -> Iterator[bytes]:
-        """Everything that was written, from the beginning."""
+    def chunks(self, start: int = 0, size: int = sys.maxsize) -> Iterator[bytes]:
+        """What was written, from the byte `start` on; at most `size` bytes."""
         if self._file is None:
             return
-        self._file.seek(0)
-        while chunk := self._file.read(CHUNK_BYTES):
+        self._file.seek(start)
+        while size > 0 and (chunk := self._file.read(min(CHUNK_BYTES, size))):
+            size -= len(chunk)
             yield chunk
 
     def close(self) -> None:
@@ -65,24 +68,25 @@ class Spooled:
             instead = row.get(self.column.instead or "") if self.column.width else None
             values = np.zeros(self.column.width or 0, self.column.dtype) if instead is None else instead
         self.file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data)
-        self.values += len(values)
-        self.lengths.append(len(values))
+        self.values += values.size
+        self.lengths.append(values.size)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[values] of a ragged column, else [rows, width]."""
-        width = self.column.width
-        return (self.values,) if width is None else (len(self.lengths), width)
+        """[values] of a ragged column, else [rows, width], or [rows, lines, width] of a column with lines."""
+        width, lines = self.column.width, self.column.lines
+        return (self.values,) if width is None else (len(self.lengths), *(() if lines is None else (lines,)), width)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of the answer; `source` has its bytes, little-endian."""
+    """One array of the answer; `source` has its bytes, little-endian, a file from `start` on."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     source: Scratch | bytes
+    start: int = 0
 
     @property
     def size(self) -> int:
@@ -93,7 +97,37 @@ class Part:
         if isinstance(self.source, bytes):
             yield self.source
         else:
-            yield from self.source.chunks()
+            yield from self.source.chunks(self.start, self.size)
+
+
+def image_parts(entry: ImageEntry, *, has_bytes: bool) -> Iterator[Part]:
+    """The arrays of an image: its bytes as they came, uint8, and what the model's processor made of it."""
+    if has_bytes:
+        data = entry.file.data
+        yield Part(f"images/{entry.file.digest}", np.dtype(np.uint8), (len(data),), data)
+    for name, values in arrays(entry).items():
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        yield Part(name, little.dtype, values.shape, little.tobytes())
+
+
+class SpooledImages:
+    """Arrays of images in one temporary file, for a format that begins with the lengths of all arrays."""
+
+    def __init__(self) -> None:
+        self._file = Scratch()
+        self._bytes = 0
+        self.parts: list[Part] = []
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Append arrays, whose memory is released."""
+        for part in parts:
+            assert isinstance(part.source, bytes)
+            self._file.write(part.source)
+            self.parts.append(replace(part, source=self._file, start=self._bytes))
+            self._bytes += part.size
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Spool:

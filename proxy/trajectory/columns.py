@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxy.trajectory.layout_options import Images, Include, Layout, LayoutOptions, Padding
+from proxy.trajectory.sample_row import MROPE
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array per row, of shape [width]; `width` None means any length. Rows may lack an `optional` column.
+    """One array per row, of shape [width]; `width` None means any length. Rows may lack an `optional` column. With
+    `lines` the shape is [lines, width]; a flat column of any length then has line after line.
 
     `instead`: the column that has the values of a row that lacks this one, where a format needs some; None: zeros.
     """
@@ -22,6 +24,7 @@ class Column:
     width: int | None = None
     optional: bool = False
     instead: str | None = None
+    lines: int | None = None
 
 
 _I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.bool_))
@@ -39,7 +42,8 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
         Column("token_rewards", _F32, width, optional=True),
         Column("unmasked_logprobs", _F32, width, optional=True, instead="logprobs"),
     )
-    return (*own, *ends, *compared, *steps, *rare)
+    positions = [Column(MROPE, _I64, width, lines=3)] if options.mrope else []
+    return (*own, *ends, *compared, *steps, *positions, *rare)
 
 
 def text_labels(options: LayoutOptions) -> tuple[str, ...]:

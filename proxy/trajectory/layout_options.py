@@ -75,7 +75,8 @@ class LayoutOptions:
 
     `discount` and `credit` None: use the session's. `purposes` and `agents` None: select all turns. `padding` is set
     if and only if the layout is padded. `mask_unfinished`: train nothing of sessions that ended with `finished: false`.
-    `outline`: runs of tokens take the place of arrays.
+    `outline`: runs of tokens take the place of arrays. `multi_modal_inputs`: the export has what the model's processor
+    makes of images (None: if the model sees), and with `mrope` samples have the model's positions.
     `reward_scope`: a session with siblings that were rewarded each by itself has the scope path in any case.
     """
 
@@ -97,6 +98,8 @@ class LayoutOptions:
     freshness: Freshness = ANY_VERSION
     outline: bool = False
     images: Images = Images.REFERENCES
+    multi_modal_inputs: bool | None = False
+    mrope: bool = False
 
     @property
     def compares(self) -> bool:

@@ -26,6 +26,7 @@ from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Drift, Path, leaves, path_nodes, path_to
 from proxy.trajectory.recomputable import Unrecomputable
 from proxy.trajectory.sample_maker import Decode, SampleMaker
+from proxy.trajectory.sample_row import PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
@@ -41,15 +42,17 @@ def lay_out(
     options: LayoutOptions,
     groups: Groups | None = None,
     decode: Decode | None = None,
+    positions: PositionsOf | None = None,
 ) -> Laid:
     """Lay out one session. `interactions` are all of the session's, in order of `seq`.
 
-    `groups` holds the statistics that advantages are computed from; `decode` is needed to include text.
+    `groups` holds the statistics that advantages are computed from; `decode` is needed to include text, and `positions`
+    for those of a model that sees, which samples then have.
     """
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
     shows = options.images is not Images.NONE
-    maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows)
+    maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions)
     return replace(_SessionLayout(scored, options, _ledger(scored, options), maker).laid(), entry=comparison.entry())
 
 

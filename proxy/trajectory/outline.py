@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from proxy.reasons import Explained
 from proxy.trajectory.ledger import equal_runs
-from proxy.trajectory.sample_row import Labels, SampleRow
+from proxy.trajectory.sample_row import MROPE, Labels, SampleRow
 
 
 class RunKind(Explained):
@@ -28,7 +28,7 @@ _CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _OF_TOKENS = frozenset(
     (
         *("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "attention_mask", "position_ids"),
-        *("token_rewards", "unmasked_logprobs"),
+        *("token_rewards", "unmasked_logprobs", MROPE),
         *("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"),
     )
 )

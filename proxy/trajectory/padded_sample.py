@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from proxy.trajectory.layout_options import Keep, Padding, TooLong
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
-from proxy.trajectory.sample_row import Columns, Labels
+from proxy.trajectory.sample_row import MROPE, Columns, Labels, PositionsOf
 from proxy.trajectory.token_arrays import Placement, Span
 from proxy.types import PlacedImage
 
@@ -92,7 +92,8 @@ class PaddedSample:
         int64: prompts [P], responses and response_mask [R], input_ids, attention_mask and position_ids [P + R],
         prompt_lengths and response_lengths [1]. float32: rollout_log_probs and rm_scores [R], logprobs [P + R]. int32:
         loss_mask, versions and turn_ids [P + R], __num_turns__ [1]. `rm_scores` is the sample's reward at the last
-        token of the response, else 0. `__num_turns__` counts messages.
+        token of the response, else 0. `__num_turns__` counts messages. With positions also mrope_position_ids, int64
+        [3, P + R].
         """
         attention = self._both(np.ones(len(self.sample.arrays.input_ids), np.int64), 0)
         arrays = self.sample.arrays
@@ -116,9 +117,11 @@ class PaddedSample:
             "versions": self._both(arrays.versions, -1),
             "turn_ids": self._both(arrays.turn_ids, -1),
         }
-        plain = self.sample.columns()
+        plain = replace(self.sample, positions=None).columns()
         found.update({name: plain[name] for name in plain if name in _UNPADDED})
         found.update({name: self._both(plain[name], 0) for name in _OPTIONAL if name in plain})
+        if self.sample.positions is not None:
+            found[MROPE] = self._positions(self.sample.positions)
         return found
 
     def _both(self, values: NDArray[Any], fill: int) -> NDArray[Any]:
@@ -127,6 +130,15 @@ class PaddedSample:
         out = np.full(width + self.padding.response_length, fill, values.dtype)
         out[width - len(prompt) : width] = values[prompt.start : prompt.stop]
         out[width : width + len(response)] = values[response.start : response.stop]
+        return out
+
+    def _positions(self, positions_of: PositionsOf) -> NDArray[np.int64]:
+        """The positions of the tokens that are kept, as a sequence of their own, [3, P + R]; 0 in the padding."""
+        first, length = self.padding.prompt_length - len(self.window.prompt), len(self.window.prompt)
+        length += len(self.window.response)
+        out = np.zeros((3, self.padding.prompt_length + self.padding.response_length), np.int64)
+        kept = [image._replace(start=image.start - first) for image in self.images]
+        out[:, first : first + length] = positions_of(kept, length)
         return out
 
     def _shift(self, at: int) -> int:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from proxy.trajectory.sample_row import (
+    MROPE,
     Columns,
     Labels,
+    PositionsOf,
     Weighting,
     image_labels,
     placed_rewards,
@@ -41,6 +43,7 @@ class PathSample:
     extras: tuple[Labels, ...] = ()
     text: str | None = None
     images: tuple[PlacedImage, ...] = ()
+    positions: PositionsOf | None = None
 
     @property
     def last(self) -> Interaction:
@@ -76,8 +79,8 @@ class PathSample:
         """The columns of L tokens, and those of `weighting`.
 
         int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set,
-        unmasked_logprobs if the engine gave them for trained tokens. bool
-        [L]: attention_mask, all True. float32 [1]: rewards, raw_rewards.
+        unmasked_logprobs if the engine gave them for trained tokens. bool [L]: attention_mask, all True. float32 [1]:
+        rewards, raw_rewards. int64 [3, L]: mrope_position_ids, with `positions`.
         """
         arrays = self.arrays
         found: Columns = {
@@ -91,6 +94,8 @@ class PathSample:
             "raw_rewards": self.raw_rewards,
             **self.weighting.columns(),
         }
+        if self.positions is not None:
+            found[MROPE] = self.positions(self.images, len(arrays.input_ids))
         if (rewards := placed_rewards(len(arrays.input_ids), self.placements)) is not None:
             found["token_rewards"] = rewards
         if arrays.unmasked is not None:

@@ -17,7 +17,7 @@ from proxy.trajectory.conversation import conversation_above, message_dict, root
 from proxy.trajectory.layout_options import Include
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
-from proxy.trajectory.sample_row import Labels, scalar
+from proxy.trajectory.sample_row import Labels, PositionsOf, scalar
 from proxy.trajectory.scored_session import ScoredSession
 from proxy.trajectory.token_arrays import BoolArray, Placement, fill
 from proxy.trajectory.tree import Branch, images_of, token_ids
@@ -31,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 @dataclass(frozen=True, slots=True)
 class SampleMaker:
     """Makes samples of a session. `include`: what they have beside tokens; text only with `decode`.
-    `shows_images`: they say where images stand.
+    `shows_images`: they say where images stand. `positions`: they have the positions of a model that sees.
 
     The weights of samples along paths and of trees are 0: they depend on the session's other samples.
     """
@@ -41,6 +41,7 @@ class SampleMaker:
     include: Set[Include]
     decode: Decode | None
     shows_images: bool = True
+    positions: PositionsOf | None = None
 
     def of_turn(self, node: Branch, trained: BoolArray, share: float) -> PathSample:
         """The sample of one turn, its whole prompt and output. Its reward is the return; its weight is `share`, or 0
@@ -75,6 +76,7 @@ class SampleMaker:
             weighting=self.comparison.weighting(places, self.scored.ends_through(names)),
             extras=self._extras(places, whole=False),
             images=_moved(nodes, offsets) if self.shows_images else (),
+            mrope=None if self.positions is None else _mrope(nodes, self.positions),
         )
 
     def _path_sample(
@@ -95,6 +97,7 @@ class SampleMaker:
             extras=self._extras(places, whole=True),
             text=self._text(path.ids),
             images=path.images if self.shows_images else (),
+            positions=self.positions,
         )
 
     def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
@@ -148,6 +151,12 @@ def _moved(nodes: Sequence[Branch], offsets: NDArray[np.int32]) -> tuple[PlacedI
         for node, first in zip(nodes, offsets[:-1], strict=True)
     ]
     return tuple(image._replace(start=image.start + shift) for each, shift in steps for image in each.images)
+
+
+def _mrope(nodes: Sequence[Branch], positions: PositionsOf) -> NDArray[np.int64]:
+    """The positions [3, T] of the tokens that nodes add, each in its own sequence."""
+    parts = [positions(images_of(node), len(token_ids(node)))[:, node.interaction.prefix_length :] for node in nodes]
+    return np.concatenate(parts, axis=1)
 
 
 def _parents(nodes: Sequence[Branch]) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ single tokens were set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,10 @@ from proxy.types import PlacedImage, SessionRecord
 
 Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]
+PositionsOf = Callable[[Sequence[PlacedImage], int], NDArray[np.int64]]
+"""Positions [3, L] (time, height, width) of a sequence of L tokens with these images, by the rule of the model."""
+MROPE = "mrope_position_ids"
+"""The column of these positions."""
 
 
 class SampleRow(Protocol):

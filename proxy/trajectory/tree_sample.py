@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.sample_row import (
+    MROPE,
     Columns,
     Labels,
     Weighting,
@@ -28,7 +29,7 @@ class TreeSample:
 
     `parents`: the index of each node's parent, -1 for a root and for a node that is not aligned with its parent.
     `positions`: the position of each token in its own sequence (root to node). A token attends to its own node and to
-    the ancestors of that node. `turn_ids` are indexes of nodes.
+    the ancestors of that node. `turn_ids` are indexes of nodes. `mrope`: the positions [3, T] of a model that sees.
     """
 
     session: SessionRecord
@@ -43,6 +44,7 @@ class TreeSample:
     weighting: Weighting = Weighting()
     extras: tuple[Labels, ...] = ()
     images: tuple[PlacedImage, ...] = ()
+    mrope: NDArray[np.int64] | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -93,6 +95,8 @@ class TreeSample:
             "raw_rewards": main[-1:],
             **self.weighting.columns(),
         }
+        if self.mrope is not None:
+            found[MROPE] = self.mrope
         if (rewards := placed_rewards(length, self.placements)) is not None:
             found["token_rewards"] = rewards
         if arrays.unmasked is not None:

@@ -42,6 +42,7 @@ PARTS: dict[str, set[str]] = {
         "turns",
         "types",
         "workers",
+        "vision",
     },
     "app": {
         "images",
@@ -113,7 +114,7 @@ PARTS: dict[str, set[str]] = {
         *("engine", "errors", "hub", "images", "progress", "reasons", "settings", "types", "vision"),
     },
     "errors": set(),
-    "export_formats": {"errors", "trajectory"},
+    "export_formats": {"errors", "trajectory", "types"},
     "hub": {"errors", "progress", "settings"},
     "images": {"errors", "types"},
     "telemetry": {"proxy"},
@@ -309,11 +310,11 @@ PARTS: dict[str, set[str]] = {
     "terminal": {"client", "reasons", "trajectory", "tree_view"},
     "tree_view": {"client"},
     "types": {"reasons", "telemetry"},
-    "vision": {"errors"},
+    "vision": {"errors", "types"},
     "workers": {"engine", "errors", "telemetry", "reasons"},
 }
 OUTSIDE: dict[str, set[str]] = {
-    "PIL": {"images", "vision"},
+    "PIL": {"client", "images", "vision"},
     "alembic": {"store"},
     "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},

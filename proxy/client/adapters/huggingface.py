@@ -31,7 +31,7 @@ _NUMBERS = ("reward", "raw_reward", "weight", "advantage")
 _TEXTS = ("session_id", "interaction_id", "group_id", "task_id", "purpose", "agent", "finish_reason")
 _NESTED = ("sampling", "turns")
 # The columns of one number that the attributes in `_NUMBERS` show, and the holder of all other columns.
-_SHOWN = ("rewards", "raw_rewards", "weight", "advantages", "extra", "images", "image_spans")
+_SHOWN = ("rewards", "raw_rewards", "weight", "advantages", "extra", "images", "image_table", "image_spans")
 
 
 def to_dataset(

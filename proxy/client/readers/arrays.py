@@ -14,18 +14,20 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from proxy.client.readers.page import Page, Source, joined, page_of, parsed, raw
+from proxy.client.images import table_of
+from proxy.client.readers.page import Page, Source, joined, page_of, parsed, raw, without_images
 
 # A safetensors file begins with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
-_DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "?"}
+_DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "?", "U8": "u1", "F16": "<f2", "F64": "<f8"}
 
 
 def read_npz(source: Source) -> Page:
     with np.load(source if isinstance(source, Path) else io.BytesIO(source), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     metadata = parsed(arrays.pop("metadata").tobytes())
-    return page_of({**metadata, "samples": joined(metadata["samples"], arrays)})
+    images = table_of(metadata.get("images", {}), without_images(arrays))
+    return page_of({**metadata, "samples": joined(metadata["samples"], arrays)}, images)
 
 
 def read_safetensors(source: Source) -> Page:
@@ -35,7 +37,8 @@ def read_safetensors(source: Source) -> Page:
     header = parsed(data[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
     metadata = {name: orjson.loads(text) for name, text in header.pop("__metadata__").items()}
     arrays = {name: _tensor(body, **told) for name, told in header.items()}
-    return page_of({**metadata, "samples": joined(metadata["samples"], arrays)})
+    images = table_of(metadata.get("images", {}), without_images(arrays))
+    return page_of({**metadata, "samples": joined(metadata["samples"], arrays)}, images)
 
 
 def _tensor(body: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: list[int]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from proxy.client.images import ImageTable, image_of_row
 from proxy.client.libraries import library
 from proxy.client.readers.page import Page, Source, page_of
 from proxy.client.values import Json, by_id
@@ -32,9 +33,19 @@ def read_arrow(source: Source) -> Page:
             said = {name.decode(): orjson.loads(text) for name, text in dict(metadata or {}).items()}
             told["sessions"] += by_id(said.pop("sessions", [])).values()
             told |= said
+        images = _images(pa, file)
     if "cursor" not in told:
         raise ValueError("its last batch is missing")
-    return page_of({**told, "samples": rows})
+    return page_of({**told, "samples": rows}, images)
+
+
+def _images(pa: Any, file: pa.NativeFile) -> ImageTable:
+    """The images of the stream behind that of the samples; none without it."""
+    if file.tell() == file.size():
+        return {}
+    with pa.ipc.open_stream(file) as reader:
+        found = [image_of_row(row) for batch in reader for row in batch.to_pylist()]
+    return {image.digest: image for image in found}
 
 
 def read_parquet(source: Source) -> Page:
@@ -45,8 +56,9 @@ def read_parquet(source: Source) -> Page:
         for batch in file.iter_batches():
             rows += _rows(batch)
         metadata = file.metadata.metadata or {}
+    images = [image_of_row(each) for row in rows for each in row.pop("image_files", None) or ()]
     told = {name.decode(): orjson.loads(text) for name, text in metadata.items() if name != b"ARROW:schema"}
-    return page_of({**told, "samples": rows})
+    return page_of({**told, "samples": rows}, {image.digest: image for image in images})
 
 
 def _opened(pa: Any, source: Source) -> pa.NativeFile:
@@ -68,6 +80,9 @@ def _column(name: str, column: pa.Array) -> Sequence[Any]:
     types = library("pyarrow.types")
     if types.is_list(column.type) and types.is_primitive(column.type.value_type):
         return _arrays(column)
+    if types.is_list(column.type) and types.is_list(column.type.value_type):
+        lines: list[Any] = list(_arrays(column.values))
+        return [np.stack(lines[start:end]) for start, end in pairwise(column.offsets.to_numpy().tolist())]
     values: list[Any] = column.to_pylist()
     return [orjson.loads(value) for value in values] if name in _JSON_LABELS else values
 

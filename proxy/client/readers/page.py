@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from proxy.client.images import ImageTable, table_of
 from proxy.client.values import Export, Json, Sample, by_id, sample_of
 
 Source = bytes | Path
@@ -26,16 +27,27 @@ class Page:
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
     end: Mapping[str, Json]
+    images: ImageTable = field(default_factory=dict)
 
     @property
     def export(self) -> Export:
-        return Export(self.samples, self.sessions)
+        return Export(self.samples, self.sessions, images=self.images)
 
 
-def page_of(answer: Mapping[str, Json]) -> Page:
-    """Build a page from `{"samples": [...], "sessions": [...], ...}`; the other fields become `end`."""
-    end = {name: value for name, value in answer.items() if name not in ("samples", "sessions")}
-    return Page([sample_of(entry) for entry in answer["samples"]], by_id(answer["sessions"]), end)
+def page_of(answer: Mapping[str, Json], images: ImageTable | None = None) -> Page:
+    """Build a page from `{"samples": [...], "sessions": [...], ...}`; the other fields become `end`.
+
+    `images`: of the samples; None: those of the answer's field `images`.
+    """
+    table = table_of(answer.get("images", {})) if images is None else images
+    end = {name: value for name, value in answer.items() if name not in ("samples", "sessions", "images")}
+    samples = [sample_of(entry, table) for entry in answer["samples"]]
+    return Page(samples, by_id(answer["sessions"]), end, table)
+
+
+def without_images(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Take the arrays of images, whose names have a slash, out of those of a file and return them."""
+    return {name: arrays.pop(name) for name in [name for name in arrays if "/" in name]}
 
 
 def parsed(text: bytes) -> dict[str, Json]:

@@ -43,6 +43,7 @@ def read(source: bytes | str | Path, format: str) -> Export:
         page = read_page(file, format)
         whole.samples.extend(page.samples)
         whole.sessions.update(page.sessions)
+        whole.images.update(page.images)
     return whole
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.client.images import ImageTable, table_of
 from proxy.client.readers.page import Page, Source, content, page_of, parsed
 from proxy.client.values import Json, by_id, sample_of
 
@@ -19,20 +20,26 @@ def read_json(source: Source) -> Page:
 
 
 def read_jsonl(source: Source) -> Page:
-    """One sample per line. The last line of an answer has the session entries; a file may hold samples only."""
+    """One sample per line, then one image per line. The last line of an answer has the session entries.
+
+    A file may hold samples only.
+    """
     samples, last = [], None
+    images: ImageTable = {}
     for line in _lines(source):
         entry = parsed(line)
         if last is not None:
             raise ValueError("a line follows the last one")
         if "input_ids" in entry:
-            samples.append(sample_of(entry))
+            samples.append(sample_of(entry, images))
+        elif "image" in entry:
+            images |= table_of({entry.pop("image"): entry})
         else:
             last = entry
     if last is None and isinstance(source, bytes):
         raise ValueError("its last line is missing")
     last = last or {"sessions": []}
-    return Page(samples, by_id(last.pop("sessions")), last)
+    return Page(samples, by_id(last.pop("sessions")), last, images)
 
 
 def _lines(source: Source) -> Iterator[bytes]:

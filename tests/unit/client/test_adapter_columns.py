@@ -239,7 +239,7 @@ def test_every_adapter_trains_exactly_the_mask_so_a_lost_half_of_it_is_seen() ->
 @pytest.mark.usefixtures("installed")
 def test_a_dataset_has_a_column_for_every_field_and_null_where_a_sample_lacks_it() -> None:
     named: dict[str, Any] = huggingface.to_dataset([told(), other()], sessions=SESSIONS)
-    own = {each.name for each in fields(Sample)} - {"rewards", "raw_rewards", "extra"}
+    own = {each.name for each in fields(Sample)} - {"rewards", "raw_rewards", "extra", "images", "image_table"}
     assert own | {"reward", "raw_reward", "weight", "advantage", "step_advantages", "token_rewards"} <= set(named)
     assert (named["weight"], named["advantage"], named["reward"]) == ([0.5, 1.0], [-2.0, None], [1.5, 3.0])
     assert named["token_rewards"][0].tolist() == TOLD["token_rewards"] and named["token_rewards"][1] is None

@@ -1,0 +1,97 @@
+"""The images of exports: which options this server can fulfil, and each image when an encoder wants it.
+
+Images are read from the database one at a time, past the memory that turns use: an export of many sessions would
+empty it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from proxy.errors import ConfigurationError, NotFound, UnsupportedParameter, how_to_get
+from proxy.export_formats.encoder import ExportFormat
+from proxy.export_formats.image_table import ImageEntry, WantedImage
+from proxy.images.decode import decode_image
+from proxy.rendering import Renderer
+from proxy.store.stored_images import StoredImages
+from proxy.trajectory.layout_options import Images, LayoutOptions
+from proxy.trajectory.sample_row import PositionsOf
+from proxy.types import ImageFile
+from proxy.vision.sample_inputs import SampleInputs, load_sample_inputs
+
+_FIELD = "multi_modal_inputs"
+
+
+class ExportImages:
+    """`stored`: the images of all sessions. `folder`: of the model's configuration, asked for only if it sees."""
+
+    def __init__(self, stored: StoredImages, renderer: Renderer, folder: Callable[[], Path]) -> None:
+        self._stored, self._renderer, self._folder = stored, renderer, folder
+        self._inputs: SampleInputs | None = None
+        self._loading = asyncio.Lock()
+
+    async def prepared(self, options: LayoutOptions, name: ExportFormat) -> LayoutOptions:
+        """Return the options with what `auto` means for this model.
+
+        Raises UnsupportedParameter for `multi_modal_inputs` that this server, this model or the format cannot give.
+        """
+        if options.multi_modal_inputs is False:
+            return options
+        if self._renderer.images is None:
+            if options.multi_modal_inputs is None:
+                return replace(options, multi_modal_inputs=False)
+            raise UnsupportedParameter(
+                f"{_FIELD!r}: this server's model sees no images, or the server lacks what it needs for them, as its "
+                f'log says at start ({how_to_get("tokengrove[images]")}); leave it out, or give "auto"',
+                param=_FIELD,
+            )
+        _check_together(options, name)
+        inputs = await self._load()
+        return replace(options, multi_modal_inputs=True, mrope=inputs.three)
+
+    def positions(self, options: LayoutOptions) -> PositionsOf | None:
+        """The rule of positions for samples under these prepared options; None if they have none."""
+        return self._inputs.positions if options.mrope and self._inputs is not None else None
+
+    async def read(self, wanted: WantedImage, options: LayoutOptions) -> ImageEntry:
+        """Return an image. Raises NotFound if it was deleted with its last session since the samples were made."""
+        found = await self._stored.read([wanted.digest])
+        if not found:
+            raise NotFound(f"the image {wanted.digest} was deleted while this export ran; export again")
+        if not options.multi_modal_inputs or self._inputs is None:
+            return ImageEntry(found[0], {})
+        return await asyncio.to_thread(_entry, found[0], wanted.details, self._inputs)
+
+    async def _load(self) -> SampleInputs:
+        async with self._loading:
+            if self._inputs is None:
+                assert self._renderer.images is not None
+                processor = self._renderer.images.vision
+                try:
+                    self._inputs = await asyncio.to_thread(load_sample_inputs, processor, self._folder())
+                except ConfigurationError as error:
+                    raise UnsupportedParameter(f"{_FIELD!r}: {error}", param=_FIELD) from error
+        return self._inputs
+
+
+def _entry(file: ImageFile, details: Sequence[str], inputs: SampleInputs) -> ImageEntry:
+    image = decode_image(file.data)
+    return ImageEntry(file, {detail: inputs.arrays(image, detail) for detail in details})
+
+
+def _check_together(options: LayoutOptions, name: ExportFormat) -> None:
+    if options.images is Images.NONE:
+        raise UnsupportedParameter(
+            f"{_FIELD!r} needs the places of images: leave out 'images', or give references or bytes", param=_FIELD
+        )
+    if options.outline:
+        raise UnsupportedParameter(f"{_FIELD!r} does not work with 'outline', which has no arrays", param=_FIELD)
+    if name is ExportFormat.PARQUET:
+        raise UnsupportedParameter(
+            f"{_FIELD!r} does not work with format parquet, whose rows would have gigabytes each; use npz, "
+            "safetensors, arrow or json",
+            param=_FIELD,
+        )
