@@ -31,7 +31,7 @@ from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Engine, ServerPool
+from proxy.engine.interface import Capability, Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
@@ -270,6 +270,10 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         await parts.engine.start()
         info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
         logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})
+        if parts.renderer.sees and Capability.IMAGES not in info.capabilities:
+            logger.warning(
+                "the engine takes no images, so they are refused", {"engine": info.name, "model": info.model}
+            )
         if parts.group is not None:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:

@@ -295,7 +295,9 @@ def _engine_routes(parts: Parts) -> list[Route]:
     admin, pool = parts.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
-    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings)
+    engine = EngineEndpoints(
+        parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings, parts.renderer.sight
+    )
 
     def control(name: str, endpoint: Endpoint) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])

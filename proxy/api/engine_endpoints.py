@@ -13,11 +13,12 @@ from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
-from proxy.engine.interface import MEMORY_TAGS, PauseMode, ServerPool, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, Capability, PauseMode, ServerPool, WeightTransfer
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.hub import revision_of
 from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
+from proxy.rendering.sight import Sight
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 
@@ -35,8 +36,10 @@ class EngineEndpoints:
         servers: ServerPool | None,
         bodies: Bodies,
         settings: Settings,
+        sight: Sight | None = None,
     ) -> None:
-        """`servers`: the engine's server pool; None if the engine is not a pool."""
+        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: what the model sees."""
+        self._sight = None if sight is None else sight._asdict()
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
         self._bodies, self._revision = bodies, revision_of(settings)
 
@@ -152,6 +155,7 @@ class EngineEndpoints:
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,
             "detail": info.detail,
+            "images": self._sight if Capability.IMAGES in info.capabilities else None,
         }
         return JsonResponse({**state, **more})
 

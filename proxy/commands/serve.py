@@ -140,6 +140,7 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
         f"  engine    {info.name}, weight version {info.weight_version}, context {info.context_length} tokens",
         *([f"            {info.detail}"] if info.detail else []),
         f"  renderer  {renderer.family}, encoding with {renderer.encoder}",
+        *([f"  images    {renderer.sight}"] if renderer.sight is not None else []),
         f"  database  {served.state.store.label}",
         *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
         f"  access    {access}",

@@ -15,7 +15,7 @@ from enum import StrEnum
 from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.written_answers import write_answer
-from proxy.types import Ids, Message, Role, Tool, ToolCall, ToolChoice
+from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ToolChoice
 
 
 class Verdict(StrEnum):
@@ -92,6 +92,16 @@ SHAPES = (
     _Shape("no new messages", (_ASK,), _PLAIN, ()),
 )
 
+_PICTURE = (ImagePart("0" * 64, 0, 64, 48), ImagePart("1" * 64, 4, 640, 480))
+_SEEN, _RESULT = _AGAIN._replace(images=_PICTURE), _FIRST._replace(images=_PICTURE)
+
+SEEING = (
+    _Shape("images, user turn", (_ASK._replace(images=_PICTURE),), _PLAIN, (_SEEN,)),
+    _Shape("images, tool result", (_ASK,), _ONE, (_RESULT,), (_READ,)),
+    _Shape("images, system message", (_SYSTEM._replace(images=_PICTURE), _ASK), _PLAIN, (_AGAIN,)),
+)
+"""For models that see."""
+
 
 def examine(renderer: Renderer) -> Examination:
     """Check every conversation shape. It takes some hundredths of a second."""
@@ -104,8 +114,11 @@ def examine(renderer: Renderer) -> Examination:
         ("end of turn", " ".join(renderer.decode([token]) for token in renderer.stop_token_ids)),
         ("tool calls", "none known" if calls is None else f"{calls.name} ({calls.opener or 'bare'})"),
         ("reasoning", "none known" if reasoning is None else f"{reasoning.opener} ... {reasoning.closer}"),
+        *([("images", f"refused: {renderer.blind}")] if renderer.blind else []),
+        *([("images", str(renderer.sight)), ("processor", renderer.sight.processor)] if renderer.sight else []),
     )
-    return Examination(facts, tuple(check for shape in SHAPES for check in _checks(renderer, shape)))
+    shapes = (*SHAPES, *SEEING) if renderer.sees else SHAPES
+    return Examination(facts, tuple(check for shape in shapes for check in _checks(renderer, shape)))
 
 
 def _checks(renderer: Renderer, shape: _Shape) -> Iterator[Check]:

@@ -27,13 +27,14 @@ from proxy.rendering.parsing.parser_factory import ParserFactory
 from proxy.rendering.prefill import Prefills
 from proxy.rendering.prompt_cache import PromptCache, count_characters, prompt_key
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
+from proxy.rendering.sight import EXAMPLE, Sight
 from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tokenizer_files import chat_templates, require_vocabulary
 from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
-from proxy.types import Ids, Message, Parsing, PlacedImage, Role, Tool, ToolChoice, ToolChoiceMode
+from proxy.types import Ids, ImagePart, Message, Parsing, PlacedImage, Role, Tool, ToolChoice, ToolChoiceMode
 from proxy.vision.processor import VisionProcessor
 from proxy.vision.sees import sees
 
@@ -55,8 +56,11 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
     with doing(f"loading the tokenizer in {folder}"):
         tokenizer = Tokenizer.load(folder)
     with doing("checking the chat template"):
-        images = load_image_tokens(tokenizer, folder)
+        found = load_image_tokens(tokenizer, folder)
+        images = None if isinstance(found, str) else found
         choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention, images)
+        if images is not None and choice.chat is None:
+            found, images = f"{choice.template.engine} writes no images", None
         return Renderer(
             tokenizer,
             choice,
@@ -65,19 +69,23 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
             tool_format=choose_tool_format(choice, settings.tool_parser),
             retention=settings.thinking_retention,
             images=images,
+            blind=found if isinstance(found, str) else "",
         )
 
 
-def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | None:
-    """Return how images become tokens of the model in `folder`; None, with a warning, if a model that sees cannot."""
+def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | str:
+    """Return how images become tokens of the model in `folder`, or why they do not; "" for a model that sees none.
+
+    A model that sees answers texts without its processor, so a missing package or a broken file is no error.
+    """
     if not sees(folder):
-        return None
+        return ""
     with doing(f"loading the processor in {folder}"):
         try:
             return ImageTokens(tokenizer, VisionProcessor.load(folder))
         except ConfigurationError as error:
             log.warning("images are refused: %s", error)
-            return None
+            return str(error)
 
 
 def check_folder(folder: Path, family: str | None) -> None:
@@ -110,7 +118,8 @@ def check_tool_parser(name: str) -> ToolFormat:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `images`: how images become tokens; None unless the model `sees`. `why`: how the family was found. `encoder`,
+    `images`: how images become tokens; None unless the model `sees`. `blind`: why images of a model that could see are
+    refused; "" otherwise. `why`: how the family was found. `encoder`,
     `template_engine`: what encodes text and what writes the chat template's text, and why. `vocab_size`: one more than
     the highest id in the vocabulary.
     """
@@ -125,8 +134,10 @@ class Renderer:
         tool_format: ToolFormat | None,
         retention: str = "all",
         images: ImageTokens | None = None,
+        blind: str = "",
     ) -> None:
-        self.images, self.sees = images, images is not None
+        self.images, self.sees, self.blind = images, images is not None, blind
+        self._chat = choice.chat
         self.family = choice.family.name
         self.why = choice.why
         self.encoder = tokenizer.encoder
@@ -155,6 +166,8 @@ class Renderer:
 
         Raises InvalidRequest for what the template cannot express.
         """
+        if self.blind:
+            require_no_images(messages, self.blind)
         key = prompt_key(messages, tools, options) if prompt and self._template.timeless else None
         ids = None if key is None else self._prompts.get(key)
         if ids is None:
@@ -169,6 +182,15 @@ class Renderer:
         `start`: how many ids of the prompt come before `ids`.
         """
         return () if self.images is None else self.images.placed(ids, images_of(messages), start)
+
+    @cached_property
+    def sight(self) -> Sight | None:
+        """What the model sees; None if it sees nothing."""
+        if self.images is None or self._chat is None:
+            return None
+        example = self.images.count(ImagePart("", 0, *EXAMPLE))
+        roles = tuple([str(role) for role in Role if role in self._chat.capabilities.images])
+        return Sight(self.images.vision.name, roles, example)
 
     def forget_prompts(self) -> None:
         """Give back the memory of the latest prompts and texts."""
@@ -227,7 +249,7 @@ class Renderer:
     ) -> Ids | None:
         """Do as `bridge`, but keep earlier reasoning whatever the settings say."""
         if self.images is None:
-            require_no_images(new_messages)
+            require_no_images(new_messages, self.blind)
         return self._bridge.suffix(
             prompt_ids,
             output_ids,
@@ -369,6 +391,7 @@ class Renderer:
             tool_format=calls,
             retention=self._retention,
             images=self.images,
+            blind=self.blind,
         )
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:

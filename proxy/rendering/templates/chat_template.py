@@ -55,11 +55,12 @@ def _require_messages(messages: Sequence[Message]) -> None:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
 
 
-def require_no_images(messages: Sequence[Message]) -> None:
-    """Raise InvalidRequest if a message has an image."""
+def require_no_images(messages: Sequence[Message], why: str = "") -> None:
+    """Raise InvalidRequest if a message has an image. `why` the model sees none; "": it never does."""
     for message in messages:
         if message.images:
-            raise InvalidRequest("this model accepts text only, no images", param="messages")
+            text = f"images are refused: {why}" if why else "this model accepts text only, no images"
+            raise InvalidRequest(text, param="messages")
 
 
 class ChatTemplate:
