@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from proxy.errors import ConfigurationError
 from proxy.reasons import Status
+from proxy.store.inspection import inspecting
 from proxy.store.store import Store
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -44,6 +46,26 @@ async def main():
             await store.turns.append(node(f"{task}-{n}"))
             say(f"{task}-{n}")
     await asyncio.gather(*(append_all(task) for task in range(8)))
+asyncio.run(main())
+"""
+
+APPENDS_IMAGES_FOR_EVER = """
+import hashlib
+def photo(n):
+    data = n.to_bytes(4, "big") * 25_000
+    return ImageFile(hashlib.sha256(data).hexdigest(), "image/png", 1, 1, data)
+
+async def main():
+    store = Store.open(sys.argv[1])
+    await store.starts.create_session(SessionRecord("s"))
+    async def append_all(task):
+        for n in range(10**9):
+            files = [photo(n), photo(10**6 + 8 * n + task)]  # one that all tasks have, and one of its own
+            turn = node(f"{task}-{n}")
+            turn.images = tuple(PlacedImage(file.digest, 0, 1) for file in files[:1])
+            await store.turns.append(turn, None, files)
+            say(*(file.digest for file in files))
+    await asyncio.gather(*(append_all(task) for task in range(4)))
 asyncio.run(main())
 """
 
@@ -106,6 +128,25 @@ async def test_kill_9_loses_nothing_that_was_said_to_be_stored(url: str) -> None
     await store.close()
     assert {line.strip() for line in said if line.endswith("\n")} <= {node.id for node in stored}
     assert [node.seq for node in stored] == list(range(len(stored)))
+
+
+async def test_kill_9_loses_no_image_of_a_turn_that_was_said_to_be_stored(url: str) -> None:
+    with running(APPENDS_IMAGES_FOR_EVER, url) as process:
+        said = [next_line(process) for _ in range(40)]
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout is not None
+        said += process.stdout.readlines()
+    store = Store.open(url)
+    digests = {digest for line in said if line.endswith("\n") for digest in line.split()}
+    read = {file.digest: file.data for file in await store.images.read(sorted(digests))}
+    turns = await store.recordings.load_interactions("s")
+    await store.close()
+    assert read.keys() == digests
+    assert all(hashlib.sha256(data).hexdigest() == digest for digest, data in read.items())
+    with inspecting(url) as inspection:
+        assert inspection.faults() == []
+        [session] = inspection.sessions()
+    assert {image.digest for turn in turns for image in turn.images} <= session.images
 
 
 async def test_the_lock_ends_with_the_server_even_if_its_forked_child_lives(url: str) -> None:
