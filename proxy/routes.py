@@ -142,6 +142,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         recordings=parts.store.recordings,
         bodies=parts.bodies,
         addresses=parts.addresses,
+        images=parts.store.images,
         decode=parts.renderer.decode,
         replies=Replies(parts.renderer, protocols),
         requests=Requests(parts.renderer, protocols, parts.store.images.read),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
 from proxy.api.token_options import TOKEN_OPTIONS, parse_token_options
-from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
+from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
 from proxy.api.turn_tokens import encoded_tokens
@@ -37,10 +37,11 @@ from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
 from proxy.store.recordings import Recordings
 from proxy.store.session_starts import SessionStarts
+from proxy.store.stored_images import StoredImages
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
 from proxy.turns.turns import Turns
-from proxy.types import SessionStatus
+from proxy.types import Interaction, SessionStatus
 
 _MAX_GRANT = 10**9
 
@@ -67,7 +68,9 @@ class SessionEndpoints:
         decode: Decode,
         texts: TokenTexts,
         pace: Pace,
+        images: StoredImages,
     ) -> None:
+        self._images = images
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
         self._deletion, self._turns = deletion, turns
@@ -125,7 +128,8 @@ class SessionEndpoints:
         interactions = await self._recordings.load_interactions(session.id)
         if not include:
             return JsonResponse(session_json(session.record, interactions, begun))
-        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, self._decode)
+        pixels = await self._pixels(interactions, include)
+        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, self._decode, pixels)
         if Part.REPLY in include:
             replies = await asyncio.to_thread(self._replies.replies, interactions)
             for entry, reply in zip(shown["interactions"], replies, strict=True):
@@ -143,8 +147,9 @@ class SessionEndpoints:
         session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
+        pixels = await self._pixels(interactions, include)
         # Comparing reads all messages of the session.
-        shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, self._decode)
+        shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, self._decode, pixels)
         if Part.REPLY in include:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
         if Part.REQUEST in include:
@@ -165,6 +170,11 @@ class SessionEndpoints:
         count = await self._deletion.delete(session)
         self._turns.cancel_deleted(session)
         return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
+
+    async def _pixels(self, interactions: Sequence[Interaction], include: Collection[Part]) -> Mapping[str, str]:
+        """What tells the images of a session that show the same picture, if it has any and they are compared."""
+        digests = digests_of(interactions) if Part.COMPARED in include else ()
+        return await self._images.pixels(digests) if digests else {}
 
     async def _running(self, session: LiveSession) -> list[dict[str, Any]]:
         """The calls that have begun and not ended. Read them before the interactions, to miss none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from proxy.api.session_json import interactions_json, session_json
@@ -94,10 +95,11 @@ def turn_json(
     turn: Interaction,
     include: Collection[Part],
     decode: Decode | None = None,
+    pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """A turn with the wanted parts but `reply` and `tokens`; `interactions` are all of its session, in order of `seq`.
 
-    `decode`: of token ids to text; without it, tokens that differ have no text.
+    `decode`: of token ids to text; without it, tokens that differ have no text. `pixels` as of `Comparisons`.
     """
     summary = next(each for each in interactions_json(record, interactions) if each["id"] == turn.id)
     out: dict[str, Any] = {
@@ -110,7 +112,8 @@ def turn_json(
     }
     out |= _parts(build_tree(interactions), turn, include)
     if Part.COMPARED in include:
-        out["compared"] = comparison_json(Comparisons(interactions).of(turn), turn_numbers(interactions), decode)
+        found = Comparisons(interactions, pixels).of(turn)
+        out["compared"] = comparison_json(found, turn_numbers(interactions), decode)
     return out
 
 
@@ -120,21 +123,27 @@ def tree_json(
     begun: int,
     include: Collection[Part],
     decode: Decode | None = None,
+    pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """A session with all its turns, in order of `seq`, each with the wanted parts but `reply` and `running`.
 
-    `begun`: calls that have not ended. `decode` as of `turn_json`.
+    `begun`: calls that have not ended. `decode` and `pixels` as of `turn_json`.
     """
     shown, nodes = session_json(record, interactions, begun), build_tree(interactions)
     for entry, turn in zip(shown["interactions"], interactions, strict=True):
         entry |= _parts(nodes, turn, include)
     if Part.COMPARED in include:
-        every, numbers = Comparisons(interactions), turn_numbers(interactions)
+        every, numbers = Comparisons(interactions, pixels), turn_numbers(interactions)
         for entry, turn in zip(shown["interactions"], interactions, strict=True):
             entry["compared"] = comparison_json(every.of(turn), numbers, decode)
     if Part.SCORE in include:
         shown |= _score(record, interactions)
     return shown
+
+
+def digests_of(interactions: Sequence[Interaction]) -> set[str]:
+    """The digests of all images that stand in messages of these interactions."""
+    return {image.digest for turn in interactions for message in turn.new_messages for image in message.images}
 
 
 def _score(record: SessionRecord, interactions: Sequence[Interaction]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from proxy.types import Api, Interaction, Message, Role, Tool
 _GOES_ON = (Reason.FIRST, Reason.CONTINUED)
 _UNALIGNED = (Reason.TEMPLATE, Reason.DRIFT)
 _TOKENS_SHOWN = 8
+_UNKNOWN: Mapping[str, str] = MappingProxyType({})
 _START = ChainState(key=0, body_key=0)
 
 
@@ -32,6 +34,11 @@ class Differs(Explained):
     TOOL_CALLS = "tool_calls", "the calls of the answer differ: their number, a name or the arguments"
     TOOL_CALL_ID = "tool_call_id", "the tool result answers another call"
     IMAGES = "images", "the images of the message differ"
+    ENCODED_ANEW = (
+        "encoded_anew",
+        "the images of the message show the same pictures, but were encoded anew: their bytes differ, so it is another "
+        "message; send an image again as it was sent first",
+    )
     REMOVED = "removed", "messages of the nearest turn are missing here; the one after them follows"
     INSERTED = "inserted", "messages stand here that the nearest turn lacks; its own follow"
     ENDED = "ended", "the conversation ends here, and that of the nearest turn goes on"
@@ -87,11 +94,12 @@ class Comparison:
 class Comparisons:
     """Compares the turns of one session; `interactions` are all of them, in order of `seq`.
 
-    Its messages are hashed once, and one comparison takes time linear in their number.
+    Its messages are hashed once, and one comparison takes time linear in their number. `pixels`: digests of the decoded
+    pixels of images, by the images' own, as far as they are known.
     """
 
-    def __init__(self, interactions: Sequence[Interaction]) -> None:
-        self._nodes = build_tree(interactions)
+    def __init__(self, interactions: Sequence[Interaction], pixels: Mapping[str, str] = _UNKNOWN) -> None:
+        self._nodes, self._pixels = build_tree(interactions), pixels
         self._marks: dict[str, _Marks] = {}
         for name, node in self._nodes.items():
             added = (*node.interaction.new_messages, node.interaction.output)
@@ -109,7 +117,7 @@ class Comparisons:
         earlier = [node for node in self._nodes.values() if node.interaction.seq < turn.seq]
         if turn.api in (Api.GENERATE, Api.COMPLETIONS):
             return _compare_tokens(own, earlier)
-        return _compare_messages(own, self._nearest(own, earlier))
+        return _compare_messages(own, self._nearest(own, earlier), self._pixels)
 
     def _state(self, node: Linked | None) -> ChainState:
         return _START if node is None else self._marks[node.interaction.id].state
@@ -177,7 +185,7 @@ def _first_token(own: Branch, other: Branch) -> TokenDifference:
     return TokenDifference(at, tuple(sent[at:end].tolist()), tuple(recorded[at:end].tolist()))
 
 
-def _compare_messages(own: Branch, found: tuple[Linked, int] | None) -> Comparison:
+def _compare_messages(own: Branch, found: tuple[Linked, int] | None, pixels: Mapping[str, str]) -> Comparison:
     """`found`: the nearest turn, and how many messages at the beginning are the same."""
     above = own.parent.interaction if own.parent is not None else None
     if found is None:
@@ -186,7 +194,7 @@ def _compare_messages(own: Branch, found: tuple[Linked, int] | None) -> Comparis
     nearest, shared = found
     tools, options = _tools(root(own), root(nearest)), _options(root(own), root(nearest))
     recorded = conversation(nearest)
-    message = _first_message(nearest, recorded, sent, shared)
+    message = _first_message(nearest, recorded, sent, shared, pixels)
     if message is not None:
         why = message.why
     elif tools is not None:
@@ -238,7 +246,7 @@ def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _first_message(
-    nearest: Linked, recorded: Sequence[Message], sent: Sequence[Message], shared: int
+    nearest: Linked, recorded: Sequence[Message], sent: Sequence[Message], shared: int, pixels: Mapping[str, str]
 ) -> MessageDifference | None:
     """The first message that differs; None if `sent` has all of the `recorded` ones, or all but the answer."""
     if shared == len(recorded) or (shared == len(sent) == len(recorded) - 1):
@@ -247,7 +255,7 @@ def _first_message(
     if shared == len(sent):
         return MessageDifference(shared, Differs.ENDED, None, theirs, owner)
     mine = sent[shared]
-    why, count = _gap(sent[shared:], recorded[shared:]) or (_why(mine, theirs), 1)
+    why, count = _gap(sent[shared:], recorded[shared:]) or (_why(mine, theirs, pixels), 1)
     return MessageDifference(shared, why, mine, theirs, owner, count)
 
 
@@ -261,14 +269,20 @@ def _gap(sent: Sequence[Message], recorded: Sequence[Message]) -> tuple[Differs,
     return None
 
 
-def _why(mine: Message, theirs: Message) -> Differs:
+def _why(mine: Message, theirs: Message, pixels: Mapping[str, str]) -> Differs:
     if mine.role is not theirs.role:
         return Differs.ROLE
     if _calls(mine) != _calls(theirs):
         return Differs.TOOL_CALLS
     if mine.images != theirs.images:
-        return Differs.IMAGES
+        same = mine.content == theirs.content and _pictures(mine, pixels) == _pictures(theirs, pixels)
+        return Differs.ENCODED_ANEW if same else Differs.IMAGES
     return Differs.TOOL_CALL_ID if mine.role is Role.TOOL and mine.content == theirs.content else Differs.CONTENT
+
+
+def _pictures(message: Message, pixels: Mapping[str, str]) -> list[tuple[str, int, str]]:
+    """What the images of a message show, and where."""
+    return [(pixels.get(image.digest, image.digest), image.at, image.detail) for image in message.images]
 
 
 def _calls(message: Message) -> list[tuple[str, bytes]]:

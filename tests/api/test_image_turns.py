@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
 from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
 from tests.support import Server, says, serving, user
-from tests.vision import image_file, part
+from tests.vision import image_file, image_url, part, png, text_part
 
 
 async def turn(server: Server, messages: list[Message], *files: ImageFile) -> Any:
@@ -118,3 +120,47 @@ async def test_a_session_that_was_read_from_the_database_goes_on_with_its_images
         assert seen is not None
         assert seen.placed == one.images + two.images
         assert [file.digest for file in await seen.read()] == [first.digest, second.digest]
+
+
+def encoded_anew(data: bytes) -> bytes:
+    """The same picture as a PNG of other bytes."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.open(io.BytesIO(data)).save(out, "PNG", compress_level=1)
+    assert out.getvalue() != data
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (lambda: encoded_anew(png(100, 80)), "encoded_anew"),
+        (lambda: png(100, 80, 1), "images"),
+        (lambda: png(100, 80), None),
+    ],
+    ids=["the same picture", "another picture", "the same bytes"],
+)
+async def test_a_turn_says_why_its_images_fork_the_conversation(
+    tmp_path: Path, vision_renderer: Renderer, other: Callable[[], bytes], why: str | None
+) -> None:
+    def asking(data: bytes) -> dict[str, Any]:
+        return {"role": "user", "content": [text_part("What is it?"), image_url(data)]}
+
+    async with serving(tmp_path, says("A cat.", "A dog."), vision_renderer) as server:
+        answer = await server.answer([asking(png(100, 80))])
+        await server.answer([asking(other()), answer, user("Sure?")])
+        shown = await server.http.get("/rl/sessions/s/interactions/1", params={"include": "compared"})
+        compared = shown.json()["compared"]
+        assert (compared or {}).get("why") == why
+        tree = (await server.http.get("/rl/sessions/s", params={"include": "compared"})).json()
+        assert (tree["interactions"][1]["compared"] or {}).get("why") == why
+
+
+async def test_a_conversation_with_images_is_counted_as_its_turn_is(tmp_path: Path, vision_renderer: Renderer) -> None:
+    asked = [{"role": "user", "content": [image_url(png(300, 200)), text_part("What is it?")]}]
+    async with serving(tmp_path, says("A cat."), vision_renderer) as server:
+        counted = await server.ok("/s/v1/tokenize", {"messages": asked})
+        reply = await server.chat(asked)
+        assert reply["usage"]["prompt_tokens"] == counted["count"] == len(server.prompts()[0])
+        assert counted["tokens"] == server.prompts()[0]
