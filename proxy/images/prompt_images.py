@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from proxy.images.image_pool import ImagePool
 from proxy.types import ImageFile, PlacedImage
@@ -16,8 +16,10 @@ class PromptImages:
     def __init__(self, placed: tuple[PlacedImage, ...], pool: ImagePool, files: Mapping[str, ImageFile]) -> None:
         self.placed, self._pool, self._files = placed, pool, files
 
-    async def read(self) -> list[ImageFile]:
-        """Return the images, one for each of `placed`. Raises InvalidRequest for one that is nowhere."""
-        missing = [image.digest for image in self.placed if image.digest not in self._files]
+    async def read(self, some: Sequence[PlacedImage] | None = None) -> list[ImageFile]:
+        """Return the images, one for each of `placed`, or of `some` of them. Raises InvalidRequest for one that is
+        nowhere."""
+        wanted = self.placed if some is None else some
+        missing = [image.digest for image in wanted if image.digest not in self._files]
         read = {file.digest: file for file in await self._pool.get(missing)} if missing else {}
-        return [self._files.get(image.digest) or read[image.digest] for image in self.placed]
+        return [self._files.get(image.digest) or read[image.digest] for image in wanted]

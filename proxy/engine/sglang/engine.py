@@ -13,6 +13,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,25 @@ from proxy.engine.arguments import parse_arguments
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.sglang.image_inputs import ImageInputs
+from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.scheduler import run_scheduler
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
-from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
 from proxy.hub import folder_of, short_name
+from proxy.reasons import FinishReason
 from proxy.settings import Settings
+from proxy.types import Logprobs, ids_of
+from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.processor import VisionProcessor
+from proxy.vision.sees import sees
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
 """`max_req_input_len` is 5 tokens below SGLang's longest request, of which one more stays free: 4 can be added back."""
 
 _REMEMBERED_SESSIONS = 65_536
+_IMAGE_WORKERS = "mm_processor_worker_num"
 
 
 class SglangEngine:
@@ -47,6 +56,8 @@ class SglangEngine:
         self._intervals = False
         self._ranks = Ranks(1)
         self._readers = 0
+        self._images: ImageInputs | None = None
+        self._coming: set[str] = set()
 
     async def start(self) -> None:
         """Load the model: seconds to minutes. Raises ConfigurationError."""
@@ -55,7 +66,8 @@ class SglangEngine:
             from sglang.srt.entrypoints.engine import Engine
             from sglang.srt.sampling.sampling_params import SamplingParams
 
-            watched = type("WatchedEngine", (Engine,), {"run_scheduler_process_func": staticmethod(run_scheduler)})
+            run = partial(run_scheduler, never_sampled=placeholder_ids(self._folder))
+            watched = type("WatchedEngine", (Engine,), {"run_scheduler_process_func": staticmethod(run)})
             self._engine = watched(**arguments)
         except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise ConfigurationError(f"the SGLang engine cannot start: {error}") from error
@@ -63,14 +75,20 @@ class SglangEngine:
         self._manager.auto_create_handle_loop()
         self._intervals = "stream_interval" in _fields(SamplingParams)
         self._ranks = Ranks(int(self._manager.server_args.dp_size))
+        if _sees(self._manager):
+            self._images = ImageInputs(await asyncio.to_thread(VisionProcessor.load, self._folder))
         self._info = self._describe()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
+        images = None
+        if request.images is not None and (images := await self._image_data(request)) is None:
+            yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
+            return
         rank = self._ranks.take(request.session_id)
-        answer, wanted = SglangReply(self._numbers, len(request.prompt)), self._input(request, rank)
+        answer, wanted = SglangReply(self._numbers, len(request.prompt)), self._input(request, rank, images)
         self._readers += 1
         self._streams.running += request.streamed
         try:
@@ -87,6 +105,7 @@ class SglangEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
+        self._coming.discard(request_id)
         for rid in [rid for rid in self._manager.rid_to_state if rid.endswith(f":{request_id}")]:
             self._manager.abort_request(rid=rid)
 
@@ -189,7 +208,18 @@ class SglangEngine:
             raise EngineFailed("the engine is closed")
         return self._engine.tokenizer_manager
 
-    def _input(self, request: GenerateRequest, rank: int | None) -> Any:
+    async def _image_data(self, request: GenerateRequest) -> list[dict[str, Any]] | None:
+        """Return the images of a request in SGLang's form; None if it was aborted meanwhile."""
+        if self._images is None or request.images is None:
+            raise UnsupportedParameter(f"SGLang does not see with the model {self.info().model!r}", param="messages")
+        self._coming.add(request.request_id)
+        try:
+            data = await self._images.of(request.images, request.input_ids)
+            return data if request.request_id in self._coming else None
+        finally:
+            self._coming.discard(request.request_id)
+
+    def _input(self, request: GenerateRequest, rank: int | None, images: list[dict[str, Any]] | None) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         interval = self._streams.interval(request) if self._intervals else None
@@ -197,6 +227,7 @@ class SglangEngine:
             # SGLang aborts every request whose id begins with the given one: no id may be a prefix of another.
             rid=f"{uuid.uuid4().hex}:{request.request_id}",
             input_ids=request.input_ids.tolist(),
+            image_data=images,
             sampling_params=sampling_params(request, interval),
             return_logprob=True,
             logprob_start_len=-1,
@@ -211,7 +242,7 @@ class SglangEngine:
         return version
 
     def _describe(self) -> EngineInfo:
-        arguments, model = self._manager.server_args, self._manager.model_config
+        arguments, model, blind = self._manager.server_args, self._manager.model_config, self._images is None
         longest = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"])
         return EngineInfo(
             name="sglang",
@@ -219,7 +250,7 @@ class SglangEngine:
             vocab_size=int(model.vocab_size),
             context_length=longest + _RESERVED_TOKENS,
             weight_version=self._version,
-            capabilities=frozenset(Capability) - _missing(arguments),
+            capabilities=frozenset(Capability) - _missing(arguments) - ({Capability.IMAGES} if blind else set()),
             detail=f"SGLang on {arguments.device}, {arguments.dtype}, tp {arguments.tp_size}, dp {arguments.dp_size}",
         )
 
@@ -269,6 +300,8 @@ def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
         "log_level": "error" if settings.log_level == "info" else settings.log_level,
         "weight_version": "0",
     }
+    if sees(folder) and _IMAGE_WORKERS in (option_names() or ()):
+        arguments[_IMAGE_WORKERS] = 2  # with one, SGLang's work on images runs on the event loop
     if settings.tokenizer is not None:
         arguments["tokenizer_path"] = str(folder_of("tokenizer", settings.tokenizer))
     if settings.max_context_tokens is not None:
@@ -287,7 +320,7 @@ def _value(text: str) -> Any:
 
 def _missing(arguments: Any) -> frozenset[Capability]:
     """The capabilities that the engine lacks with these server arguments."""
-    missing = {Capability.IMAGES}
+    missing = set()
     if arguments.skip_tokenizer_init or arguments.grammar_backend == "none":
         missing.add(Capability.GRAMMAR)
     if arguments.skip_tokenizer_init:  # its scheduler asks the tokenizer for the end tokens
@@ -297,6 +330,12 @@ def _missing(arguments: Any) -> frozenset[Capability]:
     if not arguments.enable_memory_saver:
         missing.add(Capability.RELEASE_MEMORY)
     return frozenset(missing)
+
+
+def _sees(manager: Any) -> bool:
+    """True if SGLang has loaded the model with its eyes."""
+    understands = getattr(manager.model_config, "is_image_understandable_model", False)
+    return bool(understands) and getattr(manager, "mm_processor", None) is not None
 
 
 def _fields(struct: Any) -> frozenset[str]:

@@ -7,15 +7,20 @@ sample them, and SGLang would name the new ones. The hooks, set through SGLang's
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _MARK = "tokengrove_sampled_by"
+_SAMPLER = "sglang.srt.layers.sampler.Sampler"
 
 
-def run_scheduler(*arguments: Any, **named: Any) -> None:
-    """Register the hooks, then run SGLang's `run_scheduler_process`. Runs in the child process in its place."""
+def run_scheduler(*arguments: Any, never_sampled: Sequence[int] = (), **named: Any) -> None:
+    """Register the hooks, then run SGLang's `run_scheduler_process`. Runs in the child process in its place.
+
+    `never_sampled`: ids of tokens that are never sampled.
+    """
     from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -25,7 +30,38 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
         HookRegistry.register(f"{scheduler}.record_weight_version_change", mark_launched, HookType.AROUND)
         HookRegistry.register(f"{scheduler}.process_batch_result", count_launched, HookType.AROUND)
         HookRegistry.register(f"{parts}.to_payload", name_versions, HookType.AROUND)
+    if never_sampled:
+        from sglang.srt.layers.sampler import Sampler
+
+        whole = "logprob_logits" in inspect.signature(Sampler.forward).parameters
+        HookRegistry.register(f"{_SAMPLER}.forward", never(never_sampled, whole=whole), HookType.AROUND)
+        HookRegistry.register(f"{scheduler}.record_weight_version_change", forget_images, HookType.AROUND)
     run_scheduler_process(*arguments, **named)
+
+
+def never(tokens: Sequence[int], *, whole: bool) -> Callable[..., Any]:
+    """Return a hook that keeps tokens from being sampled.
+
+    `whole`: logprobs stay those of the whole distribution; older SGLang gives those of what is left.
+    """
+
+    def sample(forward: Callable[..., Any], sampler: Any, output: Any, *arguments: Any, **named: Any) -> Any:
+        logits = output.next_token_logits
+        if whole and named.get("logprob_logits") is None:
+            named["logprob_logits"] = logits.clone()
+        logits[:, list(tokens)] = float("-inf")
+        return forward(sampler, output, *arguments, **named)
+
+    return sample
+
+
+def forget_images(record: Callable[..., Any], scheduler: Any, *arguments: Any, **named: Any) -> None:
+    """Hook: when weights have changed, drop what the old ones saw in images. SGLang keeps that by image alone."""
+    from sglang.srt.managers import mm_schedule
+
+    record(scheduler, *arguments, **named)
+    if mm_schedule.embedding_cache is not None:
+        mm_schedule.embedding_cache.clear()
 
 
 def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str | None) -> None:

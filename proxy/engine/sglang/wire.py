@@ -18,6 +18,7 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
 from proxy.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
+from proxy.images.quoted import without_images
 from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 
@@ -278,6 +279,7 @@ def _finish(reason: Any) -> FinishReason:
 
 def _failure(status: Any, message: str) -> ProxyError:
     """The exception for an error of a status: EngineBusy for a full queue, InvalidRequest if there is none."""
+    message = without_images(message)
     if status in _BUSY:
         return EngineBusy(message)
     return EngineFailed(message) if isinstance(status, int) and status >= _SERVER_ERROR else InvalidRequest(message)

@@ -1,0 +1,115 @@
+"""What the embedded SGLang gets of images: the tensors of the model's own processor, made once for each image.
+
+With tensors beside them, SGLang runs on exactly the ids that it is sent. From images it would turn the ids into text,
+and that into ids again. The tensors are those that exports give trainers as `multi_modal_inputs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from proxy.errors import EngineFailed
+from proxy.images.decode import decode_image
+from proxy.images.prompt_images import PromptImages
+from proxy.types import Ids, ImageFile, PlacedImage
+
+_FORMAT = "processor_output"
+_MOST_BYTES = 2 * 2**30
+"""A screenshot of 1280 x 800 pixels takes 25 MB as tensors of Qwen2.5-VL."""
+
+_Key = tuple[str, str]
+
+
+class MakesInputs(Protocol):
+    """The part of `proxy.vision.processor.VisionProcessor` that is needed here."""
+
+    def inputs(self, images: Sequence[tuple[Any, str]]) -> Mapping[str, Any]:
+        """Return the tensors of decoded images, each with its detail."""
+
+
+class ImageInputs:
+    """Keeps the tensors of the images that were used last, at most `most_bytes`. Use it on one event loop."""
+
+    def __init__(self, processor: MakesInputs, most_bytes: int = _MOST_BYTES) -> None:
+        self._processor, self._most_bytes = processor, most_bytes
+        self._held: OrderedDict[_Key, Mapping[str, Any]] = OrderedDict()
+        self._coming: dict[_Key, asyncio.Future[Mapping[str, Any]]] = {}
+        self._bytes = 0
+
+    async def of(self, images: PromptImages, ids: Ids) -> list[dict[str, Any]]:
+        """Return SGLang's `image_data` for the images of the prompt `ids`. Raises InvalidRequest, EngineFailed.
+
+        One dict for all images: SGLang takes no more of this kind.
+        """
+        found = await self._tensors(images)
+        data = await asyncio.to_thread(_joined, found)
+        offsets = [_offset(image, ids) for image in images.placed]
+        return [{"format": _FORMAT, **data, **({} if None in offsets else {"offsets": offsets})}]
+
+    async def _tensors(self, images: PromptImages) -> list[Mapping[str, Any]]:
+        """The tensors of each image. What others are making is waited for."""
+        wanted = {_key(image): image for image in images.placed}
+        found = {key: self._held[key] for key in wanted if key in self._held}
+        missing = [image for key, image in wanted.items() if key not in found and key not in self._coming]
+        waiting = {key: self._coming[key] for key in wanted if key not in found and key in self._coming}
+        for key in found:
+            self._held.move_to_end(key)
+        files = await images.read(missing) if missing else []
+        for image, file in zip(missing, files, strict=True):
+            waiting[_key(image)] = self._make(image, file)
+        for key, coming in waiting.items():
+            found[key] = await asyncio.shield(coming)
+        return [found[_key(image)] for image in images.placed]
+
+    def _make(self, image: PlacedImage, file: ImageFile) -> asyncio.Future[Mapping[str, Any]]:
+        """Make the tensors of an image in a thread, unless that has begun meanwhile."""
+        key = _key(image)
+        if (coming := self._coming.get(key)) is None:
+            coming = asyncio.ensure_future(asyncio.to_thread(self._processed, file, image.detail))
+            self._coming[key] = coming
+            coming.add_done_callback(lambda done: self._keep(key, done))
+        return coming
+
+    def _keep(self, key: _Key, done: asyncio.Future[Mapping[str, Any]]) -> None:
+        del self._coming[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._held[key] = done.result()
+        self._bytes += _size(done.result())
+        while self._bytes > self._most_bytes:
+            self._bytes -= _size(self._held.popitem(last=False)[1])
+
+    def _processed(self, file: ImageFile, detail: str) -> Mapping[str, Any]:
+        try:
+            return self._processor.inputs([(decode_image(file.data), detail)])
+        except ValueError as error:
+            raise EngineFailed(f"the model's processor does not take the image {file.digest}: {error}") from None
+
+
+def _key(image: PlacedImage) -> _Key:
+    return image.digest, image.detail
+
+
+def _size(tensors: Mapping[str, Any]) -> int:
+    return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors.values())
+
+
+def _joined(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the tensors of images along their first axis. Raises EngineFailed if their shapes do not fit."""
+    if len(images) == 1:
+        return dict(images[0])
+    import torch
+
+    try:
+        return {name: torch.cat([image[name] for image in images]) for name in images[0]}
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise EngineFailed(f"the tensors of {len(images)} images of this model cannot be joined: {error}") from None
+
+
+def _offset(image: PlacedImage, ids: Ids) -> tuple[int, int] | None:
+    """The first and last of an image's tokens; None if other tokens are between them, which SGLang must then find."""
+    span = ids[image.start : image.start + image.length]
+    return (image.start, image.start + image.length - 1) if span.count(span[0]) == image.length else None
