@@ -19,9 +19,12 @@ from proxy.errors import ConfigurationError, InvalidRequest, how_to_get
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.progress import doing
 from proxy.settings import Settings
+from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.sees import sees
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
+    from proxy.engine.servers.sent_images import Eyes
 
 EngineMaker = Callable[[int, "Speech | None"], Engine]
 """Creates an engine from the size of the tokenizer's vocabulary and the renderer, which a scripted agent needs."""
@@ -156,7 +159,7 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
     except InvalidRequest as error:
         raise ConfigurationError(f"--engine: {error.message}") from None
     keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
-    known = _model_vocabulary(settings)
+    known, eyes = _model_vocabulary(settings), _eyes(settings)
 
     def make(vocab_size: int, speech: Speech | None) -> Engine:
         opener = connect(
@@ -165,10 +168,20 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
             processed_logprobs=mode == "processed_logprobs",
             keys=keys,
             interval=settings.stream_interval,
+            eyes=eyes,
         )
         return Pool(urls, opener, start_timeout_s=start_timeout_s, engine_timeout_s=settings.engine_timeout_s)
 
     return make
+
+
+def _eyes(settings: Settings) -> Eyes | None:
+    """What engine servers need of a model that sees; None for any other."""
+    if settings.model is None or not sees(folder := folder_of("model", settings.model)):
+        return None
+    from proxy.engine.servers.sent_images import Eyes, SentImages
+
+    return Eyes(SentImages(), placeholder_ids(folder))
 
 
 def _model_vocabulary(settings: Settings) -> int | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
 
 from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, Unreached, fields_of
 from proxy.errors import EngineBusy, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
-from proxy.prompt_ids import PromptIds
+from proxy.images.quoted import without_images
 
 _CONTROL_S = 600.0
 """Timeout in seconds of control calls: they may load weights from disk."""
@@ -231,7 +231,14 @@ def _bearer(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def with_prompt(body: Mapping[str, Any], field: str, prompt: PromptIds) -> list[bytes]:
+class Written(Protocol):
+    """What writes itself as JSON, in parts."""
+
+    def json(self) -> list[bytes]:
+        """The parts."""
+
+
+def with_prompt(body: Mapping[str, Any], field: str, prompt: Written) -> list[bytes]:
     """Return the JSON object `body`, in parts, with the ids of a prompt as one more field."""
     return [_encoded(body)[:-1] + b',"%b":' % field.encode(), *prompt.json(), b"}"]
 
@@ -259,4 +266,4 @@ def _reason(content: bytearray) -> str:
     value = _json(content, {})
     error = value.get("error", value) if isinstance(value, dict) else value
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message or content.decode("utf-8", "replace"))[:_MOST_SHOWN]
+    return without_images(str(message or content.decode("utf-8", "replace")))[:_MOST_SHOWN]

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
+from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.sglang.wire import Streams, VersionNumbers
@@ -34,21 +36,25 @@ def connect(
     processed_logprobs: bool,
     keys: Keys = NO_KEYS,
     interval: int | None = None,
+    eyes: Eyes | None = None,
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """Return a function that connects to a URL and starts the engine there.
 
     `vocab_size`: the model's, which servers do not report. `kind` None: ask the server. `interval`: the setting
-    `--stream-interval`. The function raises EngineLost if the server does not answer, EngineUnavailable if it is of
+    `--stream-interval`. `eyes`: if the model sees.
+
+    The function raises EngineLost if the server does not answer, EngineUnavailable if it is of
     neither kind.
     """
-    numbers, streams = VersionNumbers(), Streams(interval)
+    numbers, streams, events = VersionNumbers(), Streams(interval), ServerEvents()
+    blind: dict[str, str] = {}
 
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
         if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
-            engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs, keys=keys)
+            engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs, keys=keys, eyes=eyes)
         else:
-            engine = SglangServer(url, vocab_size, numbers, keys, streams)
+            engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes)
         try:
             await engine.start()
         except BaseException as error:
@@ -57,6 +63,9 @@ def connect(
                 raise
             why = f"{type(error).__name__}: {error}"
             raise EngineUnavailable(f"{url} does not describe itself as an engine server does ({why})") from None
+        if engine.blind and blind.get(url) != engine.blind:
+            blind[url] = engine.blind
+            events.warning("engine server takes no images", url, reason=engine.blind)
         return engine
 
     return to

@@ -10,9 +10,13 @@ from proxy.engine.interface import Engine, PauseMode
 
 @runtime_checkable
 class RemoteEngine(Engine, CallbackEngine, Protocol):
-    """An engine behind `url`. Every call may raise EngineLost."""
+    """An engine behind `url`. Every call may raise EngineLost.
+
+    `blind`: why it takes no images although the model sees; "" otherwise.
+    """
 
     url: str
+    blind: str
 
     @property
     def world_size(self) -> int:

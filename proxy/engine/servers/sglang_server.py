@@ -17,10 +17,20 @@ from typing import Any
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.sent_images import Eyes, SentPrompt
+from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
-from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import (
+    EngineFailed,
+    EngineIncapable,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+    ProxyError,
+    UnsupportedParameter,
+)
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason
 from proxy.types import Logprobs, ids_of
@@ -34,15 +44,23 @@ _DEFAULT_CONTEXT = 32_768
 _PIECE_TOKENS = 2048
 """Tokens per piece of a long unstreamed reply: few enough for a slow server within --engine-timeout-s."""
 
+_NEVER = -1e9
+"""The bias of tokens that are never sampled: their probability becomes 0, which those of other tokens share."""
+
 _ABORT_S = 5.0
 _LATE_S = 2.0
 """Seconds that replies may take to arrive after an abort: the server sends them before it answers the pause."""
 
 
+class _Renewed(Exception):
+    """The weights that have seen a request's images were replaced: the rest of it is sampled in a new request."""
+
+
 class SglangServer:
     """Implements `RemoteEngine`. `vocab_size`: the model's, which servers do not report.
 
-    `numbers` and `streams` are shared by all servers of a pool.
+    `numbers`, `streams` and `eyes` are shared by all servers of a pool; `eyes` if the model sees. `blind`: why the
+    server takes no images although the model sees, "" if it takes them.
     """
 
     def __init__(
@@ -52,6 +70,7 @@ class SglangServer:
         numbers: VersionNumbers | None = None,
         keys: Keys = NO_KEYS,
         streams: Streams | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
@@ -59,12 +78,18 @@ class SglangServer:
         self._numbers = numbers or VersionNumbers()
         self._streams = streams or Streams()
         self._facts: Mapping[str, Any] = {}
+        self._eyes = eyes
+        self._sight: SglangSight | None = None
+        self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
+        self._seeing: dict[str, EventStream] = {}
+        self.blind = ""
         self._info = self._described(0)
         self._version = 0
         self._mode: PauseMode | None = None
         self._intervals = True
         self._rids: dict[str, str] = {}
         self._late: set[str] = set()
+        self._unsent: set[str] = set()
         self._ended = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -72,10 +97,23 @@ class SglangServer:
         """Read facts about the server. Raises EngineLost, EngineUnavailable if it is not SGLang."""
         await self.check()
         self._facts = await self._connection.probe("/server_info") or await self._old_facts()
+        if self._eyes is not None:
+            self._look(self._eyes, await self._connection.probe("/model_info") or {})
         models = (await self._connection.probe("/v1/models") or {}).get("data") or [{}]
         told = self._facts.get("max_req_input_len")
         longest = told + _RESERVED_TOKENS if told else models[0].get("max_model_len")
         self._info = self._described(int(longest or self._facts.get("context_length") or _DEFAULT_CONTEXT))
+
+    def _look(self, eyes: Eyes, model: Mapping[str, Any]) -> None:
+        """Find out whether the server takes images, by what it says of its model."""
+        if "has_image_understanding" not in model:
+            self.blind = "it does not say whether its model sees; a newer SGLang does"
+        elif not model["has_image_understanding"]:
+            self.blind = "the model that it serves does not see"
+        elif self._facts.get("skip_tokenizer_init"):
+            self.blind = "it was started with --skip-tokenizer-init"
+        else:
+            self._sight = SglangSight(self._connection, eyes.images, {**self._facts, **model})
 
     async def check(self) -> int:
         """Ask for the weight version that the server serves. Raises EngineLost or EngineUnavailable."""
@@ -99,9 +137,16 @@ class SglangServer:
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
-    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed."""
+    async def sample(
+        self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None = None
+    ) -> FinishReason | None:
+        """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed.
+
+        `seen`: the prompt with its images, if it has some and they are ready to be sent.
+        """
         check_request(request, self._info.vocab_size, self._info.context_length)
+        if request.images is not None and seen is None:
+            return await self._see(request, take)
         session, rid = _names(request)
         body = self._body(request, rid)
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
@@ -109,6 +154,8 @@ class SglangServer:
 
         def read(parts: Sequence[Any]) -> bool:
             nonlocal stopped
+            if seen is not None:
+                check_ids(parts, request.prompt)
             for chunk in reply.read(parts):
                 if chunk.ids and chunk.finish is not FinishReason.ABORT:
                     self._version = chunk.version
@@ -125,9 +172,9 @@ class SglangServer:
             if session:
                 headers["x-smg-routing-key"] = session
             if body["stream"]:
-                await self._stream(body, request.prompt, headers, read)
+                await self._stream(body, seen or request.prompt, headers, read)
             else:
-                sent = with_prompt(body, "input_ids", request.prompt)
+                sent = with_prompt(body, "input_ids", seen or request.prompt)
                 read([await self._connection.generate("/generate", sent, headers)])
             return stopped or reply.finish
         except Stopped:
@@ -135,26 +182,75 @@ class SglangServer:
         except EngineLost:
             if rid not in self._late:
                 raise
-            return take(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)) or FinishReason.ABORT
+            return take(self._aborted()) or FinishReason.ABORT
         finally:
             self._streams.running -= request.streamed
             del self._rids[request.request_id]
             self._late.discard(rid)
+            self._seeing.pop(rid, None)
             self._ended.set()
             if reply.finish is None:
                 self._abort_soon(rid)
+
+    async def _see(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
+        """Sample after a prompt with images; go on with new ones when the weights that have seen them are replaced.
+
+        The server is then paused, and holds the rest of the request until it is continued.
+        """
+        if (sight := self._sight) is None:
+            raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
+        told = ids_of()
+
+        def collect(chunk: TokenChunk) -> FinishReason | None:
+            if told and chunk.cached_tokens is not None:  # those of the whole prompt are told once
+                chunk = replace(chunk, cached_tokens=None)
+            told.extend(chunk.ids)
+            return take(chunk)
+
+        while True:
+            rest, (_, name) = rest_of(request, told), _names(request)
+            self._rids[request.request_id] = name
+            self._unsent.add(name)
+            try:
+                seen = await sight.prompt(rest, self._version, request.trace_headers())
+                if name in self._late:
+                    return take(self._aborted()) or FinishReason.ABORT
+            finally:
+                self._rids.pop(request.request_id, None)
+                self._unsent.discard(name)
+                self._late.discard(name)
+                self._ended.set()
+            try:
+                return await self.sample(rest, collect, seen)
+            except _Renewed:
+                if len(told) >= (request.sampling.max_tokens or 0):
+                    return take(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.LENGTH))
+
+    def _aborted(self) -> TokenChunk:
+        return TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
+
+    def _renew(self) -> None:
+        """Have requests go on with images that the new weights see. Those in one piece keep what the old ones saw."""
+        for reply in self._seeing.values():
+            reply.fail(_Renewed())
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
         return generated(self.sample, request)
 
     async def _stream(
-        self, body: dict[str, Any], prompt: PromptIds, headers: Mapping[str, str], read: Callable[[list[Any]], bool]
+        self,
+        body: dict[str, Any],
+        prompt: PromptIds | SentPrompt,
+        headers: Mapping[str, str],
+        read: Callable[[list[Any]], bool],
     ) -> None:
         """Give the parts of the answer to `read`. If the server rejects `stream_interval`, ask again without it."""
-        sent = with_prompt(body, "input_ids", prompt)
+        sent, reply = with_prompt(body, "input_ids", prompt), EventStream(read)
+        if prompt.__class__ is SentPrompt:  # no call more for a text
+            self._seeing[body["rid"]] = reply
         try:
-            await self._connection.stream("/generate", sent, headers, EventStream(read))
+            await self._connection.stream("/generate", sent, headers, reply)
         except (InvalidRequest, EngineFailed) as error:
             if "stream_interval" not in error.message or "stream_interval" not in body["sampling_params"]:
                 raise
@@ -169,7 +265,9 @@ class SglangServer:
         params = sampling_params(request, interval if self._intervals else None)
         if self._facts and _DETERMINISTIC not in self._facts:  # so old that it fails on a seed
             params.pop("sampling_seed", None)
-        return {
+        if self._never:
+            params["logit_bias"] = {**params.get("logit_bias", {}), **self._never}
+        body = {
             "rid": rid,
             "sampling_params": params,
             "return_logprob": True,
@@ -177,6 +275,9 @@ class SglangServer:
             "top_logprobs_num": request.top_logprobs,
             "stream": interval is not None,
         }
+        if request.images is not None and interval in (None, _PIECE_TOKENS):
+            body[ASKS] = True
+        return body
 
     def _interval(self, request: GenerateRequest) -> int | None:
         """Tokens per part of the reply; None: the whole reply in one part."""
@@ -184,12 +285,14 @@ class SglangServer:
         cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
         if request.streamed or cut:
             return self._streams.interval(request)
-        whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
+        whole = request.grammar is not None or (request.images is None and (sampling.max_tokens or 0) <= _PIECE_TOKENS)
         return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued: it comes whole
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
-        if (rid := self._rids.get(request_id)) is not None:
+        if (rid := self._rids.get(request_id)) in self._unsent:
+            self._late.add(rid)
+        elif rid is not None:
             await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
 
     def cut(self) -> None:
@@ -229,7 +332,8 @@ class SglangServer:
     async def follow(self, mode: PauseMode | None, version: int | None) -> None:
         """Note what another process did; after a pause of mode ABORT no request of this one is in flight there."""
         begins, self._mode = mode is not self._mode, mode
-        self._version = self._version if version is None else version
+        if version is not None and version != self._version:
+            self._now(version)
         if begins and mode is PauseMode.ABORT:
             await self._end_late()
 
@@ -245,7 +349,7 @@ class SglangServer:
         # request that was aborted is still in SGLang's queue.
         body = {"model_path": path, "weight_version": str(new), "flush_cache": False}
         await self._do("/update_weights_from_disk", body, param="path")
-        self._version = new
+        self._now(new)
         if self._mode is not PauseMode.IN_PLACE or not (self._rids or busy):
             await self.flush_cache()
         return new
@@ -255,8 +359,14 @@ class SglangServer:
         await self._do(f"/{step.value}", fields)
         named = fields.get("weight_version")
         if named is not None:
-            self._version = self._numbers.number(named)
+            self._now(self._numbers.number(named))
         return self._version
+
+    def _now(self, version: int) -> None:
+        """Note that the server has new weights. Those of requests that compute their prompts anew see its images."""
+        self._version = version
+        if self._mode is PauseMode.RETRACT:
+            self._renew()
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release GPU memory of the server. Raises EngineIncapable without --enable-memory-saver."""
@@ -300,7 +410,7 @@ class SglangServer:
             vocab_size=self._vocab_size,
             context_length=context_length,
             weight_version=0,
-            capabilities=_capabilities_by(self._facts),
+            capabilities=_capabilities_by(self._facts) - (frozenset() if self._sight else {Capability.IMAGES}),
             detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
         )
 
@@ -334,7 +444,7 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
 
 def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities of a server that says `facts` of itself."""
-    missing = {Capability.IMAGES}
+    missing = set()
     if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
         missing.add(Capability.GRAMMAR)
     if facts.get("skip_tokenizer_init"):  # its scheduler asks the tokenizer for the end tokens

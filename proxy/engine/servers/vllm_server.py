@@ -1,5 +1,7 @@
 """One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
 
+Prompts with images go another way (`proxy.engine.servers.vllm_sight`).
+
 A request is refused if its logprobs would break the logprob rule of `proxy.engine.chunks`: vLLM's `raw_logprobs` (its
 default) are taken at temperature 1, before penalties and bias; its `processed_logprobs` are taken after all of these
 and after truncation. Written to vLLM's documented API and tested against a simulated server, not against vLLM.
@@ -16,6 +18,8 @@ from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.sent_images import Eyes
+from proxy.engine.servers.vllm_sight import PATH, SeenReply, blindness, sent
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,
@@ -24,6 +28,7 @@ from proxy.errors import (
     ProxyError,
     UnsupportedParameter,
 )
+from proxy.images.quoted import without_images
 from proxy.reasons import FinishReason
 from proxy.types import Logprobs, SamplingParams, ids_of
 
@@ -41,12 +46,24 @@ _CAPABILITIES = frozenset(
 )
 _PROCESSED = frozenset({Capability.PENALTIES, Capability.LOGIT_BIAS, Capability.MIN_TOKENS})
 _WAKE_TAGS = ("weights", "kv_cache")
+_NEVER = -100.0
+"""The lowest bias that vLLM takes. Its raw logprobs are those before it."""
 
 
 class VllmServer:
-    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`."""
+    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`. `eyes`: if
+    the model sees.
+    """
 
-    def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False, keys: Keys = NO_KEYS) -> None:
+    def __init__(
+        self,
+        url: str,
+        vocab_size: int,
+        *,
+        processed_logprobs: bool = False,
+        keys: Keys = NO_KEYS,
+        eyes: Eyes | None = None,
+    ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
@@ -54,6 +71,9 @@ class VllmServer:
         self._model = ""
         self._context_length = _DEFAULT_CONTEXT
         self._replies: dict[str, EventStream] = {}
+        self._eyes = eyes
+        self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
+        self.blind = ""
 
     async def start(self) -> None:
         """Read the server's model and context length. Raises EngineLost, EngineUnavailable."""
@@ -63,6 +83,8 @@ class VllmServer:
             raise EngineUnavailable(f"{self.url} serves no model")
         self._model = models[0]["id"]
         self._context_length = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
+        if self._eyes is not None:
+            self.blind = await blindness(self._connection, self._model)
 
     async def check(self) -> int:
         """Return 0, as vLLM has no weight versions. Raises EngineLost or EngineUnavailable."""
@@ -79,11 +101,12 @@ class VllmServer:
         check_request(request, self._vocab_size, self._context_length)
         self._check_logprobs(request.sampling)
         finish: FinishReason | None = None
+        seen = None if request.images is None else SeenReply(request.prompt, request.top_logprobs)
 
         def read(events: Sequence[Any]) -> bool:
             nonlocal finish
             for event in events:
-                for chunk in _chunks(event, request.top_logprobs):
+                for chunk in _chunks(event, request.top_logprobs, seen):
                     finish = take(chunk) or chunk.finish
                     if chunk.finish is not None:
                         return True
@@ -93,14 +116,26 @@ class VllmServer:
 
         reply = self._replies[request.request_id] = EventStream(read)
         try:
-            sent = with_prompt(self._body(request), "prompt", request.prompt)
-            await self._connection.stream("/v1/completions", sent, request.trace_headers(), reply)
+            if seen is not None:
+                await self._see(request, reply)
+            else:
+                body = with_prompt(self._body(request), "prompt", request.prompt)
+                await self._connection.stream("/v1/completions", body, request.trace_headers(), reply)
         except Stopped:  # the connection is closed, on which vLLM ends the request
             if finish is None:
                 return take(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT)) or FinishReason.ABORT
         finally:
             del self._replies[request.request_id]
         return finish
+
+    async def _see(self, request: GenerateRequest, reply: EventStream) -> None:
+        """Send a request with images, unless it is aborted before."""
+        if self._eyes is None or self.blind:
+            raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
+        body = await sent(self._eyes.images, request, self._body(request))
+        if reply.ended.done():
+            raise Stopped
+        await self._connection.stream(PATH, body, request.trace_headers(), reply)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
@@ -129,8 +164,8 @@ class VllmServer:
         }
         if sampling.ignore_eos:
             body["stop_token_ids"] = []
-        if sampling.logit_bias:
-            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        if sampling.logit_bias or self._never:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} | self._never
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if sampling.min_tokens:
@@ -219,7 +254,9 @@ class VllmServer:
             vocab_size=self._vocab_size,
             context_length=self._context_length,
             weight_version=0,
-            capabilities=_CAPABILITIES | (_PROCESSED if self._processed else frozenset()),
+            capabilities=_CAPABILITIES
+            | (_PROCESSED if self._processed else frozenset())
+            | (frozenset() if self._eyes is None or self.blind else {Capability.IMAGES}),
             detail=f"vLLM at {self.url}",
         )
 
@@ -230,12 +267,14 @@ class VllmServer:
         await self._connection.close()
 
 
-def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
+def _chunks(event: Mapping[str, Any], top: int, seen: SeenReply | None = None) -> list[TokenChunk]:
     """The chunk in an event; none if it has no tokens and no finish. Raises InvalidRequest or EngineFailed."""
     if not isinstance(event, Mapping):
         raise EngineFailed(f"the engine answered with a {type(event).__name__} instead of an object")
     if (error := event.get("error")) is not None:
         raise _refusal(error)
+    if seen is not None:
+        return seen.chunks(event)
     if not event.get("choices"):
         return []
     try:
@@ -273,10 +312,10 @@ _FINISH = {
 def _refusal(error: Any) -> ProxyError:
     """The exception for an error in a stream: EngineFailed for code 500 and above, else InvalidRequest."""
     told: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
-    code = told.get("code")
+    code, message = told.get("code"), without_images(str(told.get("message")))
     if isinstance(code, int) and code >= _SERVER_ERROR:
-        return EngineFailed(f"the engine failed: {told.get('message')}")
-    return InvalidRequest(f"the engine refused the request: {told.get('message')}")
+        return EngineFailed(f"the engine failed: {message}")
+    return InvalidRequest(f"the engine refused the request: {message}")
 
 
 def _truncates(sampling: SamplingParams) -> str | None:
