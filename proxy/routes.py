@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from proxy.api.addresses import Addresses
@@ -42,7 +41,7 @@ from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
 from proxy.api.turnstile import Turnstile
 from proxy.engine.admin import EngineAdmin
-from proxy.engine.create import model_name, tokenizer_folder
+from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
@@ -263,7 +262,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         parts.polls,
         Pace(lambda: turns.busy),
         parts.metrics.exports,
-        ExportImages(store.images, parts.renderer, partial(tokenizer_folder, parts.settings)),
+        ExportImages(store.images, parts.renderer),
         parts.renderer.decode,
     )
     claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)

@@ -7,9 +7,8 @@ empty it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from proxy.errors import ConfigurationError, NotFound, UnsupportedParameter, how_to_get
 from proxy.export_formats.encoder import ExportFormat
@@ -26,10 +25,10 @@ _FIELD = "multi_modal_inputs"
 
 
 class ExportImages:
-    """`stored`: the images of all sessions. `folder`: of the model's configuration, asked for only if it sees."""
+    """`stored`: the images of all sessions. `renderer`: of the model, whose images it has if it sees."""
 
-    def __init__(self, stored: StoredImages, renderer: Renderer, folder: Callable[[], Path]) -> None:
-        self._stored, self._renderer, self._folder = stored, renderer, folder
+    def __init__(self, stored: StoredImages, renderer: Renderer) -> None:
+        self._stored, self._renderer = stored, renderer
         self._inputs: SampleInputs | None = None
         self._loading = asyncio.Lock()
 
@@ -71,7 +70,7 @@ class ExportImages:
                 assert self._renderer.images is not None
                 processor = self._renderer.images.vision
                 try:
-                    self._inputs = await asyncio.to_thread(load_sample_inputs, processor, self._folder())
+                    self._inputs = await asyncio.to_thread(load_sample_inputs, processor)
                 except ConfigurationError as error:
                     raise UnsupportedParameter(f"{_FIELD!r}: {error}", param=_FIELD) from error
         return self._inputs

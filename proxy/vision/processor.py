@@ -26,15 +26,16 @@ _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 
 
 class VisionProcessor:
-    """One model's processor. Thread-safe. `placeholder`: what a chat template writes where an image is."""
+    """The processor of the model in `folder`. Thread-safe. `placeholder`: what a chat template writes where an image
+    is."""
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, folder: Path) -> None:
         placeholder = getattr(processor, "image_token", None)
         if not isinstance(placeholder, str) or not placeholder:
             raise ConfigurationError(
                 f"{type(processor).__name__} has no image_token, so images have no place in a text"
             )
-        self.placeholder = placeholder
+        self.placeholder, self.folder = placeholder, folder
         self.name = type(processor).__name__
         self._processor = processor
         self._texts: OrderedDict[tuple[int, int], str] = OrderedDict()
@@ -43,7 +44,7 @@ class VisionProcessor:
     @classmethod
     def load(cls, folder: Path) -> VisionProcessor:
         """Load the processor of the model in `folder`. Raises ConfigurationError (one line)."""
-        return cls(load_processor(folder))
+        return cls(load_processor(folder), folder)
 
     @property
     def reserved(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.errors import ConfigurationError, how_to_get
@@ -28,12 +27,12 @@ _GRIDS = "image_grid_thw"
 _SIZES = 4096
 
 
-def load_sample_inputs(processor: VisionProcessor, folder: Path) -> SampleInputs:
-    """Load the rule of positions of the model in `folder`. Raises ConfigurationError (one line) without torch."""
+def load_sample_inputs(processor: VisionProcessor) -> SampleInputs:
+    """Load the rule of positions of the processor's model. Raises ConfigurationError (one line) without torch."""
     try:
         from proxy.vision.positions import positions_in
 
-        return SampleInputs(processor, positions_in(folder))
+        return SampleInputs(processor, positions_in(processor.folder))
     except ImportError as error:
         how = how_to_get("tokengrove[cpu]")
         raise ConfigurationError(f"the positions of the model need the package {error.name}; {how}") from None
