@@ -91,7 +91,11 @@ class GenerateEndpoint:
             if session is None:
                 upload.release()  # all that is left of the body are the ids, which the engine needs
                 sent = b""
-                return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
+                wanted = self._generate_request(asked, affinity)
+                if asked.images or self._turns.sees:
+                    ids, wanted.images = await self._turns.seen(asked, wanted.request_id)
+                    wanted.prompt = PromptIds(ids)
+                return await self._unrecorded(request, asked, wanted)
             try:
                 turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
             except RunsElsewhere as found:

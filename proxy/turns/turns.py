@@ -32,6 +32,7 @@ from proxy.errors import (
     TooManyRequests,
 )
 from proxy.images.image_pool import ImagePool
+from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
@@ -80,7 +81,7 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 class Turns:
     """Starts turns on one engine, and keeps those that are running, by attempt.
 
-    `log_content`: whether their lines may have text of messages.
+    `log_content`: whether their lines may have text of messages. `sees`: the model takes images.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Turns:
         self._images = images
         self._gate = gate
         self._registry, self._seat = registry, seat
-        self._renderer = renderer
+        self._renderer, self.sees = renderer, renderer.sees
         self._log = log
         self._news = news
         self._named = named
@@ -364,6 +365,15 @@ class Turns:
             return await self._prompts.continued(request, known, most, owner, generation_prompt)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
+
+    async def seen(self, request: TurnRequest, owner: str) -> tuple[Ids, PromptImages | None]:
+        """Return the prompt of a request of token ids that is no session's: its images expanded, and their bytes.
+
+        Raises InvalidRequest if the ids do not have the tokens of these images.
+        """
+        assert request.input_ids is not None
+        ids, placed = await self._prompts.located(request.input_ids, request.images, owner)
+        return ids, PromptImages(placed, self._images, request.files) if placed else None
 
     async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
         """Return the message of an output that is no turn, and why it ended. Raises InvalidRequest."""

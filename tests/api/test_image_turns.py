@@ -6,14 +6,16 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rendering.renderer import Renderer
+from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.settings import Settings
 from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
 from tests.support import Server, says, serving, user
-from tests.vision import image_file, image_url, part, png, text_part
+from tests.vision import data_url, image_file, image_url, part, png, text_part
 
 
 async def turn(server: Server, messages: list[Message], *files: ImageFile) -> Any:
@@ -164,3 +166,40 @@ async def test_a_conversation_with_images_is_counted_as_its_turn_is(tmp_path: Pa
         reply = await server.chat(asked)
         assert reply["usage"]["prompt_tokens"] == counted["count"] == len(server.prompts()[0])
         assert counted["tokens"] == server.prompts()[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/g/v1/generate"], ids=["without a session", "in a session"])
+async def test_token_ids_and_image_data_come_over_http(tmp_path: Path, vision_renderer: Renderer, path: str) -> None:
+    file = image_file(100, 80)
+    ids = vision_renderer.render([Message(Role.USER, "Look.", images=(part(file, 5),))], (), {})
+    body = {"input_ids": list(ids), "image_data": [data_url(file.data)], "sampling_params": {"max_new_tokens": 8}}
+    async with serving(tmp_path, says("Red.", "x"), vision_renderer) as server:
+        await server.ok(path, body)
+        seen = server.engine.requests[0].images
+        assert seen is not None
+        assert [file.digest for file in await seen.read()] == [file.digest]
+        assert seen.placed == vision_renderer.placed(ids, [Message(Role.USER, images=(part(file),))])
+        refused = await server.post(path, {**body, "image_data": body["image_data"] * 2})
+        assert refused.status_code == 400
+        assert "the prompt has the tokens of 1 images, but 2 images came" in refused.text
+        text_only = await server.post(path, {**body, "image_data": []})
+        assert text_only.status_code == 400
+
+
+async def test_a_session_with_images_is_refused_by_a_server_that_no_longer_sees(
+    tmp_path: Path, vision_renderer: Renderer, vision_folder: Path
+) -> None:
+    asked: list[Any] = [{"role": "user", "content": [image_url(png(100, 80)), text_part("What is it?")]}]
+    async with serving(tmp_path, says("A cat."), vision_renderer) as server:
+        asked += [await server.answer(asked), user("Sure?")]
+    missing = ConfigurationError("the package PIL is missing; pip install 'tokengrove[images]'")
+    with mock.patch("proxy.vision.processor.load_processor", side_effect=missing):
+        blind = load_renderer(Settings(), vision_folder)
+    async with serving(tmp_path, says("Yes."), blind) as server:
+        refused = await server.post("/s/v1/chat/completions", {"model": "m", "messages": asked})
+        assert refused.status_code == 400
+        session = await server.app.state.registry.get("s")
+        [first] = session.complete()
+        request = TurnRequest(Api.CHAT, "m", (*first.new_messages, first.output, Message(Role.USER, "Sure?")))
+        with pytest.raises(InvalidRequest, match=r"images are refused: .*tokengrove\[images\]"):
+            await server.app.state.turns.begin(session, request, new_id=lambda: "turn")
