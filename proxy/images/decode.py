@@ -99,7 +99,8 @@ def _reading(data: bytes, name: str) -> Iterator[None]:
     except (InvalidRequest, MemoryError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
-        raise InvalidRequest(f"'{name}' has too many pixels; scale the image down", param=name) from None
+        message = f"'{name}' has far more pixels than are allowed (--max-image-pixels); scale the image down"
+        raise InvalidRequest(message, param=name) from None
     except Exception:
         known = data.startswith(_SIGNATURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
         message = "is a broken image: it cannot be decoded" if known else "is no PNG, JPEG, WebP or GIF image"
