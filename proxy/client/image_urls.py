@@ -129,6 +129,11 @@ def image_url(image: Any) -> str:
     )
 
 
+def is_image(data: bytes) -> bool:
+    """Whether these bytes begin as a PNG, JPEG, GIF or WebP does."""
+    return data.startswith(tuple(begin for begin, _ in _BEGINNINGS))
+
+
 def _of_bytes(data: bytes) -> str:
     kind = next((name for begin, name in _BEGINNINGS if data.startswith(begin)), "png")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
@@ -140,7 +145,7 @@ def _base64(text: Any) -> bytes:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError):
         return b""
-    return data if data.startswith(tuple(begin for begin, _ in _BEGINNINGS)) else b""
+    return data if is_image(data) else b""
 
 
 def _of_array(values: Any) -> Any:

@@ -64,7 +64,7 @@ PARTS: dict[str, set[str]] = {
     },
     "cli": {"commands"},
     "client": {"client.readers", "errors"},
-    "client.adapters": {"client", "errors"},
+    "client.adapters": {"client", "errors", "vision"},
     "client.readers": {"client", "errors"},
     "commands": {
         "api",

@@ -85,8 +85,8 @@ def _media(
     if images is not None:
         files = [[{"bytes": data, "path": None} for data in vision.files(sample, images)] for sample in samples]
         yield "images", datasets.Sequence(datasets.Image()), files
-    if any(map(vision.placed, samples)):
-        yield "image_spans", datasets.Value("string"), [_text(list(vision.placed(sample))) for sample in samples]
+    if any(sample.images for sample in samples):
+        yield "image_spans", datasets.Value("string"), [_text(list(sample.images)) for sample in samples]
     arrays = [vision.arrays(sample) for sample in samples]
     for name in dict.fromkeys(name for row in arrays for name in row):
         found = next(row[name] for row in arrays if name in row)

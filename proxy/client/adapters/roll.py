@@ -229,6 +229,7 @@ def _fields(
     batch = _batch(rows, sequence_length, pad_token_id)
     if vision.sees(samples):
         others["multi_modal_inputs"] = objects([vision.tensors(sample) for sample in samples])
+    if vision.has_positions(samples):
         batch["position_ids"] = _positions(samples, batch["input_ids"].shape[1])
     return RollFields(batch, others, meta)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from proxy.client.adapters import vision
 from proxy.client.adapters.parts import known_score, of_agent
 from proxy.client.blocking_client import Client
 from proxy.client.libraries import library
@@ -68,7 +67,7 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
 
 
 def _refuse_images(sample: Sample) -> None:
-    if vision.placed(sample):
+    if sample.images:
         raise InvalidRequest(
             f"sample {sample.interaction_id!r} has images, which TRL's RolloutSample cannot hold; train it with "
             "GRPOTrainer (proxy.client.adapters.trl_rollout.training_batch), verl, AReaL or ROLL",

@@ -56,7 +56,7 @@ _FIELDS = (
 
 def _check_images(sample: Sample) -> None:
     """GRPOTrainer takes the images of a row from its dataset, so those that came later would be missing."""
-    if any(image["start"] >= prompt_length(sample) for image in vision.placed(sample)):
+    if any(image["start"] >= prompt_length(sample) for image in sample.images):
         raise InvalidRequest(
             f"sample {sample.interaction_id!r} has images after its prompt, which a rollout function cannot give to "
             "GRPOTrainer; return training_batch of the samples from its _generate_and_score_completions",
@@ -107,7 +107,7 @@ def _media(samples: Sequence[Sample], width: int, torch: Any) -> dict[str, torch
     types = [vision.token_types(sample) for sample in samples]
     before = pad_left([row[:start] for row, start in zip(types, starts, strict=True)], np.int64, 0, width)
     after = pad_right([row[start:] for row, start in zip(types, starts, strict=True)], np.int64, 0)
-    counts = [len(vision.placed(sample)) for sample in samples]
+    counts = [len(sample.images) for sample in samples]
     both = torch.from_numpy(np.concatenate([before, after], axis=1))
     return {**vision.packed(samples), "mm_token_type_ids": both, "num_images": counts}
 

@@ -153,8 +153,9 @@ def padded(
     metrics = [_metrics(sample) for sample in kept]
     keys, others = _of_sessions(kept, sessions)
     if has_images:
-        batch["position_ids"] = _padded_positions(rows, batch["attention_mask"], batch["prompts"].shape[1])
         others |= _media(kept, images)
+    if vision.has_positions(kept):
+        batch["position_ids"] = _padded_positions(rows, batch["attention_mask"], batch["prompts"].shape[1])
     lengths = [(_length(row.prompt), _length(row.response)) for row in rows]
     about = {"metrics": metrics, "timing": timing(metrics, lengths), "reward_extra_keys": keys}
     return VerlBatch(batch, {**_others(kept), **others}, about)
@@ -202,7 +203,7 @@ def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDic
     torch, tensordict = library("torch"), library("tensordict")
     found, has_images = _rows(samples, token_columns(samples)), vision.sees(samples)
     rows = [_jagged_row(row, scores) for row in found]
-    if has_images:
+    if vision.has_positions(samples):
         rows = [{**row, "position_ids": _positions(of)} for row, of in zip(rows, found, strict=True)]
     tensors: dict[str, Any] = {
         name: torch.nested.as_nested_tensor([torch.tensor(row[name]) for row in rows], layout=torch.jagged)

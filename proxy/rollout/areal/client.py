@@ -188,6 +188,7 @@ class OpenAIProxyClient:
                 param="discount",
             )
         options: ExportOptions = {"layout": "concat", "include": ["messages"], "reward_scope": "path"}
+        options |= {"images": "bytes", "multi_modal_inputs": "auto"}
         if (chosen := self._discount if discount is None else discount) is not None:
             options["discount"] = chosen
         if credit is not None:

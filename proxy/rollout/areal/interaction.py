@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
+
+_MEDIA = "multi_modal_input"
 
 
 class ApiType(StrEnum):
@@ -39,6 +41,9 @@ class InteractionWithTokenLogpReward:
     Without the package openai they are objects of the same shape. `reply` is the body that the client got, in the form
     of its own API.
 
+    `multi_modal_input` has the tensors of the images of the prompt, and `image_spans` says which tokens are theirs, as
+    pairs of the first and of how many; both are None if the model does not see.
+
     `output_mask` has 1 for each sampled token that is trained; None: all are. `chat_template_type` "concat" makes
     `to_tensor_dict` train the turns above too, where their tokens are the beginning of this one's; for results of
     `export_interactions` the style decides that.
@@ -59,6 +64,8 @@ class InteractionWithTokenLogpReward:
     session_id: str | None = None
     reply: Mapping[str, Any] | None = field(default=None, repr=False)
     output_mask: list[int] | None = field(default=None, repr=False)
+    multi_modal_input: Mapping[str, Array] | None = field(default=None, repr=False)
+    image_spans: Sequence[tuple[int, int]] | None = field(default=None, repr=False)
 
     @property
     def has_tensor_data(self) -> bool:
@@ -121,24 +128,30 @@ class InteractionWithTokenLogpReward:
 
         `input_ids`, `loss_mask` and `versions` (-1 where nothing is trained) int64 [1, L], `logprobs` (0 there)
         float32 [1, L], `attention_mask` bool [1, L], `rewards` float32 [1]: `reward`, or 0 if it is None. These are the
-        dtypes of AReaL 1.0.4; its documentation prints int32. Raises ValueError without tokens, and InvalidRequest
+        dtypes of AReaL 1.0.4; its documentation prints int32. Of a model that sees also `mm_token_type_ids` int64
+        [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict, as of AReaL's vision workflow.
+        Raises ValueError without tokens, and InvalidRequest
         without torch.
         """
         torch = library("torch")
         rewards = np.array([self.reward or 0.0], np.float32)
         columns: dict[str, Any] = {**self._columns(), "rewards": rewards}
-        return {name: torch.as_tensor(values) for name, values in columns.items()}
+        media = columns.pop(_MEDIA, None)
+        made = {name: torch.as_tensor(values) for name, values in columns.items()}
+        if media is not None:
+            made[_MEDIA] = [{name: torch.as_tensor(values) for name, values in each.items()} for each in media]
+        return made
 
     def _columns(self) -> Mapping[str, Any]:
         return self._sampled_columns() if self._cache is None else self._cache
 
-    def _sampled_columns(self) -> dict[str, Array]:
+    def _sampled_columns(self) -> dict[str, Any]:
         response = self.model_response
         if response is None:
             raise ValueError(f"interaction {self.interaction_id!r} has no tokens: its 'model_response' is None")
         tokens = [*response.input_tokens, *response.output_tokens]
         shape, start = (1, len(tokens)), response.input_len
-        columns: dict[str, Array] = {
+        columns: dict[str, Any] = {
             "input_ids": np.array(tokens, np.int64).reshape(shape),
             "loss_mask": np.zeros(shape, np.int64),
             "logprobs": np.zeros(shape, np.float32),
@@ -151,12 +164,21 @@ class InteractionWithTokenLogpReward:
         columns["loss_mask"][0, start:] = mask
         columns["logprobs"][0, start:] = np.where(mask, np.array(response.output_logprobs, np.float32), 0.0)
         columns["versions"][0, start:] = np.where(mask, np.array(response.output_versions, np.int64), -1)
-        return columns
+        if self.multi_modal_input is None:
+            return columns
+        return {**columns, "mm_token_type_ids": self._token_types(shape), _MEDIA: [self.multi_modal_input]}
+
+    def _token_types(self, shape: tuple[int, int]) -> Array:
+        types = np.zeros(shape, np.int64)
+        for start, length in self.image_spans or ():
+            types[0, start : start + length] = 1
+        return types
 
     def _add_parent(self, columns: dict[str, Array], start: int) -> None:
         """Train what the parent trains too, if its tokens are the beginning of this prompt of `start` tokens."""
         assert self.parent is not None
-        above = {name: np.asarray(values) for name, values in self.parent._columns().items()}
+        told = self.parent._columns()
+        above = {name: np.asarray(told[name]) for name in ("input_ids", "loss_mask", "logprobs", "versions")}
         length = above["input_ids"].shape[1]
         if length > start or not np.array_equal(above["input_ids"], columns["input_ids"][:, :length]):
             logger.warning(

@@ -13,7 +13,8 @@ class ModelResponse:
     `output_logprobs` (natural logarithms) and `output_versions` (weight versions) have one entry for each of
     `output_tokens`. `stop_reason` is length, stop, tool_calls or abort. `latency` and `ttft` are the seconds from the
     request to the complete answer and to its first token; infinity if they are not known. `tokenizer` is None unless
-    the caller sets it. The server stores no images, times between tokens or routed experts, so these are empty.
+    the caller sets it. `input_images` are those of the prompt in base64, as they came. The server stores no times
+    between tokens and no routed experts, so these are empty.
     """
 
     input_tokens: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.client import Export, Sample, SessionTree, TreeNode
-from proxy.client.adapters import areal
+from proxy.client.adapters import areal, vision
 from proxy.rollout.areal import replies
 from proxy.rollout.areal.interaction import InteractionWithTokenLogpReward
 from proxy.rollout.areal.model_response import ModelResponse
@@ -28,7 +28,7 @@ def individual(export: Export, tree: SessionTree) -> Interactions:
     nodes = {node.id: node for node in tree.interactions}
     found: Interactions = {}
     for sample in export.samples:
-        for interaction in _turns(sample, nodes):
+        for interaction in _turns(sample, nodes, export.images):
             _add(found, interaction)
     for name, interaction in found.items():
         interaction.parent = found.get(nodes[name].parent_id or "")
@@ -53,7 +53,9 @@ def _add(found: Interactions, interaction: InteractionWithTokenLogpReward) -> No
         known.output_mask = [one | other for one, other in masks]
 
 
-def _turns(sample: Sample, nodes: Mapping[str, TreeNode]) -> Iterator[InteractionWithTokenLogpReward]:
+def _turns(
+    sample: Sample, nodes: Mapping[str, TreeNode], images: vision.Images
+) -> Iterator[InteractionWithTokenLogpReward]:
     ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
     told: list[dict[str, Any]] = []
     for turn in sample.turns:
@@ -70,7 +72,10 @@ def _turns(sample: Sample, nodes: Mapping[str, TreeNode]) -> Iterator[Interactio
             session_id=sample.session_id,
             reply=node.reply,
             output_mask=mask[start:end],
+            **_media(sample, start),
         )
+        if interaction.image_spans and interaction.model_response is not None:
+            interaction.model_response.input_images = vision.base64_of(sample, images, start)
         if node.api == "responses" and node.reply is not None:
             interaction.response = replies.response(node.reply)
         else:
@@ -78,6 +83,14 @@ def _turns(sample: Sample, nodes: Mapping[str, TreeNode]) -> Iterator[Interactio
             interaction.completion = replies.chat_completion(chat)
         yield interaction
         told = [*messages, answer]
+
+
+def _media(sample: Sample, end: int) -> dict[str, Any]:
+    """The fields of the images before token `end`; none if the model does not see."""
+    if not vision.sees([sample]):
+        return {}
+    spans = [(image["start"], image["length"]) for image in sample.images if image["start"] < end]
+    return {"multi_modal_input": vision.arrays_before(sample, end), "image_spans": spans}
 
 
 def _model_response(node: TreeNode, input_tokens: list[int], output_tokens: list[int]) -> ModelResponse:

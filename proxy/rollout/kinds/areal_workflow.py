@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from proxy.client import AsyncClient, AsyncSession
+from proxy.client.image_urls import image_url
+from proxy.client.options import GenerateOptions
 from proxy.errors import InvalidRequest
 from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
 from proxy.rollout.areal.model_response import ModelResponse
@@ -90,10 +92,17 @@ class SessionEngine:
         self.interaction_ids: list[str] = []
 
     async def agenerate(self, req: Any) -> ModelResponse:
-        """Sample from `req.input_ids` by `req.gconfig`; fields that the session's own sampling has count there."""
+        """Sample from `req.input_ids` by `req.gconfig`; fields that the session's own sampling has count there.
+
+        `req.image_data` are the images of the prompt, in base64 or as URLs.
+        """
         begun, params = time.monotonic(), _sampling(getattr(req, "gconfig", None))
         params = {name: value for name, value in params.items() if name not in self._sampling}
-        answer = await self._session.generate(list(req.input_ids), sampling_params=params)
+        images = list(getattr(req, "image_data", None) or ())
+        options: GenerateOptions = {"sampling_params": params}
+        if images:
+            options["image_data"] = [image_url(image) for image in images]
+        answer = await self._session.generate(list(req.input_ids), **options)
         self.interaction_ids.append(answer.id)
         self._version = max([self._version, *answer.versions])
         took = time.monotonic() - begun
@@ -103,6 +112,7 @@ class SessionEngine:
             output_logprobs=answer.logprobs or [0.0] * len(answer.output_ids),
             output_versions=answer.versions,
             stop_reason=answer.finish_reason or "stop",
+            input_images=images,
             latency=took,
             ttft=took,
         )

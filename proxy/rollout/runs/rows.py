@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from proxy.client.image_urls import image_url, is_image
 from proxy.errors import ConfigurationError
 
 Row = dict[str, Any]
@@ -34,7 +35,10 @@ def rows_of(path: Path) -> Rows:
 
 
 def in_json(place: str, row: object) -> Row:
-    """The row in JSON's types. Raises ConfigurationError for one that is no mapping, or that JSON cannot express."""
+    """The row in JSON's types; images, which tables have as bytes, are data URLs.
+
+    Raises ConfigurationError for one that is no mapping, or that JSON cannot express.
+    """
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"{place}: a task is an object with fields, not {type(row).__name__}")
     try:
@@ -49,6 +53,8 @@ def _plain(value: object) -> object:
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
+    if isinstance(value, bytes) and is_image(value):
+        return image_url(value)
     raise TypeError(f"{type(value).__name__} {value!r:.80}")
 
 

@@ -120,7 +120,7 @@ def padded_outputs(
     names += ["rm_scores"] if all(output.reward_score is not None for output in outputs) else []
     batch = tensors([_row(output) for output in outputs], prompt_length, response_length, pad_token_id, names)
     media = vision_columns(outputs, batch["attention_mask"], batch["prompts"].shape[1])
-    if media:
+    if "position_ids" in media:
         batch["position_ids"] = media.pop("position_ids")
     scores = [output.extra_fields.get(_SCORES) or {} for output in outputs]
     extra = dict.fromkeys((*_EXTRA, *(name for output in outputs for name in output.extra_fields if name != _SCORES)))

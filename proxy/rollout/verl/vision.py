@@ -38,7 +38,7 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
     if found.input_ids[: len(ids)].tolist() != ids:
         _cut(output, sampled)
     end = len(output.prompt_ids) + len(output.response_ids)
-    if any(image["start"] + image["length"] > end for image in vision.placed(found)):
+    if any(image["start"] + image["length"] > end for image in found.images):
         raise InvalidRequest(
             f"the loop returned {end} ids, and its session recorded an image behind them: return all of the "
             "trajectory, or raise response_length",
@@ -55,18 +55,23 @@ def _cut(output: AgentLoopOutput, length: int) -> None:
 
 
 def columns(outputs: Sequence[AgentLoopOutput], attention: NDArray[Any], width: int) -> dict[str, NDArray[Any]]:
-    """`position_ids` [B, 4, P + R] and `multi_modal_inputs`, as verl's worker makes them, if an output has images.
+    """`multi_modal_inputs`, and `position_ids` [B, 4, P + R] if the model places images in its positions, as verl's
+    worker makes them; nothing if no output has images.
 
     `attention` is [B, P + R], `width` P.
     """
     if not any(output.sample for output in outputs):
         return {}
     samples: list[Sample | None] = [output.sample for output in outputs]
-    inputs = [{} if sample is None else vision.verl_inputs(sample) for sample in samples]
+    inputs = {
+        "multi_modal_inputs": objects([{} if sample is None else vision.verl_inputs(sample) for sample in samples])
+    }
+    if not vision.has_positions(sample for sample in samples if sample is not None):
+        return inputs
     found = np.zeros((len(outputs), 4, attention.shape[1]), np.int64)
     for line, output, sample in zip(found, outputs, samples, strict=True):
         start, length = width - len(output.prompt_ids), len(output.prompt_ids) + len(output.response_ids)
         counted = np.broadcast_to(np.arange(length), (3, length))
         of_images = counted if sample is None else vision.positions(sample, slice(0, length))
         line[:, start : start + length] = np.concatenate([np.arange(length)[None], of_images])
-    return {"position_ids": found, "multi_modal_inputs": objects(inputs)}
+    return {"position_ids": found, **inputs}

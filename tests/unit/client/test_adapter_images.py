@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,10 @@ import pytest
 
 from proxy.client import Sample
 from proxy.client.adapters import areal, roll, trl, trl_rollout, verl, vision
+from proxy.client.images import ImageBytes
 from proxy.errors import InvalidRequest
 from tests.samples import chain, sample
+from tests.vision import png
 
 torch = pytest.importorskip("torch")
 
@@ -19,22 +21,31 @@ PAD = 9
 FIRST = {"digest": "a" * 64, "start": 1, "length": 4, "width": 56, "height": 56}
 SECOND = {"digest": "b" * 64, "start": 8, "length": 2, "width": 56, "height": 28}
 GRIDS = [[1, 4, 4], [1, 2, 4]]
-FILES = {"a" * 64: SimpleNamespace(data=b"first"), "b" * 64: SimpleNamespace(data=b"second")}
+ROWS = np.arange(24, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+
+
+def table() -> dict[str, ImageBytes]:
+    """Both images, with what the processor made of them."""
+    made = {}
+    for image, rows, grid in ((FIRST, ROWS[:16], GRIDS[0]), (SECOND, ROWS[16:], GRIDS[1])):
+        inputs = {"auto": {"pixel_values": rows, "image_grid_thw": np.array([grid])}}
+        size = (image["width"], image["height"])
+        made[str(image["digest"])] = ImageBytes(str(image["digest"]), "image/png", *size, png(*size), inputs)
+    return made
 
 
 def seen(**more: Any) -> Sample:
     """Two turns, an image in the prompt and one in the tool's answer; 12 tokens, of which 6, 7 and 11 are sampled."""
-    rows = np.arange(24, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
     positions = np.stack([np.arange(12), np.arange(12) * 2, np.arange(12) * 3])
-    inputs = {"pixel_values": rows, "image_grid_thw": np.array(GRIDS)}
-    more = {"images": [FIRST, SECOND], "multi_modal_inputs": inputs, "mrope_position_ids": positions, **more}
+    more = {"images": [FIRST, SECOND], "mrope_position_ids": positions, **more}
     turns = [([1, *[PAD] * 4, 2], [3, 4]), ([PAD, PAD, 5], [6])]
-    return chain(turns, rewards=[0.5, 1.0], group="g", advantages=[2.0], **more)
+    return replace(chain(turns, rewards=[0.5, 1.0], group="g", advantages=[2.0], **more), image_table=table())
 
 
 def blind() -> Sample:
     """A sample of the same model, without images."""
-    return sample([1, 2], [3], session="t", group="g", advantages=[-2.0], multi_modal_inputs={})
+    positions = np.broadcast_to(np.arange(3), (3, 3))
+    return sample([1, 2], [3], session="t", group="g", advantages=[-2.0], mrope_position_ids=positions)
 
 
 def test_verls_actors_get_tensors_by_row_and_positions_of_four_rows() -> None:
@@ -66,9 +77,8 @@ def test_verls_batch_without_images_is_what_it_was() -> None:
 
 
 def test_verls_pictures_are_in_the_order_of_their_tokens() -> None:
-    pictures = {digest: SimpleNamespace(pillow=lambda digest=digest: digest[0]) for digest in FILES}
-    made = verl.padded([seen(), blind()], images=pictures)
-    assert made.non_tensor_batch["multi_modal_data"].tolist() == [{"image": ["a", "b"]}, {}]
+    first, second = verl.padded([seen(), blind()], images=table()).non_tensor_batch["multi_modal_data"]
+    assert second == {} and [image.size for image in first["image"]] == [(56, 56), (56, 28)]
     with pytest.raises(InvalidRequest, match="images='bytes'"):
         verl.padded([seen()], images={})
 
@@ -141,10 +151,26 @@ def test_trls_asynchronous_trainer_is_given_no_tokens_that_stand_for_nothing() -
 @pytest.mark.parametrize("make", [verl.padded, areal.interactions, roll.trajectories, trl_rollout.training_batch])
 def test_images_without_their_tensors_are_refused_by_name(make: Any) -> None:
     with pytest.raises(InvalidRequest, match="multi_modal_inputs=True"):
-        make([seen(multi_modal_inputs=None)])
+        make([replace(seen(), image_table={})])
 
 
-def test_tensors_share_the_memory_of_the_sample() -> None:
+def test_the_arrays_of_the_images_before_a_turn_are_those_of_its_prompt() -> None:
     told = seen()
-    vision.tensors(told)["pixel_values"][0, 0] = 5.0
-    assert vision.arrays(told)["pixel_values"][0, 0] == 5.0
+    assert vision.arrays_before(told, 6)["image_grid_thw"].tolist() == GRIDS[:1]
+    assert vision.arrays_before(told, 12)["pixel_values"].tolist() == ROWS.tolist()
+    assert vision.arrays_before(told, 1) == {}
+
+
+def test_a_model_that_only_counts_tokens_keeps_positions_of_one_row() -> None:
+    told = seen()
+    del told.extra["mrope_position_ids"]  # type: ignore[attr-defined]
+    made = verl.padded([told])
+    assert (
+        made.batch["position_ids"].shape == (1, 12) and "pixel_values" in made.non_tensor_batch["multi_modal_inputs"][0]
+    )
+    assert roll.trajectories([told]).batch["position_ids"].shape == (1, 12)
+
+
+def test_a_sample_has_tensors_of_its_own_images_only() -> None:
+    told = replace(seen(), images=(FIRST,))
+    assert vision.tensors(told)["pixel_values"].shape == (16, 3)

@@ -20,7 +20,7 @@ GAMES = {
 _OF_ROLL_ONLY = {
     **dict.fromkeys(("roll_math", "roll_code", "roll_qa"), "gem has math:, code: and qa: environments like it"),
     **dict.fromkeys(("sokoban_mcp", "sokoban_sandbox"), "sokoban and sokoban_tool_call are the game itself"),
-    "deepeyes": "its observations are images, which the server does not take",
+    "deepeyes": "it needs its data; VLTrajEnvManager plays environments that show images",
     "webshop": "it needs WebShop's data and search engine",
     "cli_env": "PushModeRunner and PullModeRunner run agents with a shell in sandboxes",
     "rock_tb_native_env": "PushModeRunner and PullModeRunner run agents in sandboxes",

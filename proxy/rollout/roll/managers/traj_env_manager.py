@@ -138,7 +138,8 @@ class TrajEnvManager(DirectEnvManager):
         """
         content, earlier = history.history[-1], history.history[:-1]
         messages = self._messages_of(history)
-        sent = self._sent({**content, "messages": messages})
+        shown = {**content, "messages": messages}
+        sent = self._sent(shown)
         known = [token for entry in earlier for token in (*entry["prompt_ids"], *entry["response_ids"])]
         if earlier:
             conversation = [message for entry in earlier for message in self._sent(entry)]
@@ -146,7 +147,7 @@ class TrajEnvManager(DirectEnvManager):
             input_ids = continued_prompt(self._live, conversation, known, sampled, sent, **self._options())
         else:
             input_ids = whole_prompt(self._live, sent, **self._options())
-        content.update(prompt_ids=input_ids[len(known) :], messages=messages, state_hash=self._state_hash(content))
+        content.update(prompt_ids=input_ids[len(known) :], messages=messages, state_hash=self._state_hash(shown))
         return lm_input_of(input_ids)
 
     def _sent(self, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
