@@ -17,14 +17,14 @@ from sqlalchemy import create_engine, insert, make_url, text
 
 from proxy.store import schema
 from proxy.store.sql.tables import intents, interactions, sessions
-from tests.browser import episodes
+from tests.browser import episodes, image_episodes
 from tests.browser.feed import feeding
 
 HOUR = 3600.0
 
 
 async def fill_kinds(url: str, *, hostile: bool = True, long: bool = True) -> None:
-    """Store a session of every kind: some 60 sessions, which takes two seconds."""
+    """Store a session of every kind: some 60 sessions, which takes six seconds."""
     async with feeding(url, thinking_retention="template") as feed:
         await episodes.forgetting(feed)
     async with feeding(url) as feed:
@@ -48,7 +48,18 @@ async def fill_kinds(url: str, *, hostile: bool = True, long: bool = True) -> No
             await episodes.hostile_texts(feed)
             await episodes.long_lines(feed)
         await episodes.unfinished(feed)
+    await fill_images(url, hostile=hostile, long=long)
     _age(url)
+
+
+async def fill_images(url: str, *, hostile: bool = False, long: bool = False) -> None:
+    """Store sessions of a model that sees."""
+    async with feeding(url, image_episodes.seeing_renderer()) as feed:
+        await image_episodes.browsing(feed)
+        if long:
+            await image_episodes.many(feed)
+        if hostile:
+            await image_episodes.hostile_images(feed)
 
 
 def fill_many(url: str, number: int = 10_000) -> None:

@@ -16,6 +16,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
+from proxy.rendering.renderer import Renderer
 from proxy.settings import Settings
 from proxy.types import Logprobs
 from tests.support import JSON, Server, sampled, tiny_renderer
@@ -100,10 +101,10 @@ class Feed:
 
 
 @contextlib.asynccontextmanager
-async def feeding(url: str, **settings: Any) -> AsyncIterator[Feed]:
-    """Run a server of the built-in model's tokenizer on the database at `url`, and a feed for it."""
+async def feeding(url: str, renderer: Renderer | None = None, **settings: Any) -> AsyncIterator[Feed]:
+    """Run a server on the database at `url`, and a feed for it. Without `renderer`, the built-in model's."""
     configured = Settings(**{"database_url": url, "migrate": True, **settings})
-    renderer = tiny_renderer(configured.thinking_retention)
+    renderer = renderer or tiny_renderer(configured.thinking_retention)
     replies: deque[Reply] = deque()
     engine = Uncertain(lambda request: replies.popleft(), vocab_size=renderer.vocab_size, context_length=2**21)
     app = build_app(configured, engine=engine, renderer=renderer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,19 @@ ADMIN_KEY = "the-admin-key-of-these-tests"
 
 def kinds_database(folder: Path) -> str:
     """The URL of a new database with a session of every kind."""
+    return _filled(folder, data.fill_kinds)
+
+
+def images_database(folder: Path) -> str:
+    """The URL of a new database with a session of a model that sees."""
+    return _filled(folder, data.fill_images)
+
+
+def _filled(folder: Path, fill: Callable[[str], Coroutine[Any, Any, None]]) -> str:
     url = default_url(folder)
     # Playwright runs an event loop in the thread of the tests.
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(lambda: asyncio.run(data.fill_kinds(url))).result()
+        threads.submit(lambda: asyncio.run(fill(url))).result()
     return url
 
 

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import episodes, hostile
+from tests.browser.image_episodes import HOSTILE_IMAGES
 from tests.browser.views import ROWS, TOKENS, TURNS, View, session, wait
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ VIEWS = {
     "no session": View(session("javascript:alert(1)")),
     **{f"turn {turn}": View(session(episodes.HOSTILE, f"?turn={turn}"), "main .turn h2") for turn in range(4)},
     **{f"tokens {turn}": View(session(episodes.HOSTILE, f"?turn={turn}&show=tokens"), TOKENS) for turn in (0, 3)},
+    "images": View(session(HOSTILE_IMAGES, "?turn=0"), "main img.picture"),
+    "image tokens": View(session(HOSTILE_IMAGES, "?turn=1&show=tokens&at=0"), "main .token-image img"),
     "samples": View(session(episodes.HOSTILE, "?show=samples"), "main .samples-sum"),
     **{f"id {name[:20]}": View(session(name), TURNS) for name in hostile.SESSION_IDS},
 }
@@ -68,7 +71,14 @@ def test_the_watch_sees_markup_that_a_text_would_make(url: str, opened: Opened) 
     page.evaluate("setTimeout(() => { throw new Error('thrown'); })")
     page.evaluate("fetch('http://127.0.0.1:9/').catch(() => 0)")
     found = "\n".join(opened.watched.problems)
-    for word in ("elements that only texts", "link: javascript:1", "script in a text", "thrown", "connect-src"):
+    for word in (
+        "elements that only texts",
+        "picture: ",
+        "link: javascript:1",
+        "script in a text",
+        "thrown",
+        "connect-src",
+    ):
         assert word in found
         opened.watched.allow(word)
     opened.watched.allow("Fetch API cannot load|Connecting to|another origin")

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from playwright.sync_api import expect
 
 from tests.browser import episodes
+from tests.browser.image_episodes import BROWSING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -42,6 +43,9 @@ VIEWS = {
     "fork": View(session(episodes.FORKED, "?turn=6"), "main .turn h2"),
     "tokens": View(session(episodes.FORKED, "?turn=2&show=tokens"), TOKENS),
     "samples": View(session(episodes.FORKED, "?show=samples"), "main .samples-sum"),
+    "images": View(session(BROWSING, "?turn=0"), "main .turn img.picture"),
+    "images differ": View(session(BROWSING, "?turn=3"), "main .turn-fork img.picture"),
+    "image tokens": View(session(BROWSING, "?turn=1&show=tokens&at=0"), "main .token-image img"),
     "failures": View(session("failures/all"), TURNS),
 }
 """Every view of the page by its name."""

@@ -2,7 +2,7 @@
 import { number } from "../../../lib/format.js";
 
 /** Columns of the thumbnail in a cell, with the space behind it. */
-const THUMBNAIL = 4;
+const THUMBNAIL = 4.5;
 
 /**
  * The model with all images folded but those whose first token is in `unfolded`. `folds`: images by the token whose cell
