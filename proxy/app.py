@@ -140,7 +140,7 @@ def build_app(
         seat=None if place is None else place.seat,
     )
     bodies = Bodies(settings, freed, _intake(settings) if renderer.sees else None)
-    _watch_room(metrics.process, bodies, pool)
+    _watch_room(metrics.process, bodies, pool, images)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(tell=place is None or place.leads)
     parts = Parts(
@@ -235,8 +235,9 @@ def _intake(settings: Settings) -> ImageIntake:
     return ImageIntake(limits, fetch)
 
 
-def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool) -> None:
+def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images: ImagePool) -> None:
     """Let the metrics read what requests share."""
+    metrics.image_bytes.watch(lambda: images.held_bytes)
     metrics.body_bytes.watch(lambda: bodies.budget.held)
     metrics.body_room.watch(lambda: bodies.budget.most)
     metrics.work.watch(lambda: {("render",): pool.waiting, ("body",): bodies.pool.waiting})

@@ -1,10 +1,12 @@
 """Images by digest, for all sessions of this process: in memory while there is room, else read from the store.
 
-Equal bytes are held once. What was dropped from memory is read again, so nobody may rely on the memory alone.
+Equal bytes are held once, and read once by all who want them at the same time. What was dropped from memory is read
+again, so nobody may rely on the memory alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -13,6 +15,7 @@ from proxy.types import ImageFile
 
 ReadImages = Callable[[Sequence[str]], Awaitable[Sequence[ImageFile]]]
 """Reads stored images by digest; those that are not stored are left out."""
+_Found = dict[str, ImageFile]
 
 
 class ImagePool:
@@ -22,6 +25,12 @@ class ImagePool:
         self._read, self._most_bytes = read, most_bytes
         self._held: OrderedDict[str, ImageFile] = OrderedDict()
         self._bytes = 0
+        self._reading: dict[str, asyncio.Task[_Found]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of images are in memory."""
+        return self._bytes
 
     def put(self, files: Iterable[ImageFile]) -> None:
         """Hold these images, and drop those that were used longest ago."""
@@ -36,12 +45,39 @@ class ImagePool:
     async def get(self, digests: Sequence[str]) -> list[ImageFile]:
         """Return the images in the order of `digests`. Raises InvalidRequest for one that is nowhere."""
         found = {digest: self._held[digest] for digest in digests if digest in self._held}
+        for digest in found:
+            self._held.move_to_end(digest)
         missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
         if missing:
-            read = await self._read(missing)
-            found.update((file.digest, file) for file in read)
-            self.put(read)
+            found |= await self._load(missing)
         lost = next((digest for digest in digests if digest not in found), None)
         if lost is not None:
             raise InvalidRequest(f"the image {lost} is not stored; send it again", param="messages")
         return [found[digest] for digest in digests]
+
+    async def _load(self, missing: Sequence[str]) -> _Found:
+        """Read images, except for those that are being read. Those that are not stored are left out."""
+        new = [digest for digest in missing if digest not in self._reading]
+        if new:
+            task = asyncio.create_task(self._take(new))
+            task.add_done_callback(_retrieved)
+            self._reading.update(dict.fromkeys(new, task))
+        found: _Found = {}
+        for task in {self._reading[digest]: None for digest in missing}:
+            found |= await asyncio.shield(task)  # others may wait for it too
+        return found
+
+    async def _take(self, digests: Sequence[str]) -> _Found:
+        try:
+            files = await self._read(digests)
+        finally:
+            for digest in digests:
+                del self._reading[digest]
+        self.put(files)
+        return {file.digest: file for file in files}
+
+
+def _retrieved(task: asyncio.Task[_Found]) -> None:
+    """Look at the error of a read: asyncio would report one that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

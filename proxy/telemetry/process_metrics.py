@@ -30,6 +30,7 @@ class ProcessMetrics(Group):
             "Seconds that the event loop was late, looked at four times a second.",
             bounds=SHORT_SECONDS,
         )
+        self.image_bytes = Gauge("tokengrove_image_memory_bytes", "Bytes of images that are held in memory.")
         self.body_bytes = Gauge("tokengrove_body_bytes", "Bytes of request bodies that are held.")
         self.body_room = Gauge("tokengrove_body_bytes_limit", "Bytes of request bodies that may be held at once.")
         self.work = Gauge(
