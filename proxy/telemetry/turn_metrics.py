@@ -13,8 +13,12 @@ class TurnMetrics(Group):
         self.interactions = Counts("tokengrove_interactions", "Complete interactions, by reason.", "reason")
         self.unaligned = Counts("tokengrove_unaligned", "Complete interactions not aligned with their parent.")
         self.malformed = Counts("tokengrove_malformed_calls", "Malformed tool calls, left as text.")
-        self.images = Counts("tokengrove_images", "Images that turns brought, and that were stored with their session.")
-        self.image_bytes = Counts("tokengrove_image_bytes", "Bytes of the images that turns brought.")
+        self.images = Counts(
+            "tokengrove_images", "Images that turns brought and that were stored, once for each session."
+        )
+        self.image_bytes = Counts(
+            "tokengrove_image_bytes", "Bytes of the images that turns brought and that were stored."
+        )
         self.retries = Counts(
             "tokengrove_retries",
             "Requests that got an earlier attempt's answer: attached to it while it ran, or replayed.",
