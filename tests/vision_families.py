@@ -108,6 +108,15 @@ def _any_class(self: object, name: str, value: object) -> type:
     return type(value)
 
 
+NUMBERED = _TRIMMED.replace("PLACEHOLDER", "'<start_of_image>'").replace(
+    "{{ '<start_of_image>' if part.type == 'image' else part.text | trim }}",
+    "{% if part.type == 'image' %}{% set count.value = count.value + 1 %}"
+    "{% if add_vision_id %}{{ 'Picture ' ~ count.value ~ ': ' }}{% endif %}<start_of_image>"
+    "{% else %}{{ part.text | trim }}{% endif %}",
+)
+NUMBERED = "{%- set count = namespace(value=0) %}" + NUMBERED
+"""A template that numbers the images of a conversation if asked to, as Qwen's do."""
+
 _MAKERS: dict[str, Callable[[], tuple[Any, str]]] = {
     "llava": _llava,
     "llava_next": _llava_next,
@@ -125,9 +134,10 @@ def made(name: str) -> tuple[Any, str]:
     return _MAKERS[name]()
 
 
-def write_family(folder: Path, name: str) -> None:
-    """Write what a server needs to know of the model."""
-    processor, template = made(name)
+def write_family(folder: Path, name: str, template: str = "") -> None:
+    """Write what a server needs to know of the model. `template`: another one than that of its family."""
+    processor, own = made(name)
+    template = template or own
     processor.tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"model_type": name, "vision_config": {}}), encoding="utf-8")

@@ -13,7 +13,7 @@ than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -21,11 +21,11 @@ from operator import attrgetter
 from proxy.errors import InvalidRequest
 from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.templates.call_ids import sampled_call_ids, samples_call_ids
-from proxy.rendering.templates.chat_template import Options, Template
+from proxy.rendering.templates.chat_template import ChatTemplate, Options, Template
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat
-from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
 
 # No generation prompt is longer than this many tokens, so the last TAIL tokens of a prompt contain it.
 TAIL = 64
@@ -48,13 +48,14 @@ _role_of = attrgetter("role")
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The head of the synthetic conversation: its tools, and whether it has a system message."""
+    """The head of the synthetic conversation: its tools, its images, and whether it has a system message."""
 
     tools: tuple[Tool, ...] = ()
     system: bool = False
+    images: tuple[ImagePart, ...] = ()
 
     def history(self, answer: Message) -> list[Message]:
-        return [*([_SYSTEM] if self.system else []), Message(Role.USER, _USER), answer]
+        return [*([_SYSTEM] if self.system else []), Message(Role.USER, _USER, images=self.images), answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,11 @@ class Bridge:
         *,
         prefilled: bool = False,
         generation_prompt: bool = True,
+        images_before: int = 0,
     ) -> Ids | None:
         """Return the ids to append to `prompt_ids + output_ids`, all context, or None if the template is not
         append-only here. `prefilled`: the prompt ends with text of the answer. `generation_prompt`: whether an answer
-        begins after the new messages. Raises InvalidRequest."""
+        begins after the new messages. `images_before`: how many the prompt has. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
         if prefilled and self._opened(tail):
             tail = self._closer_ids  # the text of an answer is not reasoning, whatever it looks like
@@ -114,7 +116,9 @@ class Bridge:
         if self._library is not None and generation_prompt:
             found = self._from_library(self._library, tail, output_ids, new_messages, options)
         if found is None:
-            found = self._from_template(tail, output_ids, answer, new_messages, tools, options, generation_prompt)
+            before = self._counted(images_before, new_messages, options) if images_before else ()
+            frames = _frames(new_messages, tools, before)
+            found = self._from_template(tail, output_ids, answer, new_messages, frames, options, generation_prompt)
         return found
 
     def reasoning_open(self, prompt_ids: Ids) -> bool:
@@ -151,12 +155,12 @@ class Bridge:
         output_ids: Ids,
         answer: Message,
         new_messages: Sequence[Message],
-        tools: Sequence[Tool],
+        frames: Iterable[_Frame],
         options: Options,
         generation_prompt: bool,
     ) -> Ids | None:
         synthetic = _synthetic(answer)
-        for frame in _frames(new_messages, tools):
+        for frame in frames:
             try:
                 messages = [*frame.history(synthetic), *new_messages]
                 after = self._template.render(messages, frame.tools, options, prompt=generation_prompt)
@@ -167,6 +171,14 @@ class Bridge:
             if opening is not None:
                 return self._after(tail, output_ids, opening, after[len(opening.ids) :])
         return None
+
+    def _counted(self, before: int, new_messages: Sequence[Message], options: Options) -> tuple[ImagePart, ...]:
+        """Return as many images as came before, for a template that numbers those of the new messages."""
+        sizes = (image for message in new_messages for image in message.images)
+        image = next(sizes, None)
+        if image is None or not isinstance(self._template, ChatTemplate) or not self._template.numbers_images(options):
+            return ()
+        return (image._replace(at=0),) * before
 
     def _after(self, tail: Ids, output_ids: Ids, opening: _Opening, rest: Ids) -> Ids:
         """Return what follows the output: what closes its turn, if it is still open, and `rest`."""
@@ -195,7 +207,8 @@ class Bridge:
         A kept opening counts only if `after` begins with its ids: a template may write the date or the ids of calls.
         """
         names = tuple([call.name for call in answer.tool_calls])
-        kind = (bool(frame.tools), frame.system, names, frozenset(map(_role_of, new_messages)), repr(options))
+        roles = frozenset(map(_role_of, new_messages))
+        kind = (bool(frame.tools), frame.system, len(frame.images), names, roles, repr(options))
         kept = self._openings.get(kind)
         if kept is not None and after[: len(kept.ids)] == kept.ids:
             return kept
@@ -301,18 +314,18 @@ class Bridge:
         return self._tokenizer.encode(self._reasoning.closer if self._reasoning is not None else "")
 
 
-def _frames(new_messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[_Frame]:
-    """Yield the heads to try, the ordinary one first.
+def _frames(new_messages: Sequence[Message], tools: Sequence[Tool], images: tuple[ImagePart, ...]) -> Iterator[_Frame]:
+    """Yield the heads to try, the ordinary one first, each with these images.
 
     Some templates write the tools only before the last question (Mistral): a head without tools does not repeat them.
     Some move the first system message to the head (Cohere): with one there already, a new one stays in its place.
     """
     head = (_TOOL,) if tools else ()
-    yield _Frame(head)
+    yield _Frame(head, images=images)
     if tools:
-        yield _Frame()
+        yield _Frame(images=images)
     if any(message.role is Role.SYSTEM for message in new_messages):
-        yield _Frame(head, system=True)
+        yield _Frame(head, system=True, images=images)
 
 
 def _synthetic(answer: Message) -> Message:

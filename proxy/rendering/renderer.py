@@ -208,13 +208,14 @@ class Renderer:
         *,
         prefilled: bool = False,
         generation_prompt: bool = True,
+        images_before: int = 0,
     ) -> Ids | None:
         """Return the ids to append to `prompt_ids + output_ids`: the end of a cut turn, the new messages and, if
         `generation_prompt`, what begins the next answer. All of them are context, not sampled. None if the template is
         not append-only here: then render in full.
 
-        `answer` is the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`. Raises
-        InvalidRequest for what the template cannot express.
+        `answer` is the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`.
+        `images_before`: how many images the prompt has. Raises InvalidRequest for what the template cannot express.
         """
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
@@ -227,6 +228,7 @@ class Renderer:
             options,
             prefilled=prefilled,
             generation_prompt=generation_prompt,
+            images_before=images_before,
         )
         if found is None and not self._warned:
             self._warned = True
@@ -246,6 +248,7 @@ class Renderer:
         *,
         prefilled: bool = False,
         generation_prompt: bool = True,
+        images_before: int = 0,
     ) -> Ids | None:
         """Do as `bridge`, but keep earlier reasoning whatever the settings say."""
         if self.images is None:
@@ -259,6 +262,7 @@ class Renderer:
             options,
             prefilled=prefilled,
             generation_prompt=generation_prompt,
+            images_before=images_before,
         )
 
     def prefilled(self, prompt_ids: Ids, prefill: Message, tools: Sequence[Tool], options: Mapping[str, Any]) -> Ids:

@@ -204,6 +204,7 @@ class Prompts:
                 request.tools,
                 request.template_options,
                 generation_prompt=generation_prompt,
+                images_before=len(images_of(request.messages[: known.messages])) if self._images is not None else 0,
             )
             if suffix is None:
                 self._render(request)  # raises if the template cannot express these messages at all
@@ -267,6 +268,7 @@ class Prompts:
                 request.template_options,
                 prefilled=answer.prefill > 0,
                 generation_prompt=generation_prompt,
+                images_before=len(parent.images),
             )
             return None if suffix is None else self._with_prefill(suffix, request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
+from proxy.vision.processor import VisionProcessor
 from tests.support import Server, says, serving, user
 from tests.vision import data_url, image_file, image_url, part, png, text_part
 
@@ -203,3 +205,62 @@ async def test_a_session_with_images_is_refused_by_a_server_that_no_longer_sees(
         request = TurnRequest(Api.CHAT, "m", (*first.new_messages, first.output, Message(Role.USER, "Sure?")))
         with pytest.raises(InvalidRequest, match=r"images are refused: .*tokengrove\[images\]"):
             await server.app.state.turns.begin(session, request, new_id=lambda: "turn")
+
+
+async def test_a_new_turn_asks_the_processor_for_new_sizes_only_and_never_on_the_event_loop(
+    tmp_path: Path, vision_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = load_renderer(Settings(), vision_folder)
+    assert renderer.images is not None
+    asked: list[tuple[tuple[int, int], bool]] = []
+    expand = VisionProcessor._expanded
+
+    def counted(self: VisionProcessor, size: tuple[int, int]) -> str:
+        asked.append((size, threading.current_thread() is threading.main_thread()))
+        return expand(self, size)
+
+    monkeypatch.setattr(VisionProcessor, "_expanded", counted)
+    sizes = [(100, 80), (100, 80), (200, 120), (100, 80), (200, 120)]
+    async with serving(tmp_path, says(*map(str, range(5))), renderer) as server:
+        asked.clear()  # of the example that is told at the start
+        messages: list[Any] = []
+        for number, size in enumerate(sizes):
+            messages.append({"role": "user", "content": [image_url(png(*size, number)), text_part("Go on.")]})
+            messages.append(await server.answer(messages))
+        tree = await server.tree()
+    assert asked == [((100, 80), False), ((200, 120), False)]
+    assert [turn["reason"] for turn in tree] == ["first", *["continued"] * 4]
+    assert all(turn["aligned"] for turn in tree[1:])
+
+
+async def test_a_bridged_turn_renders_its_new_messages_only(
+    tmp_path: Path, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the template writes does not grow with the images of the history."""
+    written: list[int] = []
+    assert vision_renderer.images is not None
+    encode = vision_renderer.images.encode
+
+    def counted(text: str, *more: Any) -> Ids:
+        written.append(len(text))
+        return encode(text, *more)
+
+    monkeypatch.setattr(vision_renderer.images, "encode", counted)
+    async with serving(tmp_path, says(*["Yes."] * 12), vision_renderer) as server:
+        messages: list[Any] = []
+        costs = []
+        for number in range(12):
+            written.clear()
+            content = [image_url(png(64, 48, number)), text_part("Go on.")]
+            messages.append({"role": "user", "content": content})
+            messages.append(await server.answer(messages))
+            costs.append(sum(written))
+    assert len(set(costs[2:])) == 1
+
+
+async def test_the_context_limit_counts_the_tokens_of_images(tmp_path: Path, vision_renderer: Renderer) -> None:
+    asked = [{"role": "user", "content": [image_url(png(300, 200)), text_part("What is it?")]}]
+    async with serving(tmp_path, says("A cat."), vision_renderer, max_context_tokens=60) as server:
+        refused = await server.post("/s/v1/chat/completions", {"model": "m", "messages": asked})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"

@@ -16,9 +16,12 @@ from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities,
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.templates.template_text import REFUSALS, TemplateText
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.types import Ids, Message, Role, Tool
+from proxy.types import Ids, ImagePart, Message, Role, Tool
 
 Options = Mapping[str, Any]
+
+# Bound of what is kept by template options, which clients choose.
+_KEPT = 64
 
 # Variables that the server sets, and parameters of transformers' `apply_chat_template`, which are no template options.
 RESERVED_OPTIONS = frozenset(
@@ -72,6 +75,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer, images: ImageTokens | None = None) -> None:
         self._tokenizer, self._images = tokenizer, images
+        self._numbering: dict[str, bool] = {}
         named, special = tokenizer.chat_templates, tokenizer.special_tokens
         if "default" not in named:
             raise ConfigurationError(f"no chat template is named 'default' among {', '.join(named)}")
@@ -108,6 +112,24 @@ class ChatTemplate:
                 return False
 
         return not shows(plain) and shows(_with_lists(plain))
+
+    def numbers_images(self, options: Options) -> bool:
+        """Whether it writes of an image how many came before it in the conversation (Qwen's `add_vision_id`)."""
+        key = repr(options)
+        if key not in self._numbering:
+            if len(self._numbering) >= _KEPT:
+                self._numbering.clear()
+            first, image = Message(Role.USER, "Probe-user"), (ImagePart("", 0),)
+            rest = [Message(Role.ASSISTANT, "Probe-answer"), Message(Role.USER, "Probe-second", images=image)]
+            try:
+                texts = [
+                    self._text([head, *rest], (), options, prompt=False).rpartition("Probe-answer")[2]
+                    for head in (first, first._replace(images=image))
+                ]
+            except InvalidRequest:
+                texts = [""]
+            self._numbering[key] = len(set(texts)) > 1
+        return self._numbering[key]
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True

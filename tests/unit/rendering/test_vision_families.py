@@ -16,7 +16,7 @@ from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role
-from tests.vision_families import FAMILIES, made, write_family
+from tests.vision_families import FAMILIES, NUMBERED, made, write_family
 
 SIZES = ((64, 64), (200, 90), (90, 300), (640, 480))
 
@@ -31,9 +31,9 @@ def renderer_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Loads the renderer of a family. The processor is the made one: not all can be saved without torchvision."""
 
     @cache
-    def load(name: str) -> Renderer:
+    def load(name: str, template: str = "") -> Renderer:
         folder: Path = tmp_path_factory.mktemp(name)
-        write_family(folder, name)
+        write_family(folder, name, template)
         with mock.patch("proxy.vision.processor.load_processor", lambda folder: made(name)[0]):
             return load_renderer(Settings(), folder)
 
@@ -101,3 +101,17 @@ def test_images_in_a_role_that_the_template_refuses_are_refused_by_name(renderer
     messages = [Message(Role.USER, "Go."), Message(Role.TOOL, "done", tool_call_id="call_0", images=image)]
     with pytest.raises(InvalidRequest, match="cannot express images in tool results; send them in a user message"):
         renderer.render(messages, (), {})
+
+
+@pytest.mark.parametrize("options", [{"add_vision_id": True}, {}], ids=["numbered", "plain"])
+def test_a_template_that_numbers_images_goes_on_counting_in_a_bridged_turn(
+    renderer_of: Any, options: dict[str, Any]
+) -> None:
+    renderer = renderer_of("gemma3", NUMBERED)
+    image = ImagePart("0" * 64, 0, 64, 64)
+    history = [Message(Role.USER, "Look.", images=(image, image))]
+    answer, new = Message(Role.ASSISTANT, "It is."), [Message(Role.USER, "And this?", images=(image, image))]
+    prompt, output = renderer.render(history, (), options), renderer.encode("It is.<|im_end|>")
+    suffix = renderer.bridge(prompt, output, answer, new, (), options, images_before=2)
+    assert prompt + output + suffix == renderer.render([*history, answer, *new], (), options)
+    assert ("Picture 4: " in renderer.decode(suffix)) == bool(options)
