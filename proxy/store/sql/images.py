@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, exists, select, text
@@ -23,8 +22,14 @@ _NAMES, _LINK_NAMES = images.c.keys(), session_images.c.keys()
 _NEW_IMAGE = f"INSERT INTO images ({', '.join(_NAMES)}) VALUES (:{', :'.join(_NAMES)}) ON CONFLICT (digest) DO "
 _INSERT_IMAGE = {
     "sqlite": Statement(text(_NEW_IMAGE + "NOTHING")),  # an update would write the bytes again
-    "postgresql": Statement(text(_NEW_IMAGE + "UPDATE SET size = images.size")),  # which locks the row
+    "postgresql": Statement(text(_NEW_IMAGE + "UPDATE SET size = images.size")),  # it came meanwhile: lock it
 }
+_HOLD = Statement(
+    select(images.c.digest)
+    .where(Named(images.c.digest))
+    .order_by(images.c.digest)
+    .with_for_update(read=True, key_share=True)  # others may hold it too
+)
 _INSERT_LINK = Statement(
     text(
         f"INSERT INTO session_images ({', '.join(_LINK_NAMES)}) VALUES (:{', :'.join(_LINK_NAMES)}) "
@@ -55,9 +60,16 @@ def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) 
 
 
 def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store rows of `images`; those that are stored already stay as they are, and are locked."""
-    in_order = sorted(rows, key=itemgetter("digest"))  # so that two transactions lock them in the same order
-    _INSERT_IMAGE[connection.dialect.name].run(connection, in_order)
+    """Store rows of `images`; those that are stored already stay as they are, and are locked against deletion.
+
+    Their bytes are not sent again: sessions of a group often begin with the same screenshot.
+    """
+    stored = _HOLD.fetch(connection, {"names": json_list(row["digest"] for row in rows)})
+    missing = {row["digest"]: row for row in rows}
+    for (digest,) in stored:
+        del missing[digest]
+    if missing:  # in order, so that two transactions lock them in the same order
+        _INSERT_IMAGE[connection.dialect.name].run(connection, [missing[digest] for digest in sorted(missing)])
 
 
 def load_images(connection: Connection, digests: Collection[str]) -> list[ImageFile]:

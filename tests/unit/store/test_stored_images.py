@@ -20,6 +20,7 @@ from proxy.reasons import Reason
 from proxy.store import database, pruning
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.inspection import inspecting
+from proxy.store.sql import images
 from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.images import insert_images, insert_rows
 from proxy.store.sql.statement import Statement
@@ -220,16 +221,25 @@ async def one_waits(url: str) -> None:
     raise AssertionError("no transaction waits")
 
 
-@pytest.mark.parametrize("images", [0, 1, 3])
-async def test_a_turn_without_images_costs_no_statement_and_one_with_many_two(
-    store: Store, session: SessionRecord, node: Build, images: int
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_a_turn_without_images_costs_no_statement_and_one_with_many_three(
+    store: Store, session: SessionRecord, node: Build, count: int
 ) -> None:
     await add(store, node("first"), image(b"first"))  # compiles
     with statements() as sent:
-        await add(store, node("a"), *(image(bytes([n])) for n in range(images)))
+        await add(store, node("a"), *(image(bytes([n])) for n in range(count)))
     with statements() as plain:
         await store.turns.append(node("b"))
-    assert len(sent) == len(plain) + (2 if images else 0)
+    assert len(sent) == len(plain) + (3 if count else 0)
+
+
+async def test_bytes_that_are_stored_already_are_not_sent_again(store: Store, node: Build) -> None:
+    await sessions(store, "task-0", "other")
+    await add(store, node("a"), CAT)
+    with statements() as sent:
+        await add(store, node("b", session_id="other"), CAT)
+    assert not {id(each) for each in sent} & {id(each) for each in images._INSERT_IMAGE.values()}
+    assert await store.images.find("other", CAT.digest) == CAT
 
 
 @contextmanager
