@@ -64,8 +64,13 @@ def asks(ids: Ids, placed: tuple[PlacedImage, ...], files: Iterable[ImageFile], 
     return request
 
 
-def seen_logprobs(folder: Path, prompt: Ids, images: Sequence[ImageFile], output: Sequence[int]) -> list[float]:
-    """Logprobs of `output` at temperature 1 after a prompt with images, by one forward pass without a cache."""
+def seen_logprobs(
+    folder: Path, prompt: Ids, images: Sequence[ImageFile], output: Sequence[int], without: Sequence[int] = ()
+) -> list[float]:
+    """Logprobs of `output` at temperature 1 after a prompt with images, by one forward pass without a cache.
+
+    `without`: tokens that have no part in the distribution.
+    """
     import torch
 
     model, processor = _model(str(folder)), VisionProcessor.load(folder)
@@ -74,6 +79,7 @@ def seen_logprobs(folder: Path, prompt: Ids, images: Sequence[ImageFile], output
     kinds = (ids == model.config.image_token_id).int()
     with torch.no_grad():
         logits = model(input_ids=ids, mm_token_type_ids=kinds, **tensors).logits[0, len(prompt) - 1 : -1]
+    logits[:, list(without)] = float("-inf")
     return logits.log_softmax(-1)[range(len(output)), list(output)].tolist()
 
 

@@ -7,7 +7,9 @@ SGLang verify its form; vLLM's form follows its documentation.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +32,8 @@ from proxy.types import SamplingParams, ids_of
 from tests.engines.scripts import VOCABULARY, model_like
 
 CONTEXT = 8192
+IMAGE = 600
+"""The placeholder of images; an image has one for each 28 x 28 pixels."""
 
 
 class Wire:
@@ -37,7 +41,9 @@ class Wire:
 
     `fails`: whether SGLang's answer to a prompt is 500. `breaks_after`: the number of tokens after which its streams
     report an error, or with `stops_short` end without a finish reason. `asked`: the prompts of its requests.
-    `headers`: the headers of each request to generate.
+    `headers`: the headers of each request to generate. `sees`: whether its model does; None: it does not say.
+    `pictures`: the bytes of the images that it got. `bodies`: its requests that had some. `encodes`: what it makes of
+    the ids of a prompt with images.
     """
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
@@ -54,6 +60,22 @@ class Wire:
         self.asked: list[list[int]] = []
         self.headers: list[Mapping[str, str]] = []
         self.calls: list[tuple[str, Any]] = []
+        self.sees: bool | None = False
+        self.pictures: list[bytes] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.encodes: Callable[[list[int]], list[int]] = list
+
+    def expanded(self, ids: list[int], urls: Sequence[str]) -> list[int]:
+        """The ids that the model gets. Raises InvalidRequest, which quotes an image, unless the placeholders fit."""
+        pictures = [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
+        if ids.count(IMAGE) != len(urls):
+            raise InvalidRequest(f"{ids.count(IMAGE)} placeholders, but these images: {', '.join(urls)}")
+        self.pictures += pictures
+        sizes, out = iter([struct.unpack(">II", picture[16:24]) for picture in pictures]), []
+        for token in self.encodes(ids):
+            width, height = next(sizes) if token == IMAGE else (28, 28)
+            out += [token] * (width // 28) * (height // 28)
+        return out
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
         sampling = SamplingParams(
@@ -70,6 +92,11 @@ class SglangWire(Wire):
 
     deterministic: Mapping[str, bool] = {"enable_deterministic_inference": True}
 
+    def __init__(self, delay_s: float, incremental: bool = False) -> None:
+        super().__init__(delay_s, incremental)
+        self.says: set[str] = set()
+        """Ids of requests that are told which prompt the model gets."""
+
     def routes(self) -> list[Route]:
         posts = {
             "/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause,
@@ -83,7 +110,8 @@ class SglangWire(Wire):
         return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse({"model_path": "wire", "weight_version": self.version})
+        sees = {} if self.sees is None else {"has_image_understanding": self.sees}
+        return JSONResponse({"model_path": "wire", "weight_version": self.version, **sees})
 
     async def server(self, request: Request) -> Response:
         facts = {
@@ -160,12 +188,15 @@ class SglangWire(Wire):
         self.asked.append(body["input_ids"])
         if self.fails(body["input_ids"]):
             return JSONResponse({"error": {"message": "an illegal memory access"}}, 500)
-        wanted = self.request(
-            body["rid"], body["input_ids"], body["sampling_params"], "max_new_tokens", "sampling_seed"
-        )
-        wanted = GenerateRequest(
-            wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, body["top_logprobs_num"]
-        )
+        ids = body["input_ids"]
+        if body.get("image_data"):
+            self.bodies.append(body)
+            ids = self.expanded(ids, body["image_data"])
+        wanted = self.request(body["rid"], ids, body["sampling_params"], "max_new_tokens", "sampling_seed")
+        tops = body.get("top_logprobs_num", 0)
+        wanted = GenerateRequest(wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, tops)
+        if body.get("return_prompt_token_ids") and self.sees is not None:
+            self.says.add(wanted.request_id)
         if len(wanted.prompt) >= CONTEXT:
             return JSONResponse({"error": {"message": "the input is longer than the context"}}, 400)
         if body["stream"]:
@@ -195,7 +226,8 @@ class SglangWire(Wire):
         async for chunk in self.engine.generate(wanted):
             reply.add(chunk)
             text = "\u2028\x85\r\n\x0c"  # a model may write characters that end a line elsewhere
-            yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
+            ids = {"prompt_token_ids": list(wanted.input_ids)} if wanted.request_id in self.says else {}
+            yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply), **ids}
 
     def meta(self, wanted: GenerateRequest, reply: CollectedReply) -> dict[str, Any]:
         return {
@@ -237,11 +269,17 @@ def _spans(versions: list[int], now: str) -> list[dict[str, Any]]:
 
 
 class VllmWire(Wire):
-    """Like `vllm serve` with `return_token_ids`."""
+    """Like `vllm serve` with `return_token_ids`. `numbers`: logprobs name tokens by numbers, as those of newer vLLM.
+
+    `takes_parts`: its endpoint for ids takes images, too; None: it does not describe its endpoints.
+    """
+
+    numbers, takes_parts, says_ids = True, True, True
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
-        posts = {"/v1/completions": self.complete}
+        gets["/openapi.json"] = self.described
+        posts = {"/v1/completions": self.complete, "/inference/v1/generate": self.generate, "/tokenize": self.tokenize}
         posts |= dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), self.noted)
         return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
 
@@ -257,6 +295,54 @@ class VllmWire(Wire):
     async def noted(self, request: Request) -> Response:
         self.calls.append((request.url.path, str(request.url.query)))
         return Response()
+
+    async def described(self, request: Request) -> Response:
+        if self.takes_parts is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        fields = ["token_ids", "sampling_params", "features", "return_token_ids"]
+        fields += ["content_parts"] if self.takes_parts else []
+        schemas = {"GenerateRequest": {"properties": {name: {} for name in fields}}, "Usage": {}}
+        return JSONResponse({"paths": {"/inference/v1/generate": {}}, "components": {"schemas": schemas}})
+
+    async def tokenize(self, request: Request) -> Response:
+        (message,) = (await request.json())["messages"]
+        (part,) = message["content"]
+        assert base64.b64decode(part["image_url"]["url"].partition(",")[2]).startswith(b"\x89PNG")
+        if not self.sees:
+            return JSONResponse({"error": {"message": "wire is not a multimodal model"}}, 400)
+        return JSONResponse({"count": 9, "tokens": []})
+
+    async def generate(self, request: Request) -> Response:
+        body = await request.json()
+        assert body["model"] == "wire" and body["stream"]
+        self.bodies.append(body)
+        assert all(part["type"] == "image_url" for part in body["content_parts"])
+        ids = self.expanded(body["token_ids"], [part["url"] for part in body["content_parts"]])
+        params = body["sampling_params"]
+        wanted = self.request(f"v{id(body)}", ids, params, "max_tokens", "seed")
+        wanted = GenerateRequest(
+            wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, params["logprobs"]
+        )
+        return StreamingResponse(self.seen_events(wanted), media_type="text/event-stream")
+
+    async def seen_events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
+        said = {"prompt_token_ids": list(wanted.input_ids)} if self.says_ids else {}
+        async for chunk in self.engine.generate(wanted):
+            content = [
+                {**self.named(token, value), "top_logprobs": [self.named(*pair) for pair in top]}
+                for token, value, top in zip(chunk.ids, chunk.logprobs, chunk.top_logprobs, strict=True)
+            ]
+            finish = None if chunk.finish is None else chunk.finish.value
+            choice = {"index": 0, "token_ids": list(chunk.ids), "logprobs": {"content": content}}
+            event = {"request_id": "1", "choices": [{**choice, "finish_reason": finish}], **said}
+            said = {}
+            yield b"data: " + orjson.dumps(event) + b"\n\n"
+        yield b'data: {"request_id": "1", "choices": [], "usage": {"prompt_tokens": 1}}\n\n'
+        yield b"data: [DONE]\n\n"
+
+    def named(self, token: int, logprob: float) -> dict[str, Any]:
+        name = {"token_id": token} if self.numbers else {"token": f"token_id:{token}"}
+        return {**name, "logprob": logprob}
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
