@@ -55,9 +55,9 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
     check_folder(folder, settings.family)
     with doing(f"loading the tokenizer in {folder}"):
         tokenizer = Tokenizer.load(folder)
+    found = load_image_tokens(tokenizer, folder)
+    images = None if isinstance(found, str) else found
     with doing("checking the chat template"):
-        found = load_image_tokens(tokenizer, folder)
-        images = None if isinstance(found, str) else found
         choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention, images)
         if images is not None and choice.chat is None:
             found, images = f"{choice.template.engine} writes no images", None
