@@ -142,6 +142,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         bodies=parts.bodies,
         addresses=parts.addresses,
         images=parts.store.images,
+        placeholders=parts.renderer.placeholders,
         decode=parts.renderer.decode,
         replies=Replies(parts.renderer, protocols),
         requests=Requests(parts.renderer, protocols, parts.store.images.read),

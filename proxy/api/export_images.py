@@ -33,10 +33,11 @@ class ExportImages:
         self._loading = asyncio.Lock()
 
     async def prepared(self, options: LayoutOptions, name: ExportFormat) -> LayoutOptions:
-        """Return the options with what `auto` means for this model.
+        """Return the options with the model's placeholders, and what `auto` means for it.
 
         Raises UnsupportedParameter for `multi_modal_inputs` that this server, this model or the format cannot give.
         """
+        options = replace(options, placeholders=self._renderer.placeholders)
         if options.multi_modal_inputs is False:
             return options
         if self._renderer.images is None:

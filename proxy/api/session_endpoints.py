@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -69,8 +70,9 @@ class SessionEndpoints:
         texts: TokenTexts,
         pace: Pace,
         images: StoredImages,
+        placeholders: frozenset[int] = frozenset(),
     ) -> None:
-        self._images = images
+        self._images, self._placeholders = images, placeholders
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
         self._deletion, self._turns = deletion, turns
@@ -141,7 +143,7 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include", *TOKEN_OPTIONS))
         include = parse_include(request.query_params.get("include"))
-        options = parse_token_options(request.query_params)
+        options = replace(parse_token_options(request.query_params), placeholders=self._placeholders)
         if Part.TOKENS not in include:
             refuse(request.query_params, TOKEN_OPTIONS, "applies only with include=tokens")
         session = await self._registry.get(check_dots(request.path_params["session"]))

@@ -12,11 +12,11 @@ from proxy.reasons import Explained
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
 from proxy.trajectory.conversation import conversation_above, message_dict, message_text, root, tool_dict
 from proxy.trajectory.layout_options import LayoutOptions
-from proxy.trajectory.placed_images import placed_images, with_tokens
+from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.scores import Unrewarded
-from proxy.trajectory.tree import Branch, build_tree, token_ids
+from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.types import Interaction, Message, SessionRecord
 
 _SHOWN_BEFORE, _SHOWN = 40, 200
@@ -162,7 +162,7 @@ def _messages(node: Branch) -> dict[str, Any]:
     turn, top = node.interaction, root(node).interaction
     above = conversation_above(node)
     return {
-        "messages": with_tokens((*above, *turn.new_messages), placed_images(node)),
+        "messages": with_tokens((*above, *turn.new_messages), images_of(node)),
         "inherited": len(above),
         "output": message_dict(turn.output),
         "tools": [tool_dict(tool) for tool in top.tools],

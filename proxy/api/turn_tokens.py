@@ -15,10 +15,9 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.placed_images import placed_images
 from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, token_path
 from proxy.trajectory.token_states import StateRun, TokenStates
-from proxy.trajectory.tree import Branch, build_tree
+from proxy.trajectory.tree import Branch, build_tree, images_of
 from proxy.types import Interaction, SessionRecord
 
 
@@ -35,9 +34,9 @@ def tokens_json(
     """
     nodes, numbers = build_tree(interactions), turn_numbers(interactions)
     node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
-    path = token_path(node, options.drift)
+    path, images = token_path(node, options.drift), images_of(node)
     laid = lay_out(record, interactions, options)
-    states = TokenStates(laid, options.layout).of(path.parts)
+    states = TokenStates(laid, options.layout).of(path.parts, images)
     ids = path.ids.tolist()
     return {
         "ids": ids,
@@ -48,7 +47,7 @@ def tokens_json(
         "states": [_state(run, numbers) for run in states],
         "meanings": {run.state.value: _meaning(run) for run in states},
         "sections": [_section(section, numbers, texts) for section in path.sections],
-        "images": [image.to_json() for image in placed_images(node)],
+        "images": [image.to_json() for image in images],
         "lost": [_turn(interaction, numbers) for interaction in path.lost],
         "export": _export(laid, options),
     }

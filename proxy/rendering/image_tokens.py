@@ -32,6 +32,7 @@ class ImageTokens:
     """The tokens of images for one tokenizer and processor. Thread-safe.
 
     `token`: the one that an image is made of. `mark`: the placeholder's, as templates write it.
+    `placeholders`: those that stand for images, videos or sounds.
     """
 
     def __init__(self, tokenizer: Tokenizer, vision: VisionProcessor) -> None:
@@ -46,6 +47,8 @@ class ImageTokens:
         if not ids:
             raise ConfigurationError(f"{vision.name} writes no token for an image")
         self.token = Counter(ids).most_common(1)[0][0]
+        reserved = [tokenizer.token_id(text) for text in vision.reserved]
+        self.placeholders = frozenset((self.token, *(token for token in reserved if token is not None)))
         spelled = {*vision.reserved, vision.placeholder, *(str(tokenizer.piece(token), "utf-8") for token in set(ids))}
         self._spelled = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
         self._divided = lru_cache(_EXPANSIONS)(self._divide)

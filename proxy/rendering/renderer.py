@@ -137,6 +137,7 @@ class Renderer:
         blind: str = "",
     ) -> None:
         self.images, self.sees, self.blind = images, images is not None, blind
+        self.placeholders: frozenset[int] = frozenset() if images is None else images.placeholders
         self._chat = choice.chat
         self.family = choice.family.name
         self.why = choice.why

@@ -124,7 +124,7 @@ def _state_legend(tokens: Tokens) -> Iterator[Text]:
     for run in tokens["states"]:
         counts[run["state"]] = counts.get(run["state"], 0) + run["end"] - run["start"]
     for state, count in counts.items():
-        style = {"trained": "green", "context": "dim"}.get(state, "yellow underline")
+        style = {"trained": "green", "context": "dim", "image": "dim"}.get(state, "yellow underline")
         yield Text.assemble((state, style), f" {count}: it {printable(tokens['meanings'].get(state, ''))}")
     export = tokens["export"]
     trained = f"{export['trained_tokens']} of {export['sampled_tokens']} sampled tokens of the session are trained"

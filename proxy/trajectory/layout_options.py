@@ -77,6 +77,7 @@ class LayoutOptions:
     if and only if the layout is padded. `mask_unfinished`: train nothing of sessions that ended with `finished: false`.
     `outline`: runs of tokens take the place of arrays. `multi_modal_inputs`: the export has what the model's processor
     makes of images (None: if the model sees), and with `mrope` samples have the model's positions.
+    `placeholders`: the tokens that stand for images; sampled ones are not trained.
     `reward_scope`: a session with siblings that were rewarded each by itself has the scope path in any case.
     """
 
@@ -100,6 +101,7 @@ class LayoutOptions:
     images: Images = Images.REFERENCES
     multi_modal_inputs: bool | None = False
     mrope: bool = False
+    placeholders: frozenset[int] = frozenset()
 
     @property
     def compares(self) -> bool:

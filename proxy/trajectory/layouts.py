@@ -68,7 +68,7 @@ def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
     unfinished = options.mask_unfinished and scored.record.finished is False
     constrained = options.train.constrained
     excluded = not_trained(complete, scored.selected, scored.chosen, unfinished=unfinished, constrained=constrained)
-    return Ledger.of(complete, excluded)
+    return Ledger.of(complete, excluded, options.placeholders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ sampled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ _CODES = {reason: code for code, reason in enumerate(Untrained, 1)}
 _REASONS = {code: reason for reason, code in _CODES.items()}
 _LAST_OPEN = _CODES[Untrained.STALE]
 _TRAINED = len(_CODES) + 1
+_PLACEHOLDER = _CODES[Untrained.PLACEHOLDER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,20 @@ class Ledger:
     states: dict[str, NDArray[np.uint8]]
 
     @classmethod
-    def of(cls, interactions: Iterable[Interaction], excluded: Mapping[str, Untrained]) -> Ledger:
-        """The ledger before the first sample. `excluded`: the turns that are not trained, by id."""
-        return cls({each.id: _opening(each, excluded.get(each.id)) for each in interactions})
+    def of(
+        cls,
+        interactions: Collection[Interaction],
+        excluded: Mapping[str, Untrained],
+        placeholders: Collection[int] = (),
+    ) -> Ledger:
+        """The ledger before the first sample. `excluded`: the turns that are not trained, by id. `placeholders`: the
+        tokens that stand for images; one that was sampled stands for none."""
+        ledger = cls({each.id: _opening(each, excluded.get(each.id)) for each in interactions})
+        if placeholders:
+            for each in interactions:
+                state = ledger.states[each.id]
+                state[np.isin(np.asarray(each.output_ids), list(placeholders)) & (state == 0)] = _PLACEHOLDER
+        return ledger
 
     def open(self, name: str) -> BoolArray:
         """The tokens of an output that are to be trained and are trained in no sample yet, bool [output]."""

@@ -1,4 +1,4 @@
-"""The images in the prompt of a node, and the tokens that stand for them: its own and those of the turns above it."""
+"""Messages with the number of tokens that stand for each of their images."""
 
 from __future__ import annotations
 
@@ -6,18 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.trajectory.conversation import message_dict
-from proxy.trajectory.tree import Linked
 from proxy.types import Message, PlacedImage
-
-
-def placed_images(node: Linked) -> tuple[PlacedImage, ...]:
-    """All images of the node's whole prompt, in order. A prompt that was rendered anew has all of its own."""
-    parts: list[tuple[PlacedImage, ...]] = []
-    current: Linked | None = node
-    while current is not None:
-        parts.append(current.interaction.images)
-        current = current.parent if current.interaction.aligned else None
-    return tuple([image for part in reversed(parts) for image in part])
 
 
 def with_tokens(messages: Sequence[Message], placed: Sequence[PlacedImage]) -> list[dict[str, Any]]:

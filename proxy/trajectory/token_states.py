@@ -15,6 +15,7 @@ from proxy.trajectory.layout_options import Layout
 from proxy.trajectory.ledger import equal_runs
 from proxy.trajectory.token_arrays import IntArray
 from proxy.trajectory.token_path import PartKind, PathPart
+from proxy.types import PlacedImage
 
 
 class TokenState(Explained):
@@ -22,6 +23,7 @@ class TokenState(Explained):
 
     CONTEXT = "context", "was not sampled on this path: a message, a tool result, or text of the chat template"
     TRAINED = "trained", "is trained, in one sample of the export"
+    IMAGE = "image", "stands for an image of the prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,12 @@ class TokenStates:
                 tokens = self._where.setdefault(placed.interaction.id, np.full(len(placed.trained), -1, np.int32))
                 tokens[placed.trained] = number
 
-    def of(self, parts: Sequence[PathPart]) -> list[StateRun]:
-        """The states of all tokens of a path, in order and without gaps."""
+    def of(self, parts: Sequence[PathPart], images: Sequence[PlacedImage] = ()) -> list[StateRun]:
+        """The states of all tokens of a path, in order and without gaps. `images`: of the path, in order."""
         runs: list[StateRun] = []
         for part in parts:
             if part.kind is PartKind.PROMPT:
-                runs.append(StateRun(part.start, part.end, TokenState.CONTEXT))
+                runs += _context(part, images)
             elif part.interaction.status is not Status.COMPLETE:
                 runs.append(StateRun(part.start, part.end, part.interaction.status))
             else:
@@ -78,3 +80,17 @@ class TokenStates:
         where = self._where[name][first:end]
         for one, other in equal_runs(where):
             yield first + one, first + other, self._samples[int(where[one])]
+
+
+def _context(part: PathPart, images: Sequence[PlacedImage]) -> Iterator[StateRun]:
+    """The tokens of a part of a prompt: those of its images, and what is between them."""
+    at = part.start
+    for image in images:
+        if not part.start <= image.start < part.end:
+            continue
+        if at < image.start:
+            yield StateRun(at, image.start, TokenState.CONTEXT)
+        at = image.start + image.length
+        yield StateRun(image.start, at, TokenState.IMAGE)
+    if at < part.end:
+        yield StateRun(at, part.end, TokenState.CONTEXT)

@@ -25,6 +25,7 @@ class Untrained(Explained):
     TRAIN = "train", "belongs to a turn that `train` leaves out"
     MARK = "mark", "was marked with `trainable: false`, or is outside the marked `spans`"
     GRAMMAR = "grammar", "was sampled under a grammar, and `train.constrained` is false"
+    PLACEHOLDER = "placeholder", "stands for an image, and no image is there: an engine must not sample it"
 
 
 class LeftOut(Explained):
@@ -37,7 +38,10 @@ class LeftOut(Explained):
 
 
 # Reasons that no one asked for by an option of the export or a mark.
-_SURPRISES = (Untrained.DRIFT, Untrained.TOO_LONG, Untrained.CUT, Untrained.NO_LOGPROBS, Untrained.GRAMMAR)
+_SURPRISES = (
+    *(Untrained.DRIFT, Untrained.TOO_LONG, Untrained.CUT),
+    *(Untrained.NO_LOGPROBS, Untrained.GRAMMAR, Untrained.PLACEHOLDER),
+)
 
 
 def warnings(sampled: int, untrained: Mapping[str, int]) -> Iterator[str]:

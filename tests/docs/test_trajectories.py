@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,13 @@ def test_the_columns_of_a_layout_are_those_of_the_page(layout: Layout) -> None:
     options = LayoutOptions(
         layout=layout, padding=padding, advantages=Baseline.GRPO, step_advantages=Baseline.LEAVE_ONE_OUT
     )
+    options = replace(options, multi_modal_inputs=True, mrope=True)
     real = {column.name: (column.dtype.name, column.width) for column in columns_of(options)}
     listed = columns("### Layout padded") if padding else columns("### Layouts individual and concat")
     if layout is Layout.TREE:
         listed |= columns("### Layout tree")
     rare = dict.fromkeys(["token_rewards", "unmasked_logprobs"], ("float32", P + R)) if padding else {}
+    rare |= {"mrope_position_ids": ("int64", P + R)} if padding else {}
     assert real == {**listed, **OPTIONAL, **rare}
 
 

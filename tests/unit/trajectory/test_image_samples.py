@@ -15,6 +15,9 @@ from proxy.trajectory.layout_options import Images, Keep, Layout, LayoutOptions,
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.sample_row import SampleRow
+from proxy.trajectory.token_path import token_path
+from proxy.trajectory.token_states import TokenState, TokenStates
+from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import Interaction, PlacedImage, SessionRecord, ids_of
 from tests.interactions import interaction
 
@@ -197,3 +200,35 @@ def test_an_image_that_ends_the_prompt_is_not_cut_by_the_answer() -> None:
     padding = Padding(prompt_length=4, response_length=4, on_too_long=TooLong.TRUNCATE)
     (row,) = lay_out(RECORD, [node], LayoutOptions(Layout.PADDED, padding=padding)).rows
     assert row.columns()["prompts"].tolist() == ids_of([1, *[FIRST_PLACEHOLDER] * 3]).tolist()
+
+
+@pytest.mark.parametrize("layout", [Layout.CONCAT, Layout.INDIVIDUAL, Layout.TREE])
+def test_a_placeholder_that_was_sampled_is_not_trained_and_has_its_reason(layout: Layout) -> None:
+    node = interaction("a", suffix=[1, 2], output=[7, FIRST_PLACEHOLDER, 8])
+    laid = lay_out(RECORD, [node], LayoutOptions(layout, placeholders=frozenset({FIRST_PLACEHOLDER})))
+    (row,) = laid.rows
+    assert row.columns()["loss_mask"].tolist() == [0, 0, 1, 0, 1]
+    assert row.columns()["logprobs"].tolist() == [0, 0, -0.5, 0, -0.5]
+    assert laid.ledger.untrained() == {"placeholder": 1}
+    assert laid.ledger.trained() == 2
+
+
+def test_a_turn_that_is_left_out_keeps_its_reason_where_it_sampled_a_placeholder() -> None:
+    node = interaction("a", suffix=[1], output=[FIRST_PLACEHOLDER, 8])
+    node.has_logprobs = False
+    laid = lay_out(RECORD, [node], LayoutOptions(placeholders=frozenset({FIRST_PLACEHOLDER})))
+    assert laid.ledger.untrained() == {"no_logprobs": 2}
+
+
+@FEWER
+@given(sessions(), layouts())
+def test_states_of_a_path_are_image_exactly_on_its_placeholders(drawn: Drawn, options: LayoutOptions) -> None:
+    laid = lay_out(RECORD, drawn.nodes, options)
+    states = TokenStates(laid, options.layout)
+    for node in build_tree(drawn.nodes).values():
+        path = token_path(node, options.drift)
+        runs = states.of(path.parts, images_of(node))
+        assert [run.start for run in runs[1:]] == [run.end for run in runs[:-1]]
+        assert (runs[0].start, runs[-1].end) == (0, len(path.ids))
+        shown = [at for run in runs if run.state is TokenState.IMAGE for at in range(run.start, run.end)]
+        assert shown == [at for at, token in enumerate(path.ids) if token >= FIRST_PLACEHOLDER]

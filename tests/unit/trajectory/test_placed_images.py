@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.trajectory.placed_images import placed_images, with_tokens
-from proxy.trajectory.tree import build_tree
+from proxy.trajectory.placed_images import with_tokens
+from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role
 from tests.interactions import interaction
 
@@ -26,14 +26,14 @@ def test_a_prompt_has_the_images_of_the_turns_that_it_continues_before_its_own()
     first = turn("a", (placed("one", 1, 2),), suffix=(1, 9, 9, 1))
     second = turn("b", (placed("two", 6, 3),), parent="a", prefix=5, suffix=(1, 9, 9, 9))
     nodes = build_tree([first, second])
-    assert placed_images(nodes["b"]) == (*first.images, *second.images)
-    assert placed_images(nodes["a"]) == first.images
+    assert images_of(nodes["b"]) == (*first.images, *second.images)
+    assert images_of(nodes["a"]) == first.images
 
 
 def test_a_prompt_that_was_rendered_anew_has_all_of_its_images_itself() -> None:
     first = turn("a", (placed("one", 1, 2),))
     second = turn("b", (placed("one", 2, 2), placed("two", 6, 3)), parent="a")
-    assert placed_images(build_tree([first, second])["b"]) == second.images
+    assert images_of(build_tree([first, second])["b"]) == second.images
 
 
 def test_each_image_of_a_message_has_the_number_of_its_tokens() -> None:

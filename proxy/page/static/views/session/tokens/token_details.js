@@ -6,7 +6,7 @@ import { band } from "./token_model.js";
 import { escaped } from "./token_text.js";
 
 const BAND_WORDS = ["", "90% or more", "50 to 90%", "10 to 50%", "1 to 10%", "below 1%"];
-const STATE_KINDS = { trained: "good", context: "quiet" };
+const STATE_KINDS = { trained: "good", context: "quiet", image: "quiet" };
 
 /** `at`: the index of the token. */
 export function Details({ model, at }) {

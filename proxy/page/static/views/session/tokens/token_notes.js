@@ -34,7 +34,7 @@ function samplesOf({ samples, untrained_tokens: counts }) {
 function named(model, colouring) {
   if (colouring === "logprob") return [...BANDS, "without a logprob"].map((words, at) => [at + 1, words, PROBABILITY]);
   if (colouring === "version") return versionNames(model.versions);
-  const reasons = stateCounts(model).filter(([state]) => state !== "context" && state !== "trained");
+  const reasons = stateCounts(model).filter(([state]) => !["context", "image", "trained"].includes(state));
   const alone = reasons.length === 1;
   const why = reasons.map(([state, count]) => (alone ? state : `${state} ${number(count)}`)).join(", ");
   const title = reasons.map(([state]) => `${state}: ${model.meanings[state]}`).join("\n");
