@@ -59,6 +59,7 @@ def export_files(
     target, console = Path(output), Console(stderr=True, quiet=quiet)
     whole = _is_file(output)
     request = _with_page_size(request, whole=whole)
+    _check_lines(request, format)
     connection = Connection(url, admin_key, TIMEOUT_S)
     tally, layout = Tally(uncounted=_unreadable(format)), str(request.get("layout") or "concat")
     try:
@@ -118,6 +119,14 @@ def _with_page_size(request: Mapping[str, Json], *, whole: bool) -> dict[str, Js
     if whole and given is not None:
         raise ConfigurationError("--page-size applies to a folder: a file holds all sessions")
     return {**request, "limit": given or (_MOST_SESSIONS if whole else _PAGE_SESSIONS)}
+
+
+def _check_lines(request: Mapping[str, Json], format: str) -> None:
+    """Raise ConfigurationError for what a file of lines cannot hold."""
+    asked = [f"--images {request['images']}"] if request.get("images") == "bytes" else []
+    asked += ["--multi-modal-inputs"] if request.get("multi_modal_inputs") else []
+    if asked and format == _LINES:
+        raise ConfigurationError(f"{asked[0]}: a jsonl file holds samples only; give --format npz, or another")
 
 
 @contextmanager

@@ -75,6 +75,12 @@ class ExportFlags:
     credit: str | None = _flag(_SAMPLES, "tree or linear: how rewards flow back (default: the session's).")
     drift: str | None = _flag(_SAMPLES, "fork or mask: how to export turns that cannot be joined (default fork).")
     include: tuple[str, ...] = _flag(_SAMPLES, "Also include messages or text; repeatable.", ())
+    images: str | None = _flag(
+        _SAMPLES, "Of images: references (where they stand), bytes (each once a page) or none (default references)."
+    )
+    multi_modal_inputs: bool = _flag(
+        _SAMPLES, "Also what the model's processor made of images, and the positions of models that see.", False
+    )
     reward_name: str | None = _flag(_SAMPLES, "Name of the reward to use (default: the unnamed one).")
     reward_granularity: str | None = _flag(_SAMPLES, "pass_rate or binary, as in ROLL: that metric, else the score.")
     reward_scope: str | None = _flag(

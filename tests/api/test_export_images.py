@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proxy.client.async_client import AsyncClient
 from proxy.client.readers.read import read
 from proxy.client.values import Export, Sample
 from proxy.images.decode import decode_image
@@ -32,7 +33,7 @@ FORMATS = ("json", "jsonl", "npz", "safetensors", "arrow", "parquet")
 async def told(folder: Path, renderer: Renderer) -> AsyncIterator[Server]:
     """A server with a session of three turns and a fork: the first prompt shows red, the second wide, in low
     detail, and red again."""
-    async with serving(folder, says("One.", "Two.", "Three.", "Other."), renderer) as server:
+    async with serving(folder, says("One.", "Two.", "Three.", "Other.", "More."), renderer) as server:
         first = [{"role": "user", "content": [text_part("See "), image_url(png(*RED)), text_part(" here")]}]
         said = await server.answer(first)
         both = [*first, said, {"role": "user", "content": [image_url(png(*WIDE), detail="low"), image_url(png(*RED))]}]
@@ -225,6 +226,24 @@ async def test_a_claim_has_the_images_of_its_samples(tmp_path: Path, vision_rend
     found = read(answer.content, "npz")
     assert {digest: image.data for digest, image in found.images.items()} == {d: f.data for d, f in FILES.items()}
     assert all(sample.has_inputs for sample in found.samples)
+
+
+async def test_clients_give_the_images_of_all_pages_and_of_a_claim(tmp_path: Path, vision_renderer: Renderer) -> None:
+    blue = image_file(56, 56, 3)
+    async with told(tmp_path, vision_renderer) as server, AsyncClient(app=server.app) as client:
+        await server.answer([{"role": "user", "content": [image_url(blue.data)]}], session="t")
+        pages = await client.export(limit=1, images="bytes", multi_modal_inputs="auto", format="safetensors")
+        for name in ("s", "t"):
+            await server.ok(f"/{name}/rl/end_session", {})
+        claim = await client.claim(limit=2, export={"images": "bytes"})
+        digest = pages.samples[0].images[0]["digest"]
+        assert await client.image("s", digest) == pages.image(digest).data
+    expected = {**{digest: file.data for digest, file in FILES.items()}, blue.digest: blue.data}
+    assert claim.export is not None
+    assert {digest: image.data for digest, image in pages.images.items()} == expected
+    assert {digest: image.data for digest, image in claim.export.images.items()} == expected
+    assert all(sample.has_inputs for sample in pages.samples)
+    assert not any(sample.has_inputs for sample in claim.export.samples)
 
 
 async def test_messages_of_an_export_say_which_images_they_have(tmp_path: Path, vision_renderer: Renderer) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.api.export_request import parse_export
+from proxy.client.export_files import export_files
 from proxy.commands.export import export
 from proxy.commands.export_flags import ExportFlags
 from proxy.errors import ConfigurationError, InvalidRequest
@@ -15,7 +18,7 @@ from proxy.export_formats.encoder import ExportFormat
 from proxy.store.values import Wanted
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.layout_options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import Images, Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.scores import RewardScope, Unrewarded
@@ -51,6 +54,8 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         credit="linear",
         drift="mask",
         include=("messages", "text"),
+        images="bytes",
+        multi_modal_inputs=True,
         reward_name="style",
         reward_scope="path",
         unrewarded="zero",
@@ -102,6 +107,8 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         advantages=Baseline.GRPO,
         step_advantages=Baseline.LEAVE_ONE_OUT,
         include=frozenset({Include.MESSAGES, Include.TEXT}),
+        images=Images.BYTES,
+        multi_modal_inputs=True,
     )
     assert parse_export(ExportFlags(train_turns="last").body()).options.train.turns is TurnSelection.LAST
     binary = parse_export(ExportFlags(reward_granularity="binary").body()).options.reward
@@ -152,3 +159,11 @@ def test_the_command_has_every_flag() -> None:
     parameters = inspect.signature(export).parameters
     assert {spec.name for spec in fields(ExportFlags)} <= set(parameters)
     assert all(spec.metadata["help"] for spec in fields(ExportFlags))
+
+
+@pytest.mark.parametrize("asked", [{"images": "bytes"}, {"multi_modal_inputs": True}])
+def test_a_file_of_lines_refuses_images_before_it_asks_the_server(tmp_path: Path, asked: dict[str, Any]) -> None:
+    flag = next(iter(asked)).replace("_", "-")
+    with pytest.raises(ConfigurationError, match=f"--{flag}.*--format npz"):
+        export_files("http://127.0.0.1:9", None, tmp_path / "samples", asked, "jsonl", quiet=True)
+    assert not (tmp_path / "samples").exists()
