@@ -32,7 +32,7 @@ from proxy.store.sql.tables import (
     withdrawn_keys,
 )
 
-FORMAT = 2  # from 1 on with images, each before the first session that has it
+FORMAT = 2  # since 2 with images, each before the first session that has it
 COMPRESSED = ".zst"
 # Imported in this order, a row only refers to rows that exist already.
 PARTS: Mapping[str, Table] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.api.turn_routes import App
 from proxy.client import AsyncClient, Client
@@ -18,6 +19,7 @@ from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.errors import NotFound
 from proxy.rendering.renderer import Renderer
 from proxy.store.inspection import inspecting
+from proxy.telemetry.spans import Tracing
 from tests.databases import execute
 from tests.logs import lines_of
 from tests.support import default_url, sampled, says, serving, until, user
@@ -172,10 +174,12 @@ async def test_images_of_a_session_that_is_deleted_while_a_turn_runs_are_gone(
     assert execute(database_url, "SELECT 1 FROM session_images") == []
 
 
-async def test_no_line_of_the_log_no_error_and_no_metric_has_an_image(
-    tmp_path: Path, vision_renderer: Renderer, caplog: pytest.LogCaptureFixture
+async def test_no_line_of_the_log_no_error_no_span_and_no_metric_has_an_image(
+    tmp_path: Path, vision_renderer: Renderer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr("proxy.app.start_tracing", lambda tell: Tracing(exporter))
     secrets = [each for data in (ONE.data, TWO.data) for each in forms(data)]
     said: list[str] = []
     assert secrets[0] in shows("", ONE.data)["content"][0]["image_url"]["url"]
@@ -193,7 +197,8 @@ async def test_no_line_of_the_log_no_error_and_no_metric_has_an_image(
         said += [repr(session) for session in server.app.state.registry.sessions()]
         said += [repr(request) for request in server.engine.requests]
     said += [*lines_of(caplog), *lines_of(caplog, form="json"), *(repr(record.args) for record in caplog.records)]
-    assert len(said) > 20
+    said += [span.to_json() for span in exporter.get_finished_spans()]
+    assert len(said) > 30
     for text in said:
         assert not [secret for secret in secrets if secret in text], text[:300]
 
