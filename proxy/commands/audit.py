@@ -172,10 +172,14 @@ def _check_begun(stored: Stored) -> Faults:
 
 
 def _check_images(stored: Stored) -> Faults:
-    """Each image is stored, and its tokens are prompt tokens that the node adds, which no other image has."""
+    """Each image is stored, and its tokens are prompt tokens that the node adds, which no other image has.
+
+    A turn that failed while the database did may lack those of its messages.
+    """
     for node in _whole(stored):
         named = {image.digest for image in node.images}
-        named |= {part.digest for message in node.new_messages for part in message.images}
+        if node.status is Status.COMPLETE:
+            named |= {part.digest for message in node.new_messages for part in message.images}
         for digest in sorted(named - stored.images):
             yield node.id, f"its image {digest} is not stored"
         end = node.prefix_length

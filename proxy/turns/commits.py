@@ -13,10 +13,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
+from proxy.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable
 from proxy.images.image_pool import ImagePool
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
@@ -157,7 +158,7 @@ class Commits:
                 elif time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
                     self._unrecorded.append(turn)
                 else:
-                    files = await self._files(turn)
+                    files = await self._files_of_failure(turn)
                     await self._log.append(turn.interaction, None, files)
                     turn.session.record_failure(turn.interaction.id)
                     turn.session.record_images(files)
@@ -174,6 +175,22 @@ class Commits:
         new = {image.digest for image in turn.interaction.images} - had.keys()
         read = await self._images.get([digest for digest in new if digest not in files])
         return [*read, *(files[digest] for digest in new if digest in files)]
+
+    async def _files_of_failure(self, turn: Turn) -> Sequence[ImageFile]:
+        """As `_files`. If one is nowhere, the turn is recorded without its images: better than not at all."""
+        try:
+            return await self._files(turn)
+        except InvalidRequest:
+            turn.interaction.images = ()
+            return ()
+
+    def _hold(self, turn: Turn) -> None:
+        """Keep a failed turn until the database takes it; its images only as long as the pool has room for them."""
+        if turn.request.files:
+            self._images.put(turn.request.files.values())
+            turn.request = replace(turn.request, files={})
+        turn.generate.images = None
+        self._unrecorded.append(turn)
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
@@ -208,7 +225,7 @@ class Commits:
         interaction.output = turn.parser.message
         self._metrics.ended.by[turn.request.api, status] += 1
         try:
-            files = await self._files(turn)
+            files = await self._files_of_failure(turn)
             seq = await self._log.append(interaction, None, files)
         except ProxyError as problem:
             if isinstance(problem, SessionNotFound) and turn.session.confirmed:
@@ -216,7 +233,7 @@ class Commits:
                 self._log.note_deleted(interaction.id)
                 return
             if isinstance(problem, StoreUnavailable):  # told as the database's outage; recorded when it is over
-                self._unrecorded.append(turn)
+                self._hold(turn)
             else:
                 logger.error(
                     "could not record the %(status)s turn %(interaction)s: %(reason)s",

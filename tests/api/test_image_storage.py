@@ -16,10 +16,12 @@ from proxy.api.turn_routes import App
 from proxy.client import AsyncClient, Client
 from proxy.commands.audit import audit
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.errors import NotFound
+from proxy.errors import NotFound, StoreUnavailable
 from proxy.rendering.renderer import Renderer
 from proxy.store.inspection import inspecting
+from proxy.store.turn_log import TurnLog
 from proxy.telemetry.spans import Tracing
+from proxy.turns import commits
 from tests.databases import execute
 from tests.logs import lines_of
 from tests.support import default_url, sampled, says, serving, until, user
@@ -155,6 +157,33 @@ async def test_a_failed_turn_keeps_its_images_too(tmp_path: Path, vision_rendere
         answer = await server.post("/s/v1/chat/completions", {"model": "m", "messages": [shows("Look.", ONE.data)]})
         assert answer.is_error
         assert (await server.http.get(f"/rl/sessions/s/images/{ONE.digest}")).content == ONE.data
+    assert findings(default_url(tmp_path)) == []
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_failure_that_waits_for_the_database_holds_no_images_outside_of_the_pool(
+    tmp_path: Path, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    monkeypatch.setattr(commits, "_RETRIED_WITHIN_S", 0.0)
+    append, refusals = TurnLog.append, [StoreUnavailable("down")]
+
+    async def refused(log: TurnLog, *turn: Any) -> int | None:
+        if refusals:
+            raise refusals.pop()
+        return await append(log, *turn)
+
+    monkeypatch.setattr(TurnLog, "append", refused)
+    script = play([Reply(sampled("A."), fault=Fault.ERROR), Reply(sampled("B."))])
+    settings = {} if held else {"image_memory_bytes": 1}
+    async with serving(tmp_path, script, vision_renderer, **settings) as server:
+        body = {"model": "m", "messages": [shows("Look.", ONE.data)]}
+        assert (await server.post("/s/v1/chat/completions", body)).is_error
+        [turn] = server.app.state.turns._commits._unrecorded
+        assert (turn.request.files, turn.generate.images) == ({}, None)
+        await server.chat([user("Are you there?")])
+        await until(lambda: len(execute(default_url(tmp_path), "SELECT 1 FROM interactions")) == 2)
+        assert [turn["status"] for turn in await server.tree()] == ["complete", "failed"]
+    assert stored(default_url(tmp_path)) == ({ONE.digest} if held else set())
     assert findings(default_url(tmp_path)) == []
 
 
