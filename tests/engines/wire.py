@@ -33,7 +33,7 @@ from tests.engines.scripts import VOCABULARY, model_like
 
 CONTEXT = 8192
 IMAGE = 600
-"""The placeholder of images; an image has one for each 28 x 28 pixels."""
+"""The placeholder of images, unless a test says otherwise; an image has one for each 28 x 28 pixels."""
 
 
 class Wire:
@@ -61,6 +61,7 @@ class Wire:
         self.headers: list[Mapping[str, str]] = []
         self.calls: list[tuple[str, Any]] = []
         self.sees: bool | None = False
+        self.placeholder = IMAGE
         self.pictures: list[bytes] = []
         self.bodies: list[dict[str, Any]] = []
         self.encodes: Callable[[list[int]], list[int]] = list
@@ -68,12 +69,12 @@ class Wire:
     def expanded(self, ids: list[int], urls: Sequence[str]) -> list[int]:
         """The ids that the model gets. Raises InvalidRequest, which quotes an image, unless the placeholders fit."""
         pictures = [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
-        if ids.count(IMAGE) != len(urls):
-            raise InvalidRequest(f"{ids.count(IMAGE)} placeholders, but these images: {', '.join(urls)}")
+        if ids.count(self.placeholder) != len(urls):
+            raise InvalidRequest(f"{ids.count(self.placeholder)} placeholders, but these images: {', '.join(urls)}")
         self.pictures += pictures
         sizes, out = iter([struct.unpack(">II", picture[16:24]) for picture in pictures]), []
         for token in self.encodes(ids):
-            width, height = next(sizes) if token == IMAGE else (28, 28)
+            width, height = next(sizes) if token == self.placeholder else (28, 28)
             out += [token] * (width // 28) * (height // 28)
         return out
 
