@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from proxy.rendering.token_bound import LONG, TokenBound
-from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, read_tokenizer
+from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, processor_template, read_tokenizer
 from proxy.types import Ids, ids_of
 
 if TYPE_CHECKING:
@@ -195,6 +195,8 @@ def _read_by_transformers(folder: Path, reason: str) -> TokenizerFiles:
         )
     given = loaded.chat_template or {}
     templates = {"default": given} if isinstance(given, str) else dict(given)
+    if own := processor_template(folder):
+        templates = {"default": own}
     return TokenizerFiles(loaded.backend_tokenizer, None, dict(loaded.special_tokens_map), templates)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.errors import ConfigurationError
 from proxy.rendering.json_files import read_json
+from proxy.vision.sees import sees
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -123,7 +124,12 @@ def tokenizer_class(config: Mapping[str, Any], model_type: object) -> str:
 
 
 def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name: those in files of their own, else those in tokenizer_config.json."""
+    """Return the chat templates by name: those in files of their own, else those in tokenizer_config.json.
+
+    A model that sees may have one for its processor, which counts before all others, as for transformers' processors.
+    """
+    if own := processor_template(folder):
+        return {"default": own}
     named = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     found = {path.name.removesuffix(".jinja"): path.read_text(encoding="utf-8") for path in named}
     alone = folder / "chat_template.jinja"
@@ -133,6 +139,16 @@ def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if found or not given:
         return found
     return {"default": given} if isinstance(given, str) else {one["name"]: one["template"] for one in given}
+
+
+def processor_template(folder: Path) -> str | None:
+    """Return the chat template of a processor in the form of older files; None if there is none."""
+    if not sees(folder):
+        return None
+    for name in ("processor_config.json", "chat_template.json"):
+        if isinstance(own := read_json(folder / name).get("chat_template"), str):
+            return own
+    return None
 
 
 def _special_tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
@@ -115,3 +116,15 @@ def test_a_template_that_numbers_images_goes_on_counting_in_a_bridged_turn(
     suffix = renderer.bridge(prompt, output, answer, new, (), options, images_before=2)
     assert prompt + output + suffix == renderer.render([*history, answer, *new], (), options)
     assert ("Picture 4: " in renderer.decode(suffix)) == bool(options)
+
+
+def test_the_template_of_the_processor_counts_before_that_of_the_tokenizer(tmp_path: Path) -> None:
+    """Older folders (LLaVA, Qwen2-VL) have it in chat_template.json."""
+    write_family(tmp_path, "llava")
+    template = tmp_path / "chat_template.jinja"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template.read_text()}))
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    with mock.patch("proxy.vision.processor.load_processor", lambda folder: made("llava")[0]):
+        renderer = load_renderer(Settings(), tmp_path)
+    messages = [Message(Role.USER, "What?", images=(ImagePart("0" * 64, 0, 64, 64),))]
+    assert list(renderer.render(messages, (), {})) == by_processor("llava", messages)
