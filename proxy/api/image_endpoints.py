@@ -19,6 +19,7 @@ from proxy.store.stored_images import StoredImages
 
 _HEADERS = {
     "cache-control": "private, max-age=31536000, immutable",
+    "vary": "authorization, x-api-key",  # what a browser keeps is for the key that asked
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; sandbox",
 }

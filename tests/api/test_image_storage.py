@@ -55,6 +55,7 @@ async def test_an_image_of_a_session_is_served_as_it_came(tmp_path: Path, vision
             "cache-control": "private, max-age=31536000, immutable",
             "x-content-type-options": "nosniff",
         }
+        assert answer.headers["vary"] == "authorization, x-api-key"
         assert "sandbox" in answer.headers["content-security-policy"]
         for path, code in (
             (f"s/images/{TWO.digest}", "not_found"),
