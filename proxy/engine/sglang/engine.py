@@ -76,7 +76,8 @@ class SglangEngine:
         self._intervals = "stream_interval" in _fields(SamplingParams)
         self._ranks = Ranks(int(self._manager.server_args.dp_size))
         if _sees(self._manager):
-            self._images = ImageInputs(await asyncio.to_thread(VisionProcessor.load, self._folder))
+            processor = await asyncio.to_thread(VisionProcessor.load, self._folder)
+            self._images = ImageInputs(processor, getattr(self._manager.model_config, "dtype", None))
         self._info = self._describe()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:

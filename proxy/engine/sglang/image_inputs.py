@@ -7,6 +7,7 @@ and that into ids again. The tensors are those that exports give trainers as `mu
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -17,8 +18,9 @@ from proxy.images.prompt_images import PromptImages
 from proxy.types import Ids, ImageFile, PlacedImage
 
 _FORMAT = "processor_output"
-_MOST_BYTES = 2 * 2**30
-"""A screenshot of 1280 x 800 pixels takes 25 MB as tensors of Qwen2.5-VL."""
+_MOST_BYTES, _PART = 16 * 2**30, 8
+"""What is kept: at most an eighth of the machine's memory. A screenshot of 1280 x 800 pixels takes 12.5 MB as tensors
+of Qwen2.5-VL in bfloat16."""
 
 _Key = tuple[str, str]
 
@@ -31,10 +33,15 @@ class MakesInputs(Protocol):
 
 
 class ImageInputs:
-    """Keeps the tensors of the images that were used last, at most `most_bytes`. Use it on one event loop."""
+    """Keeps the tensors of the images that were used last, at most `most_bytes` (default: as the machine has memory).
 
-    def __init__(self, processor: MakesInputs, most_bytes: int = _MOST_BYTES) -> None:
-        self._processor, self._most_bytes = processor, most_bytes
+    `dtype`: the model's, to which its eyes convert pixels first; None: pixels stay as the processor gives them. Use it
+    on one event loop.
+    """
+
+    def __init__(self, processor: MakesInputs, dtype: Any = None, most_bytes: int | None = None) -> None:
+        self._processor, self._dtype = processor, dtype
+        self._most_bytes = most_bytes or min(_MOST_BYTES, _memory() // _PART)
         self._held: OrderedDict[_Key, Mapping[str, Any]] = OrderedDict()
         self._coming: dict[_Key, asyncio.Future[Mapping[str, Any]]] = {}
         self._bytes = 0
@@ -84,9 +91,21 @@ class ImageInputs:
 
     def _processed(self, file: ImageFile, detail: str) -> Mapping[str, Any]:
         try:
-            return self._processor.inputs([(decode_image(file.data), detail)])
+            tensors = self._processor.inputs([(decode_image(file.data), detail)])
         except ValueError as error:
             raise EngineFailed(f"the model's processor does not take the image {file.digest}: {error}") from None
+        if self._dtype is None:
+            return tensors
+        return {name: tensor.to(self._dtype) if _fractions(tensor) else tensor for name, tensor in tensors.items()}
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _fractions(value: Any) -> bool:
+    """True for a tensor of floating point numbers."""
+    return bool(getattr(getattr(value, "dtype", None), "is_floating_point", False))
 
 
 def _key(image: PlacedImage) -> _Key:
