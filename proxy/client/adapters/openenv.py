@@ -14,6 +14,7 @@ from proxy.client.blocking_client import Client
 from proxy.client.libraries import library
 from proxy.client.options import ExportOptions, Train
 from proxy.client.values import Json, Sample
+from proxy.errors import InvalidRequest
 
 
 def training_trace(client: Client, session_id: str, train: Train | None = None) -> Any:
@@ -32,6 +33,7 @@ def trace_entries(client: Client, session_id: str, train: Train | None = None) -
     By turn: `request` and `response` as of a chat completion, `prompt_token_ids` [P], `completion_token_ids` [C],
     `per_token_logps` (natural logarithms) [C], `loss_mask` [P + C], and `metadata` with the interaction's id as
     `node_id`. A turn that came without logprobs has zeros for them, and mask 0.
+    Raises InvalidRequest for a turn with images, which a trace has no place for: a trainer would not see them.
     """
     how: ExportOptions = {"layout": "individual", "include": ["messages"]}
     if train is not None:
@@ -45,6 +47,12 @@ def trace_entries(client: Client, session_id: str, train: Train | None = None) -
 
 
 def _entry(sample: Sample, number: int, logprobs: Sequence[float] | None) -> dict[str, Json]:
+    if sample.images:
+        raise InvalidRequest(
+            f"turn {sample.interaction_id!r} has images, which OpenEnv's TrainingTrace cannot hold; export the session "
+            "with multi_modal_inputs=True instead",
+            param="session_id",
+        )
     turn = sample.turns[0]
     start, end = turn["span"]
     ids = sample.input_ids.tolist()

@@ -11,8 +11,10 @@ from proxy.errors import ConfigurationError
 from proxy.rollout.episodes import Task
 from proxy.rollout.run_options import RunOptions
 from proxy.rollout.runs.agents import agent_of
+from proxy.rollout.runs.rows import in_json
 from proxy.rollout.runs.tasks import as_tasks, digest_of, tasks_of
 from tests.unit.rollout import run_agents
+from tests.vision import data_url, png
 
 ROWS = [{"q": "one", "n": 1}, {"q": "two", "n": 2}]
 
@@ -43,6 +45,18 @@ def test_a_parquet_file_has_rows_in_the_types_of_json(tmp_path: Path) -> None:
 
     parquet.write_table(pyarrow.table({"q": ["one"], "tests": [[{"in": 1}]]}), tmp_path / "t.parquet")
     assert tasks_of(str(tmp_path / "t.parquet"))[0].data == {"q": "one", "tests": [{"in": 1}]}
+
+
+def test_images_of_a_table_are_data_urls(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"image": [{"bytes": png(4, 4), "path": None}]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert tasks_of(str(tmp_path / "t.parquet"))[0].data == {"image": {"bytes": data_url(png(4, 4)), "path": None}}
+    assert in_json("row 1", {"images": [png(4, 4)]}) == {"images": [data_url(png(4, 4))]}
+    with pytest.raises(ConfigurationError, match=r"row 1: JSON cannot express this task: .*bytes"):
+        in_json("row 1", {"images": [b"no picture"]})
 
 
 @pytest.mark.parametrize("name", ["TASKS", "tasks"])

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -53,8 +53,6 @@ class DirectEnvManager(BaseEnvManager, ABC):
 
     layout: ClassVar[Layout] = "concat"
     """The layout of the export: one sample for each conversation, or one for each step."""
-    export_options: ClassVar[Mapping[str, Any]] = {}
-    """Further options of the export."""
     reset_backoff_s: ClassVar[float] = 10.0
     """Seconds by which the pause grows after each `reset` in a row that has failed."""
 
@@ -218,7 +216,6 @@ class DirectEnvManager(BaseEnvManager, ABC):
             sequence_length=self.pipeline_config.sequence_length,
             pad_token_id=getattr(self.tokenizer, "pad_token_id", None) or 0,
             amended=lambda samples: amended(samples, rollout_cache.history, episode, self.layout, self.tools),
-            **self.export_options,
         )
         rollout.meta_info["metrics"] |= {
             f"env/{rollout_cache.tag}/{name}": value for name, value in self._metrics(rollout_cache).items()

@@ -30,12 +30,12 @@ def rollout_of(
     The columns are those of `roll.RollFields`; `meta_info` also has the `session_id`. An episode in which nothing was
     sampled has one row of padding, as in ROLL. `score` is that of the episode, by default the sum of its rewards. With
     `discounted` the scores are returns, under the discount of the session. `amended` may change the samples before.
-    `options` are those of `Client.export`. Raises InvalidRequest for another `mode`, and for a sample longer than
-    `sequence_length`.
+    `options` are those of `Client.export`. If the model sees, rows have the tensors and positions of their images.
+    Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
     """
     if mode not in _LAYOUTS:
         raise InvalidRequest(f"trajectory_mode is {mode!r}; it must be traj or step", param="trajectory_mode")
-    export = session.exported(_LAYOUTS[mode], **options)
+    export = session.exported(_LAYOUTS[mode], **{"multi_modal_inputs": "auto", **options})
     name, samples = session.session.session_id, amended(export.samples)
     scores = {} if score is None else {name: float(score)}
     if not samples:

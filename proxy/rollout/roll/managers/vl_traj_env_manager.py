@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +34,6 @@ class VLTrajEnvManager(TrajEnvManager):
     have parts `{"type": "image"}`, and its `images` are the URLs of their pictures. The batch has `multi_modal_inputs`
     and `position_ids` [B, 3, L], as `proxy.client.adapters.roll` lays them out.
     """
-
-    export_options: ClassVar[Mapping[str, Any]] = {"multi_modal_inputs": "auto"}
 
     def __init__(
         self,
