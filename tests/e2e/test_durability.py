@@ -6,6 +6,7 @@ After each fault, `tokengrove db check` audits the database. TOKENGROVE_TEST_SEE
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import resource
@@ -25,6 +26,7 @@ from tests.e2e.load import Load, check_database, sqlite_url, streamed
 from tests.e2e.processes import ROOT, Process, run, server_process
 from tests.exports import entries
 from tests.support import user
+from tests.vision import image_url, png
 
 SESSIONS = 32
 FLAGS = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
@@ -77,6 +79,39 @@ def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
         body = {"filter": {"task_id": "s0"}, "layout": "individual"}
         exported = httpx.post(f"{process.url}/export_trajectories", json=body).json()
         assert {sample["interaction_id"] for sample in exported["samples"]} <= set(stored)
+
+
+@pytest.mark.engines  # not for an engine: two servers that load a processor take seconds
+def test_kill_9_loses_no_image_of_a_turn_that_was_answered(tmp_path: Path, vision_folder: Path) -> None:
+    flags = (*FLAGS, "--tokenizer", str(vision_folder))
+    with server_process(tmp_path, *flags) as process:
+        shown = asyncio.run(shown_until_killed(process))
+    check_database(sqlite_url(tmp_path))
+    with server_process(tmp_path, *flags) as process, httpx.Client(base_url=process.url) as http:
+        for session, image in shown:
+            path = f"/rl/sessions/{session}/images/{hashlib.sha256(image).hexdigest()}"
+            assert http.get(path).content == image
+    assert len(shown) >= 20
+
+
+async def shown_until_killed(process: Process) -> list[tuple[str, bytes]]:
+    """Show images in four sessions until 20 turns are answered and the server is killed; return what was answered."""
+    shown: list[tuple[str, bytes]] = []
+
+    async def show(http: httpx.AsyncClient, session: str, first: int) -> None:
+        for seed in range(first, first + 1000):
+            body = {"model": "m", "messages": [user([image_url(png(seed=seed))])]}  # type: ignore[arg-type]
+            try:
+                (await http.post(f"/{session}/v1/chat/completions", json=body)).raise_for_status()
+            except httpx.TransportError:
+                return
+            shown.append((session, png(seed=seed)))
+            if len(shown) == 20:
+                await asyncio.to_thread(process.kill)
+
+    async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:
+        await asyncio.gather(*(show(http, f"s{n}", 1000 * n) for n in range(4)))
+    return shown
 
 
 def test_turns_get_503_while_postgres_is_down_and_continue_afterwards(tmp_path: Path, chance: random.Random) -> None:
