@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rendering_folders import ASSETS
 
 from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
@@ -143,3 +145,22 @@ def test_a_size_that_the_processor_refuses_is_told(seeing: Any, kind: str) -> No
 def test_a_model_without_eyes_refuses_images_by_name(tiny: Renderer) -> None:
     with pytest.raises(InvalidRequest, match="text only, no images"):
         tiny.render([Message(Role.USER, "", images=(ImagePart("0" * 64, 0, 8, 8),))], (), {})
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_8"])
+def test_published_templates_write_images_as_their_processor_reads_them(
+    vision_folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    source = ASSETS / "chat_templates" / f"{name}.jinja"
+    if not source.is_file():
+        pytest.skip(f"no chat template at {source}")
+    folder = tmp_path / name
+    shutil.copytree(vision_folders["qwen3_vl"], folder)
+    shutil.copy(source, folder / "chat_template.jinja")
+    renderer, processor = load_renderer(Settings(), folder), load_processor(folder)
+    for seed in range(20):
+        messages = random_conversation(random.Random(seed))
+        assert list(renderer.render(messages, TOOLS, {})) == by_processor(processor, messages, TOOLS)
+    seen = Message(Role.SYSTEM, "Rules.", images=(ImagePart("0" * 64, 0, 64, 48),))
+    with pytest.raises(InvalidRequest, match="cannot express images in system messages; put them into a user message"):
+        renderer.render([seen, Message(Role.USER, "Go.")], (), {})
