@@ -15,6 +15,7 @@ import numpy as np
 
 from proxy.client.libraries import library
 from proxy.client.tensors import Array
+from proxy.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -65,10 +66,24 @@ def _opaque(picture: Image) -> Image:
 
 
 def concatenated(images: Sequence[Mapping[str, Any]], table: Mapping[str, ImageBytes]) -> dict[str, Array]:
-    """The arrays of these images of a sample, one below the other. Raises LookupError for one that the table lacks."""
+    """The arrays of these images of a sample, one below the other.
+
+    Raises LookupError for one that the table lacks, InvalidRequest for arrays that do not fit together.
+    """
     found = [table[image["digest"]].inputs[image.get("detail") or AUTO] for image in images]
     names = dict.fromkeys(name for each in found for name in each)
-    return {name: np.concatenate([each[name] for each in found if name in each]) for name in names}
+    return {name: _joined(name, [each[name] for each in found if name in each]) for name in names}
+
+
+def _joined(name: str, values: Sequence[Array]) -> Array:
+    try:
+        return np.concatenate(values)
+    except ValueError:
+        raise InvalidRequest(
+            f"the arrays {name!r} of these images do not fit below each other: this model's processor pads them to one "
+            "size; read those of each image in Export.images[digest].inputs",
+            param="multi_modal_inputs",
+        ) from None
 
 
 def table_of(told: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Array] | None = None) -> ImageTable:

@@ -15,7 +15,8 @@ from proxy.client.async_client import AsyncClient
 from proxy.client.readers.read import read
 from proxy.client.values import Export, Sample
 from proxy.images.decode import decode_image
-from proxy.rendering.renderer import Renderer
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.settings import Settings
 from proxy.store.stored_images import StoredImages
 from proxy.types import ImageFile
 from tests.api.test_export import always
@@ -137,7 +138,23 @@ async def test_inputs_are_those_of_the_processor_and_positions_those_of_the_mode
         assert inputs is not None and inputs.keys() == expected.keys()
         assert all(np.array_equal(inputs[name], expected[name]) for name in expected)
         if options["layout"] != "tree":
-            assert np.array_equal(sample.mrope_position_ids, positions(model, sample, token))
+            assert np.array_equal(told_positions(sample), positions(model, sample, token))
+
+
+async def test_positions_are_those_of_qwen3_vl_too(tmp_path: Path, vision_folders: dict[str, Path]) -> None:
+    renderer = load_renderer(Settings(), vision_folders["qwen3_vl"])
+    assert renderer.images is not None
+    async with told(tmp_path, renderer) as server:
+        found = await export(server, multi_modal_inputs=True)
+    model = model_in(vision_folders["qwen3_vl"])
+    for sample in found.samples:
+        assert spans(sample) == runs(sample.input_ids.tolist(), renderer.images.token)
+        assert np.array_equal(told_positions(sample), positions(model, sample, renderer.images.token))
+
+
+def told_positions(sample: Sample) -> np.ndarray[Any, Any]:
+    assert sample.mrope_position_ids is not None
+    return sample.mrope_position_ids
 
 
 def model_in(folder: Path) -> Any:
@@ -197,7 +214,7 @@ async def test_a_sample_without_images_of_a_model_that_sees_has_empty_inputs_and
     assert sample.multi_modal_inputs == {}
     assert not sample.has_inputs
     counted = np.arange(len(sample.input_ids))
-    assert np.array_equal(sample.mrope_position_ids, np.stack([counted] * 3))
+    assert np.array_equal(told_positions(sample), np.stack([counted] * 3))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import weakref
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from proxy.client.images import ImageBytes, concatenated
 from proxy.client.readers.read import read, read_page
 from proxy.client.values import Export
 from proxy.errors import InvalidRequest
@@ -109,7 +109,6 @@ class Answer:
 
     def _entry(self, wanted: WantedImage) -> ImageEntry:
         self.wanted.append(wanted)
-        gc.collect()
         self.most_alive = max(self.most_alive, sum(each() is not None for each in self._alive))
         details = wanted.details if self._inputs else ()
         made = {detail: made_of(wanted.digest, detail) for detail in details}
@@ -262,3 +261,10 @@ def test_an_answer_without_images_is_the_same_under_every_option(name: ExportFor
         assert all(page.samples[0].images == () and page.images == {} for page in found)
     elif name is not ExportFormat.NPZ:  # a zip has the time of day
         assert len(set(bodies.values())) == 1
+
+
+def test_arrays_that_do_not_fit_together_are_refused_with_the_way_out() -> None:
+    sizes = {digest: np.zeros((1, 3, side, side), np.float32) for digest, side in ((RED, 4), (BLUE, 6))}
+    table = {d: ImageBytes(d, "image/png", 1, 1, b"", {"auto": {"pixel_values": a}}) for d, a in sizes.items()}
+    with pytest.raises(InvalidRequest, match=r"'pixel_values'.*Export.images\[digest\].inputs"):
+        concatenated([{"digest": RED}, {"digest": BLUE}], table)

@@ -78,7 +78,7 @@ def layouts(draw: st.DrawFn) -> LayoutOptions:
     padding = None
     if layout is Layout.PADDED:
         too_long = draw(st.sampled_from([TooLong.DROP, TooLong.TRUNCATE]))
-        prompt, response = (draw(st.integers(1, 40)) for _ in range(2))
+        prompt, response = draw(st.integers(1, 40)), draw(st.integers(1, 20))
         padding = Padding(prompt, response, on_too_long=too_long, keep=draw(st.sampled_from(Keep)))
     drift = Drift.FORK if layout is Layout.TREE else draw(st.sampled_from(Drift))
     return LayoutOptions(layout, drift=drift, padding=padding)
@@ -192,6 +192,13 @@ def test_a_response_cut_inside_of_an_image_loses_the_image(keep: Keep, expected:
     length = row.columns()["response_lengths"].item()
     assert row.columns()["responses"][:length].tolist() == expected
     assert [digest for digest, _, _ in told(row)] == ["d" * 64]
+
+
+def test_an_image_in_the_kept_end_of_a_response_moves_with_it() -> None:
+    padding = Padding(prompt_length=20, response_length=6, on_too_long=TooLong.TRUNCATE, keep=Keep.TAIL)
+    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(Layout.PADDED, padding=padding)).rows
+    assert row.columns()["responses"].tolist() == [3, OPEN, *[FIRST_PLACEHOLDER + 1] * 2, CLOSE, 9]
+    assert told(row) == [("d" * 64, 14, 4), ("e" * 64, 22, 2)]
 
 
 def test_an_image_that_ends_the_prompt_is_not_cut_by_the_answer() -> None:
