@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from tests.conformance.npm import Install, installer
 from tests.conformance.recorder import recording
 from tests.conformance.served import MODEL, Capture, Served
-from tests.e2e.processes import server_process
+from tests.e2e.processes import ROOT, server_process
 
 # The packages read these variables on import: no telemetry, no price lists, no proxies.
 QUIET = {
@@ -40,6 +42,12 @@ QUIET = {
     "MSWEA_COST_TRACKING": "ignore_errors",
 }
 os.environ.update(QUIET)
+BUILD = """
+import pathlib, sys
+from proxy.engine.tiny.vision import build_tiny_vision_model
+build_tiny_vision_model(pathlib.Path(sys.argv[1]))
+"""
+"""The clients' environment may lack the packages that make a model."""
 _LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
 
 
@@ -73,6 +81,17 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         else:
             recorder = stack.enter_context(recording(url))
             yield Served(recorder.url, Capture(capture, recorder))
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """As `planned`, with a model that sees."""
+    model = tmp_path_factory.mktemp("model")
+    python = os.environ.get("TOKENGROVE_TEST_SERVER_PYTHON", sys.executable)
+    subprocess.run([python, "-c", BUILD, str(model)], check=True, cwd=ROOT)
+    flags = ["--model", str(model), "--engine", "tests.conformance.planned:PlannedEngine", "--served-model-name", MODEL]
+    with server_process(tmp_path_factory.mktemp("seeing"), *flags) as process:
+        yield Served(process.url.rstrip("/"))
 
 
 @pytest.fixture(scope="session")

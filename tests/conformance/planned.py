@@ -50,7 +50,7 @@ def step_text(turn: TurnRequest) -> str:
     steps = _plan(since[0]) if since else []
     if not steps or not (turn.tools or steps[0].get("bare")):
         return "A short text"
-    done = sum(message.role is Role.ASSISTANT for message in since)
+    done = _done(steps[0], since)
     return _text(steps[min(done, len(steps) - 1)], since)
 
 
@@ -60,6 +60,13 @@ def _plan(message: Message) -> list[Any]:
     text = message.content.partition(MARK)[2].strip()
     steps: list[Any] = json.JSONDecoder().raw_decode(text)[0]
     return steps
+
+
+def _done(first: dict[str, Any], since: Sequence[Message]) -> int:
+    """How many steps have been taken."""
+    if "counted" not in first:
+        return sum(message.role is Role.ASSISTANT for message in since)
+    return since[0].content.splitlines().count(first["counted"])
 
 
 def _text(step: dict[str, Any], messages: Sequence[Message]) -> str:

@@ -67,6 +67,16 @@ class Served:
         found: list[Any] = self._json("/export_trajectories", body)["samples"]
         return found
 
+    def read(self, path: str) -> Any:
+        """Return the JSON of a GET."""
+        return self._json(path)
+
+    def content(self, path: str) -> bytes:
+        """Return the content of a GET."""
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            found: bytes = response.read()
+        return found
+
     def keep(self, session: str, client: str, version: str, scrub: Mapping[str, str] | None = None) -> None:
         """Write the session for the fast tests, if asked to; `scrub` is `Capture.save`'s."""
         if self.capture is not None:
