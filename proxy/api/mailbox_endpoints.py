@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
 from proxy.api.long_polls import LongPolls
 from proxy.engine.mailbox import Letter, Mailbox
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.fields import optional_float, optional_int, optional_text
 from proxy.rendering import Renderer
@@ -50,10 +52,11 @@ class MailboxEndpoints:
         """Return the oldest waiting request, of `session_id` if given.
 
         `{"status": "empty"}` if there is none for `wait_s` seconds; `{"status": "ended"}` if the session has ended or
-        is past its deadline, so that it can send no more.
+        is past its deadline, so that it can send no more. `images`: whether the request's images come with their bytes.
         """
         body = await self._body(request)
-        check_given(body, ("session_id", "wait_s"))
+        check_given(body, ("session_id", "wait_s", "images"))
+        with_bytes = _with_bytes(body)
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._registry.get(session_id) if session_id is not None else None
@@ -67,7 +70,8 @@ class MailboxEndpoints:
             # A poll whose client has left must not take a request away from another poll.
             letter = await while_connected(request.receive, waiting)
         if letter is not None:
-            return JsonResponse({"status": "request", **_letter_json(letter)})
+            images = await _images_json(letter.request, with_bytes)
+            return JsonResponse({"status": "request", **_letter_json(letter), "images": images})
         over = session_id is not None and await self._has_ended(session_id)
         return JsonResponse({"status": "ended" if over else "empty"})
 
@@ -155,6 +159,31 @@ def _letter_json(letter: Letter) -> dict[str, Any]:
         "input_ids": request.input_ids.tolist(),
         "stop_token_ids": list(request.stop_token_ids),
     }
+
+
+def _with_bytes(body: Mapping[str, Any]) -> bool:
+    asked = optional_text(body, "images") or "references"
+    if asked not in ("references", "bytes"):
+        raise InvalidRequest("'images' must be 'references' or 'bytes'", param="images")
+    return asked == "bytes"
+
+
+async def _images_json(request: GenerateRequest, with_bytes: bool) -> list[dict[str, Any]]:
+    """The images of the prompt, in its order; `with_bytes`: each with its bytes as they came, in base64.
+
+    They cannot be read elsewhere yet: those of a turn are stored with its answer.
+    """
+    if request.images is None:
+        return []
+    placed = [image.to_json() for image in request.images.placed]
+    if not with_bytes:
+        return placed
+    files = await request.images.read()
+    encoded = await asyncio.to_thread(lambda: [b64encode(file.data).decode() for file in files])
+    return [
+        {**image, "media_type": file.media_type, "data": data}
+        for image, file, data in zip(placed, files, encoded, strict=True)
+    ]
 
 
 def _asked(turn: TurnRequest) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import InvalidRequest
+from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason
 from proxy.types import Ids, SamplingParams, ids_of
@@ -315,6 +316,33 @@ async def check_grammar_gives_json(
     assert isinstance(value, dict) and type(value.get("count")) is int, (
         f"the output must fit the schema, unlike {value!r}"
     )
+
+
+async def check_images_are_seen(engine: Engine, prompt_ids: Ids, images: PromptImages, others: PromptImages) -> None:
+    """Check that an engine sees the images of a prompt. Not in CHECKS: needs a model that sees, and its placeholders.
+
+    `images` and `others` stand at the same places of `prompt_ids`, and are other pictures of the same sizes.
+    """
+    if Capability.IMAGES not in engine.info().capabilities:
+        return
+    request = request_for(prompt_ids, 8, temperature=0.0)
+    first, second, other = [
+        await complete(engine, replace(request_for(prompt_ids, 8, temperature=0.0), images=shown))
+        for shown in (images, images, others)
+    ]
+    assert first.ids == second.ids and _close(first.logprobs, second.logprobs), "equal images must give equal logprobs"
+    same = first.ids == other.ids and _close(first.logprobs, other.logprobs)
+    assert not same, "other images must give other logprobs"
+    placeholders = {prompt_ids[placed.start] for placed in images.placed}
+    assert not placeholders & {*first.ids, *other.ids}, "the placeholder of an image must never be sampled"
+    text = ids_of(token for token in prompt_ids if token not in placeholders)
+    assert len((await complete(engine, replace(request, prompt=PromptIds(text)))).ids) == 8, (
+        "a prompt without images must be sampled as before"
+    )
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(math.isclose(mine, yours, abs_tol=1e-4) for mine, yours in zip(one, other, strict=True))
 
 
 def _long_budget(engine: Engine, prompt_ids: Ids) -> int:

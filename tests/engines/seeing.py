@@ -30,7 +30,8 @@ class Seen(NamedTuple):
 
     @property
     def images(self) -> PromptImages:
-        return PromptImages(self.placed, ImagePool(_read_none, 0), {file.digest: file for file in self.files})
+        files = {at.digest: file for at, file in zip(self.placed, self.files, strict=False)}
+        return PromptImages(self.placed, ImagePool(_read_none, 0), files)
 
     def request(self, max_tokens: int = 8, temperature: float = 1.0, **sampling: Any) -> GenerateRequest:
         request = request_for(self.ids, max_tokens, temperature)

@@ -63,7 +63,7 @@ def play(replies: Iterable[Reply]) -> Script:
 
 
 def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Script:
-    """A script of `length` tokens that depend on the prompt, without an end token.
+    """A script of `length` tokens that depend on the prompt and its images, without an end token.
 
     Ids stay in the lower half of the vocabulary, where byte-level tokenizers have plain text and no markers.
     """
@@ -72,6 +72,8 @@ def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Sc
 
     def script(request: GenerateRequest) -> Reply:
         start = (len(request.prompt) * 31 + request.prompt.tail(1)[0]) % span
+        if request.images is not None:
+            start = (start + sum(int(image.digest[:8], 16) for image in request.images.placed)) % span
         ids = ids_of(((start + steps) % span).astype(np.int32).tobytes())
         return Reply(ids, chunk, delay_s)
 

@@ -24,13 +24,13 @@ from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler, GrammarState
 from proxy.engine.transformers.inflight import InFlight, Item, aborted, post
 from proxy.engine.transformers.loading import (
+    SEEING,
     choose_sizes,
     context_limit,
     end_token_ids,
     load_model,
     parse_options,
     read_weights,
-    shows_images,
 )
 from proxy.engine.transformers.sampler import draw, new_row
 from proxy.engine.transformers.seen_prompt import SeenPrompt
@@ -46,6 +46,7 @@ from proxy.errors import (
 )
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
+from proxy.vision.sees import sees
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,7 @@ class TransformersEngine:
         self._batch: ContinuousBatch | None = None
         self._grammars: GrammarCompiler | None = None
         self._sight: Sight | None = None
+        self._blind = ""
         self._context_length = 0
         self._version = 0
         self._released: frozenset[str] = frozenset()
@@ -170,7 +172,7 @@ class TransformersEngine:
             context_length=self._context_length,
             weight_version=self._version,
             capabilities=frozenset(Capability) - self._missing(),
-            detail=f"{builtin}{self._model.dtype} on {self._device}" + ("; sees images" if self._sight else ""),
+            detail=f"{builtin}{self._model.dtype} on {self._device}" + self._eyesight(),
         )
 
     async def close(self) -> None:
@@ -258,6 +260,9 @@ class TransformersEngine:
     def _vocab_size(self) -> int:
         return int(self._model.config.get_text_config().vocab_size)
 
+    def _eyesight(self) -> str:
+        return "; sees images" if self._sight is not None else f"; {self._blind}" if self._blind else ""
+
     def _missing(self) -> frozenset[Capability]:
         lacks_grammar = frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
         return lacks_grammar | (frozenset() if self._sight is not None else {Capability.IMAGES})
@@ -275,9 +280,22 @@ class TransformersEngine:
             folder = self._folder if named is None else folder_of("tokenizer", named)
             self._grammars = GrammarCompiler(folder, self._vocab_size)
         self._batch = ContinuousBatch(self._model, sizes, self._step)
-        if shows_images(self._model, self._folder):
-            self._sight = Sight(self._model, self._folder, self._options.image_cache_mb, self._batch.entries)
+        self._sight = self._open_eyes(self._batch)
         self._batch.start()
+
+    def _open_eyes(self, batch: ContinuousBatch) -> Sight | None:
+        """The sight of the model, if it sees. A model that sees answers texts without it, so that is no error."""
+        if not sees(self._folder):
+            return None
+        kind = self._model.config.model_type
+        if kind not in SEEING:
+            self._blind = f"the transformers engine shows no images to models of the kind {kind}"
+        else:
+            try:
+                return Sight(self._model, self._folder, self._options.image_cache_mb, batch.entries)
+            except ConfigurationError as error:
+                self._blind = str(error)
+        return None
 
     def _replace_weights(self, folder: Path, version: int | None) -> int:
         weights = read_weights(folder, self._model)

@@ -14,7 +14,6 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.hub import WEIGHTS
 from proxy.progress import doing
 from proxy.settings import Settings
-from proxy.vision.sees import sees
 
 _SMALL_MODEL = 20_000_000
 """Model parameters below which one CPU thread is faster than several, since distributing the work costs more."""
@@ -24,7 +23,7 @@ _DEFAULT_CACHE_MB = 4096
 _OPTIONS = ("device", "threads", "cache_mb", "batch_tokens", "unmasked_logprobs", "image_cache_mb")
 _NUMBERS = ("threads", "cache_mb", "batch_tokens", "image_cache_mb")
 
-_SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Kinds of models (`model_type`) whose images this engine knows how to place; others sample text only."""
 
 
@@ -90,15 +89,10 @@ def read_model(folder: Path, device: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    kind = AutoModelForImageTextToText if config.model_type in _SEEING else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
     dtype = "float32" if device == "cpu" else "auto"
     model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
     return model.eval()
-
-
-def shows_images(model: Any, folder: Path) -> bool:
-    """True if this engine can show images to the model of `folder`, which may have lost its processor."""
-    return model.config.model_type in _SEEING and sees(folder)
 
 
 def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:

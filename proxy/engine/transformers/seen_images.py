@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,10 @@ _MOST_KNOWN = 65_536
 
 _MOST_PREPARED_BYTES = 512 * 2**20
 """Bytes of tensors of pixels that wait for the batching thread, the newest; it makes others when they are needed."""
+
+
+Source = Callable[[], ImageFile]
+"""Gives the bytes of an image. It may wait for the event loop, so it is called on other threads only."""
 
 
 class SeenName(NamedTuple):
@@ -83,26 +87,30 @@ class SeenImages:
         self._epoch = 0
         self._lock = threading.Lock()
 
-    def know(self, file: ImageFile, detail: str) -> SeenImage:
+    def needs(self, name: SeenName) -> bool:
+        """True if `know` will read the image. On the event loop."""
+        seen = self._known.get(name)
+        return seen is None or not self._has(seen)
+
+    def know(self, name: SeenName, source: Source) -> SeenImage:
         """Return the image, with its tensors prepared if its features are likely to be needed. CPU-heavy.
 
-        Callable from any thread. Raises InvalidRequest for an image that cannot be decoded.
+        Callable from worker threads. Raises InvalidRequest for an image that cannot be decoded.
         """
-        name = SeenName(file.digest, detail)
         with self._lock:
             seen = self._known.get(name)
             if seen is not None:
                 self._known.move_to_end(name)
                 if self._has(seen):
                     return seen
-        tensors = self._tensors(file, detail)
+        tensors = self._tensors(source(), name.detail)
         with self._lock:
             seen = self._known.get(name) or self._new(name, tensors)
             if not self._has(seen):
                 self._prepare(seen.token, tensors)
         return seen
 
-    def features(self, seen: SeenImage, file: ImageFile) -> Features:
+    def features(self, seen: SeenImage, source: Source) -> Features:
         """The features by the current weights. On the batching thread, or while it is parked. Raises what the model
         raises.
         """
@@ -111,7 +119,7 @@ class SeenImages:
             with self._lock:
                 tensors = self._prepared.pop(seen.token, None)
                 self._prepared_bytes -= _bytes_of(tensors or {})
-            found = self._compute(tensors or self._tensors(file, seen.name.detail))
+            found = self._compute(tensors or self._tensors(source(), seen.name.detail))
             self._keep(seen.token, found)
         self._features.move_to_end(seen.token)
         seen.epoch = self._epoch

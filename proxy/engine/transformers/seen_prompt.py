@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from proxy.engine.transformers.seen_images import SeenImage, SeenImages
+from proxy.engine.transformers.seen_images import SeenImage, SeenImages, SeenName, Source
 from proxy.errors import InvalidRequest
-from proxy.types import Ids, ImageFile, PlacedImage
+from proxy.types import Ids, PlacedImage
 from proxy.vision.positions import Positions
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class Placeholders(NamedTuple):
 
 
 class PlacedSight(NamedTuple):
-    """An image of a prompt: its tokens begin at `start`. `file`: its bytes, for features that must be made anew."""
+    """An image of a prompt: its tokens begin at `start`. `source`: its bytes, for features that must be made anew."""
 
     start: int
     image: SeenImage
-    file: ImageFile
+    source: Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,14 +65,15 @@ def see(
     placeholders: Placeholders,
     ids: Ids,
     placed: Sequence[PlacedImage],
-    files: Sequence[ImageFile],
+    sources: Sequence[Source],
 ) -> SeenPrompt:
     """Return the prompt `ids` as the batch gets it. CPU-heavy: it decodes new images.
 
     Raises InvalidRequest if the placeholders are not as many as the features of the images that they stand for.
     """
     sights = tuple(
-        PlacedSight(at.start, images.know(file, at.detail), file) for at, file in zip(placed, files, strict=True)
+        PlacedSight(at.start, images.know(SeenName(at.digest, at.detail), source), source)
+        for at, source in zip(placed, sources, strict=True)
     )
     for place, (at, sight) in enumerate(zip(placed, sights, strict=True)):
         features, found = sight.image.length, ids[at.start : at.start + at.length].count(placeholders.image)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.batching import StepEntry
-from proxy.engine.transformers.seen_images import SeenImage, SeenImages
+from proxy.engine.transformers.seen_images import SeenImage, SeenImages, SeenName
 from proxy.engine.transformers.seen_prompt import Placeholders, SeenPrompt, check_placeholders, see
 from proxy.engine.transformers.vision_forward import VisionForward
+from proxy.images.prompt_images import PromptImages
+from proxy.types import ImageFile, PlacedImage
 from proxy.vision.placeholder_ids import placeholder_ids
 from proxy.vision.positions import positions_of
 from proxy.vision.processor import VisionProcessor
+
+_READ_TIMEOUT_S = 30.0
+"""Limit in seconds for reading the bytes of an image."""
 
 
 class Sight:
@@ -39,9 +45,12 @@ class Sight:
         if request.images is None or not request.images.placed:
             check_placeholders(ids, self.placeholders, 0)
             return None
-        files = await request.images.read()
         placed = request.images.placed
-        return await asyncio.to_thread(see, self.images, self._rule, self.placeholders, ids, placed, files)
+        needed = [image for image in placed if self.images.needs(SeenName(image.digest, image.detail))]
+        files = {file.digest: file for file in await request.images.read(needed)} if needed else {}
+        loop = asyncio.get_running_loop()
+        sources = [partial(_read, request.images, image, files.get(image.digest), loop) for image in placed]
+        return await asyncio.to_thread(see, self.images, self._rule, self.placeholders, ids, placed, sources)
 
     def failure(self, prompt: SeenPrompt) -> str | None:
         """Why an image of the prompt could not be shown to the model; None if all were."""
@@ -52,3 +61,15 @@ class Sight:
 
     def _fail(self, image: SeenImage, error: Exception) -> None:
         self._failures[image.token] = f"the model could not see the image {image.name.digest}: {error}"
+
+
+def _read(
+    images: PromptImages, image: PlacedImage, file: ImageFile | None, loop: asyncio.AbstractEventLoop
+) -> ImageFile:
+    """Return `file`, or read it on its event loop. Of an image that the model has seen before, that is seldom needed:
+    if its keys and values, and its features, were evicted meanwhile.
+    """
+    if file is not None:
+        return file
+    (read,) = asyncio.run_coroutine_threadsafe(images.read([image]), loop).result(_READ_TIMEOUT_S)
+    return read

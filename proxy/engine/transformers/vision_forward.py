@@ -96,7 +96,7 @@ class VisionForward:
     def _features(self, sight: PlacedSight) -> Features:
         """An exception here would end all requests, not only those with this image."""
         try:
-            return self._images.features(sight.image, sight.file)
+            return self._images.features(sight.image, sight.source)
         except Exception as error:
             self._failed(sight.image, error)
             return self._images.no_features(sight.image)
