@@ -149,12 +149,13 @@ class LiveSession:
         if interaction.images:
             self.images.update({i.digest: ImagePart(i.digest, 0, i.width, i.height) for i in interaction.images})
 
-    def record_images(self, files: Iterable[ImageFile]) -> None:
-        """Note that these images are stored for the session."""
-        for file in files:
-            if file.digest not in self.images:
-                self.images[file.digest] = ImagePart(file.digest, 0, file.width, file.height)
-                self.image_bytes += len(file.data)
+    def record_images(self, files: Iterable[ImageFile]) -> list[ImageFile]:
+        """Note that these images are stored for the session; return those of which that was not known."""
+        new = [file for file in files if file.digest not in self.images]
+        for file in new:
+            self.images[file.digest] = ImagePart(file.digest, 0, file.width, file.height)
+            self.image_bytes += len(file.data)
+        return new
 
     def record_failure(self, interaction_id: str) -> None:
         """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""

@@ -116,10 +116,10 @@ class Commits:
             return None
         note_commit(session, seq)
         if files:
-            session.record_images(files)
             self._images.put(files)  # for later turns, whose requests may refer to them
-            self._metrics.images.by[()] += len(files)
-            self._metrics.image_bytes.by[()] += sum([len(file.data) for file in files])
+            new = session.record_images(files)  # other choices of the reply may have brought them too
+            self._metrics.images.by[()] += len(new)
+            self._metrics.image_bytes.by[()] += sum([len(file.data) for file in new])
         return node
 
     def _committed(self, turn: Turn, node: Node) -> None:

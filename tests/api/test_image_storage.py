@@ -121,6 +121,29 @@ async def test_a_turn_on_another_replica_finds_the_images_of_its_session(
         assert (session.images.keys(), session.image_bytes) == ({ONE.digest}, len(ONE.data))
 
 
+async def test_a_session_that_follows_another_has_the_images_of_its_history(
+    tmp_path: Path, vision_renderer: Renderer
+) -> None:
+    async with serving(tmp_path, says("A.", "B."), vision_renderer) as server:
+        messages = [shows("Look.", ONE.data)]
+        answer = await server.ok("/v1/chat/completions", {"model": "m", "messages": messages})
+        await server.ok("/rl/end_session", {})
+        messages += [answer["choices"][0]["message"], user("And?")]
+        await server.ok("/v1/chat/completions", {"model": "m", "messages": messages})
+    linked = execute(default_url(tmp_path), "SELECT session_id, digest FROM session_images ORDER BY session_id")
+    assert linked == [("default", ONE.digest), ("default-1", ONE.digest)]
+    assert findings(default_url(tmp_path)) == []
+
+
+async def test_the_choices_of_one_reply_share_their_images(tmp_path: Path, vision_renderer: Renderer) -> None:
+    async with serving(tmp_path, says("A.", "B.", "C."), vision_renderer) as server:
+        await server.chat([shows("Look.", ONE.data, TWO.data, ONE.data)], n=3)
+        turns = await server.app.state.store.recordings.load_interactions("s")
+        assert [[image.digest for image in turn.images] for turn in turns] == [[ONE.digest, TWO.digest, ONE.digest]] * 3
+        assert server.app.state.metrics.turns.images.by[()] == 2
+    assert findings(default_url(tmp_path)) == []
+
+
 @pytest.mark.parametrize(
     ("limits", "settings", "param", "found"),
     [

@@ -55,8 +55,10 @@ def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) 
     files = {file.digest: file for _, file in new}
     now = time.time()
     insert_rows(connection, [{**f._asdict(), "size": len(f.data), "created_at": now} for f in files.values()])
-    links = [{"session_id": name, "digest": file.digest, "url": file.url} for name, file in new]
-    _INSERT_LINK.run(connection, links)
+    links = {(name, file.digest): file.url for name, file in new}
+    _INSERT_LINK.run(
+        connection, [{"session_id": name, "digest": digest, "url": links[name, digest]} for name, digest in links]
+    )
 
 
 def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
