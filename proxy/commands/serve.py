@@ -132,6 +132,10 @@ def _facts(served: Starlette, url: str, settings: Settings) -> dict[str, Any]:
 def _banner(served: Starlette, url: str, settings: Settings) -> str:
     """The model, address, engine, database and access, and a command to try next."""
     info, renderer = served.state.engine.info(), served.state.renderer
+    images = renderer.blind and f"refused: {renderer.blind}"
+    if renderer.sight is not None:
+        takes = "images" in info.capabilities
+        images = str(renderer.sight) if takes else f"refused: the engine {info.name} takes none"
     access = "admin key needed" if settings.admin_key else "open: any key or none, from this machine only"
     first, then = _to_try(url, keys=settings.admin_key is not None)
     lines = [
@@ -140,7 +144,7 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
         f"  engine    {info.name}, weight version {info.weight_version}, context {info.context_length} tokens",
         *([f"            {info.detail}"] if info.detail else []),
         f"  renderer  {renderer.family}, encoding with {renderer.encoder}",
-        *([f"  images    {renderer.sight}"] if renderer.sight is not None else []),
+        *([f"  images    {images}"] if images else []),
         f"  database  {served.state.store.label}",
         *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
         f"  access    {access}",

@@ -12,7 +12,7 @@ from tests.interactions import interaction
 ELSEWHERE = {
     *("api", "model", "messages", "tools", "sampling", "template_options", "dropped", "idempotency_key"),
     "request_id",
-    *("state_hash", "purpose", "agent", "input_ids", "text"),
+    *("state_hash", "purpose", "agent", "input_ids", "text", "images", "files"),
     *("given", "retry", "response_format", "prefill", "timeline"),
 }
 ASK = (Message(Role.SYSTEM, "Be brief.", name=INSTRUCTIONS), Message(Role.USER, "one"))

@@ -25,6 +25,7 @@ class Where:
     """Renders nothing; `inline`: whether it was asked to on the event loop."""
 
     inline: bool | None = None
+    images = None
 
     def render(self, *_: Any, **options: Any) -> Ids:
         self.inline = threading.current_thread() is threading.main_thread()

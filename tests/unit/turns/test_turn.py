@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from proxy.engine.chunks import TokenChunk
+from proxy.images.image_pool import ImagePool
 from proxy.prompt_ids import PromptIds
 from proxy.rendering.deltas import Delta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.sessions.attempts import Attempt
@@ -17,7 +19,7 @@ from proxy.trajectory.matching import identify
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
-from proxy.types import Api, Ids, Message, Role, SamplingParams, SessionRecord, Tool, TurnRequest, ids_of
+from proxy.types import Api, Ids, ImageFile, Message, Role, SamplingParams, SessionRecord, Tool, TurnRequest, ids_of
 from tests.support import call_text, sampled, tiny_renderer
 
 FIRST_CALL: list[Delta] = [
@@ -35,6 +37,10 @@ SECOND_CALL: list[Delta] = [
 ]
 
 
+async def no_images(digests: Sequence[str]) -> Sequence[ImageFile]:
+    return ()
+
+
 def new_turn(**asked: Any) -> Turn:
     request = TurnRequest(Api.CHAT, "m", (Message(Role.USER, "hi"),), **asked)
     identity = identify(request.messages, request.tools, request.template_options)
@@ -47,6 +53,7 @@ def new_turn(**asked: Any) -> Turn:
         best_effort=(),
         attempt=Attempt("key"),
         reply_id="reply",
+        pool=ImagePool(no_images, 0),
     )
     (turn,) = make_turns(plan, tiny_renderer())
     return turn
