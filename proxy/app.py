@@ -139,7 +139,8 @@ def build_app(
         images=images,
         seat=None if place is None else place.seat,
     )
-    bodies = Bodies(settings, freed, _intake(settings) if renderer.sees else None)
+    seeing = renderer.sees or renderer.blind
+    bodies = Bodies(settings, freed, _intake(settings, renderer, gate) if seeing else None)
     _watch_room(metrics.process, bodies, pool, images)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(tell=place is None or place.leads)
@@ -223,8 +224,17 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
     return metrics
 
 
-def _intake(settings: Settings) -> ImageIntake:
-    """What reads the images of requests."""
+def _intake(settings: Settings, renderer: Renderer, gate: Gate) -> ImageIntake:
+    """What reads the images of requests, for a model that sees, or could."""
+
+    def refusal() -> str:
+        if renderer.blind:  # it names files of this machine
+            return "this server lacks what reading images needs: its log says what, as a warning at the start"
+        info = gate.info()
+        if Capability.IMAGES not in info.capabilities:
+            return f"the engine {info.name!r} takes none for this model; send text only"
+        return ""
+
     fetch = None
     if settings.allow_image_urls:
         hosts = tuple(name.lower().strip("[]") for name in listed(settings.image_hosts))
@@ -232,7 +242,7 @@ def _intake(settings: Settings) -> ImageIntake:
     limits = Limits(
         settings.max_image_pixels, settings.max_image_bytes, settings.max_request_images, settings.max_body_bytes
     )
-    return ImageIntake(limits, fetch)
+    return ImageIntake(limits, refusal, fetch)
 
 
 def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images: ImagePool) -> None:

@@ -72,10 +72,11 @@ class NoSession:
 
 
 class ImageIntake:
-    """For all sessions of a process. `fetch`: None where URLs are refused."""
+    """For all sessions of a process. `refusal`: says why all images are refused now; "" if they are taken. `fetch`:
+    None where URLs are refused."""
 
-    def __init__(self, limits: Limits, fetch: Fetch | None = None) -> None:
-        self._limits, self._fetch = limits, fetch
+    def __init__(self, limits: Limits, refusal: Callable[[], str], fetch: Fetch | None = None) -> None:
+        self._limits, self._refusal, self._fetch = limits, refusal, fetch
         self._known: OrderedDict[bytes, ImageFile] = OrderedDict()  # without their data
         self._seed = secrets.randbits(64)  # nobody can make two texts of one hash
         # What was fetched and may not be stored yet: a retry must find the same image.
@@ -92,6 +93,8 @@ class ImageIntake:
         known may be left out of what is returned. Raises InvalidRequest that names the
         field of an image that is broken, too large or cannot be had.
         """
+        if why := self._refusal():
+            raise UnsupportedParameter(f"'{sources[0].name}' is an image, and {why}", param=sources[0].name)
         self._check_number(sources)
         files: dict[str, ImageFile] = {}
         texts = [source for source in sources if not is_url(source.text)]

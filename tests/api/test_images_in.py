@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.engine.interface import Capability
 from proxy.images import intake
 from proxy.images.decode import digest_of
 from proxy.rendering.renderer import Renderer
@@ -346,3 +348,26 @@ async def test_no_bytes_of_images_are_logged(server: Server, caplog: pytest.LogC
     await refused(server, *of_chat(image_url(ONE[:40])))
     assert caplog.records
     assert b64encode(ONE).decode()[:24] not in caplog.text
+
+
+async def test_an_engine_that_takes_no_images_refuses_them_by_name(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = server.engine.info()
+    lacking = replace(info, capabilities=info.capabilities - {Capability.IMAGES})
+    monkeypatch.setattr(server.engine, "info", lambda: lacking)
+    said = await refused(server, *of_chat(text_part("a"), image_url(ONE)))
+    assert said == (
+        "'messages[0].content[1].image_url.url' is an image, and the engine 'scripted' takes none for this model; "
+        "send text only"
+    )
+    await server.ok(*of_chat(text_part("a")))
+
+
+async def test_a_server_that_lacks_what_images_need_refuses_them_without_naming_its_files(
+    server: Server, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision_renderer, "blind", "the model in /secret/folder: the package PIL is missing")
+    said = await refused(server, *of_chat(image_url(ONE)))
+    assert "its log says what" in said
+    assert "secret" not in said
