@@ -19,7 +19,8 @@ from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from proxy.images.intake import ImageIntake, NoSession
-from proxy.protocols.image_sources import image_sources
+from proxy.images.lifting import Lifted
+from proxy.protocols.image_sources import Source, image_sources
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
 from proxy.sessions.live_session import LiveSession
@@ -71,15 +72,21 @@ class Bodies:
             )
         return decode_json(body)
 
+    def decode_without_images(self, body: bytes) -> tuple[Any, Lifted]:
+        """Decode JSON as `decode`, with marks in the place of images. They count as no values, and take no time."""
+        lifted = Lifted(body)
+        return self.decode(lifted.json), lifted
+
 
 class Upload:
     """The body of one request. At the end of the `with` block its share of the budget is given back."""
 
-    __slots__ = ("_bodies", "_headers", "_receive", "_scope", "_share")
+    __slots__ = ("_bodies", "_headers", "_lifted", "_receive", "_scope", "_share")
 
     def __init__(self, bodies: Bodies, scope: Scope, headers: Headers, receive: Receive) -> None:
         self._bodies, self._scope, self._headers, self._receive = bodies, scope, headers, receive
         self._share: Share | None = None
+        self._lifted: tuple[bytes, Lifted] | None = None
 
     def __enter__(self) -> Upload:
         return self
@@ -137,6 +144,16 @@ class Upload:
         """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
         return decode_json(body) if len(body) <= INLINE else await self.do(len(body), self._bodies.decode, body)
 
+    async def decode_turn(self, body: bytes) -> tuple[Any, int]:
+        """As `decode`, for a body whose images `read_images` reads next. Returns also how many bytes were decoded: the
+        images of a large body stay in it."""
+        if self._bodies.images is None or len(body) <= INLINE:
+            return await self.decode(body), len(body)
+        value, lifted = await self.do(len(body), self._bodies.decode_without_images, body)
+        if lifted:
+            self._lifted = body, lifted
+        return value, len(lifted.json)
+
     async def decode_object(self, body: bytes) -> Mapping[str, Any]:
         """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
         return as_object(await self.decode(body) if body.strip() else {})
@@ -158,10 +175,30 @@ class Upload:
         session, by digest. Raises InvalidRequest naming the field.
         """
         intake = self._bodies.images
-        if intake is None or not (sources := await self.do(size, image_sources, body, api)):
+        if intake is None:
+            return {}
+        sources = await self.do(size, image_sources, body, api)
+        if self._lifted is not None:
+            sources = await self._with_texts(sources, body, api, *self._lifted)
+        if not sources:
             return {}
         holder = NoSession() if session is None else session
         return await intake.take(sources, holder, self.work, sizes_only=sizes_only)
+
+    async def _with_texts(
+        self, sources: list[Source], body: Any, api: Api, sent: bytes, lifted: Lifted
+    ) -> list[Source]:
+        """Return the sources with the texts that were lifted. If one of these is no image, all of the body is decoded:
+        it may stand in any text."""
+        self._lifted = None
+        texts = [lifted.at(source.text) for source in sources if isinstance(source.text, str)]
+        if len(texts) - texts.count(None) == len(lifted):
+            pairs = zip(sources, texts, strict=True)
+            return [source if text is None else source._replace(text=text) for source, text in pairs]
+        whole = await self.do(len(sent), self._bodies.decode, sent)
+        body.clear()
+        body.update(whole)
+        return await self.do(len(sent), image_sources, body, api)
 
     async def _receive_or_give_up(self, share: Share) -> Any:
         try:

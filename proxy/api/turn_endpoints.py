@@ -101,8 +101,8 @@ class TurnEndpoint:
         read = time.monotonic()
         await self._turnstile.enter()
         entered = self._turnstile.passes
-        body, size = await upload.decode(sent), len(sent)
-        if self._turns.held_up and size <= _ORDINARY:
+        body, size = await upload.decode_turn(sent)
+        if self._turns.held_up and len(sent) <= _ORDINARY:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
@@ -169,10 +169,10 @@ def count_endpoint(
             await access.resolve(Caller(path, key))
         with bodies.upload(request.scope, headers, request.receive) as upload:
             sent = await upload.read()
-            body = await upload.decode(sent)
+            body, size = await upload.decode_turn(sent)
             session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
-            await upload.read_images(body, len(sent), api, session, sizes_only=True)
-            asked = await upload.do(len(sent), parse, body, session.parsed)
+            await upload.read_images(body, size, api, session, sizes_only=True)
+            asked = await upload.do(size, parse, body, session.parsed)
             try:
                 return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
             except RecursionError:

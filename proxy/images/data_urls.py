@@ -12,9 +12,13 @@ from proxy.types import ImageFile
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 
 
-def is_url(text: str) -> bool:
+Text = str | memoryview
+"""A text, or its UTF-8 within the body of a request."""
+
+
+def is_url(text: Text) -> bool:
     """Whether the text is the address of an image, which must be fetched."""
-    return text[:7].lower() == "http://" or text[:8].lower() == "https://"
+    return isinstance(text, str) and (text[:7].lower() == "http://" or text[:8].lower() == "https://")
 
 
 def data_url(file: ImageFile) -> str:
@@ -22,11 +26,13 @@ def data_url(file: ImageFile) -> str:
     return f"data:{file.media_type};base64,{b64encode(file.data).decode()}"
 
 
-def decode_text(text: str, name: str, most_bytes: int) -> bytes:
+def decode_text(text: Text, name: str, most_bytes: int) -> bytes:
     """Return the bytes of a data URL, with or without parameters, or of base64 text.
 
     White space, missing padding and the alphabet for URLs are tolerated. Raises InvalidRequest naming the field.
     """
+    if isinstance(text, memoryview):
+        text = str(text, "utf-8", "replace")
     data = text
     if text[:5].lower() == "data:":
         head, comma, data = text.partition(",")

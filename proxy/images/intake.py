@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from xxhash import xxh3_128_digest
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.images.data_urls import decode_text, is_url
+from proxy.images.data_urls import Text, decode_text, is_url
 from proxy.images.decode import read_image
 from proxy.types import ImageFile, ImagePart
 
@@ -33,7 +33,7 @@ class Source(Protocol):
     """An image in a request: a data URL, base64 text or an http(s) URL in the field `name`."""
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> Text: ...
 
     @property
     def name(self) -> str: ...
@@ -126,8 +126,11 @@ class ImageIntake:
         """Call what takes little time for little text."""
         return function(*arguments) if size <= _INLINE else await work(size, function, *arguments)
 
-    def _keys(self, texts: Sequence[str]) -> list[bytes]:
-        return [xxh3_128_digest(text.encode("utf-8", "surrogatepass"), seed=self._seed) for text in texts]
+    def _keys(self, texts: Sequence[Text]) -> list[bytes]:
+        return [
+            xxh3_128_digest(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, seed=self._seed)
+            for text in texts
+        ]
 
     async def _of_text(self, key: bytes, source: Source, holder: Holder, work: Work, sizes_only: bool) -> ImageFile:
         """Return the image of a text, without its data if that is known and nobody needs it."""
@@ -146,7 +149,7 @@ class ImageIntake:
             file = known._replace(data=data)
         return known if known.digest in holder.images else file
 
-    def _read_text(self, text: str, name: str) -> ImageFile:
+    def _read_text(self, text: Text, name: str) -> ImageFile:
         return self._read(decode_text(text, name, self._limits.bytes), name)
 
     def _read(self, data: bytes, name: str) -> ImageFile:
@@ -154,13 +157,14 @@ class ImageIntake:
 
     async def _of_url(self, source: Source, holder: Holder, work: Work, files: dict[str, ImageFile]) -> ImagePart:
         """Return the image at a URL, which is fetched once for a session."""
+        url = str(source.text)
         if self._fetch is None:
             raise UnsupportedParameter(
                 f"'{source.name}' is a URL, and this server fetches no images; send the image as a data URL, or start "
                 "the server with --allow-image-urls",
                 param=source.name,
             )
-        digest = holder.image_urls.get(source.text, "")
+        digest = holder.image_urls.get(url, "")
         if (stored := holder.images.get(digest)) is not None:
             return stored
         file = self._fetched.get(digest) or await self._fetched_once(source, holder, work)
@@ -174,7 +178,7 @@ class ImageIntake:
 
     async def _fetched_once(self, source: Source, holder: Holder, work: Work) -> ImageFile:
         """Fetch an image, or wait for a request of the same session that does. Its failure is that of all of them."""
-        place = (id(holder), source.text)
+        place = (id(holder), str(source.text))
         task = self._fetching.get(place)
         if task is None:
             task = self._fetching[place] = asyncio.create_task(self._fetch_one(source, holder, work))
@@ -183,10 +187,11 @@ class ImageIntake:
 
     async def _fetch_one(self, source: Source, holder: Holder, work: Work) -> ImageFile:
         assert self._fetch is not None
-        data = await self._fetch(source.text, source.name)
+        url = str(source.text)
+        data = await self._fetch(url, source.name)
         read: ImageFile = await work(len(data), self._read, data, source.name)
-        file = read._replace(url=source.text)
-        holder.image_urls[source.text] = file.digest
+        file = read._replace(url=url)
+        holder.image_urls[url] = file.digest
         self._fetched[file.digest] = file
         while sum(len(file.data) for file in self._fetched.values()) > _MOST_FETCHED:
             self._fetched.popitem(last=False)

@@ -26,12 +26,12 @@ _OTHER_MEDIA = frozenset(
 class Source(NamedTuple):
     """An image as the client sent it: the value at `key` of `holder`. `name`: the path of the field.
 
-    `text`: a data URL, base64 text or an http(s) URL. `detail`: as in `ImagePart`.
+    `text`: a data URL, base64 text or an http(s) URL, or its UTF-8 within the body. `detail`: as in `ImagePart`.
     """
 
     holder: Any
     key: str | int
-    text: str
+    text: str | memoryview
     name: str
     detail: str = ""
 
@@ -138,7 +138,7 @@ def _image_block(block: dict[str, Any], name: str) -> Source:
             # The bytes say their type: agents often name another one than the `media_type` that it is.
             optional_str(source, "media_type", f"{at}.")
             data = expect_str(source.get("data"), f"{at}.data")
-            if data[:5] in ("data:", "http:", "https"):
+            if data[:5] in ("http:", "https"):
                 raise InvalidRequest(f"'{at}.data' must be base64 text, not a URL", param=f"{at}.data")
             return Source(block, "source", data, f"{at}.data")
         case "url":
