@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.api.bodies import INLINE
 from proxy.engine.interface import Capability
 from proxy.images import intake
 from proxy.images.decode import digest_of
@@ -371,3 +372,21 @@ async def test_a_server_that_lacks_what_images_need_refuses_them_without_naming_
     said = await refused(server, *of_chat(image_url(ONE)))
     assert "its log says what" in said
     assert "secret" not in said
+
+
+@pytest.mark.parametrize("make", [of_chat, of_responses, of_messages])
+async def test_large_bodies_are_read_as_small_ones(server: Server, make: Any) -> None:
+    parts = {of_chat: image_url, of_responses: item, of_messages: block}
+    large = [ONE + bytes(INLINE), TWO + bytes(9000)]
+    text = text_part("see ") if make is not of_responses else {"type": "input_text", "text": "see "}
+    path, body = make(text, *(parts[make](data) for data in large))
+    for _ in range(2):
+        await server.ok(path, body)
+        assert await engine_images(server) == large
+
+
+async def test_a_data_url_that_is_a_text_stays_one_in_a_large_body(server: Server) -> None:
+    quoted = data_url(ONE + bytes(6000))
+    await server.ok(*of_chat(text_part(quoted), image_url(TWO + bytes(INLINE))))
+    assert (await stored_message(server))["content"] == quoted
+    assert await engine_images(server) == [TWO + bytes(INLINE)]
