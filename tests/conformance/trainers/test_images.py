@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client, Export
+from proxy.client import AsyncClient, Client, Export
 from proxy.client.adapters import areal, huggingface, trl, trl_rollout, verl
+from proxy.client.image_urls import ImageUrls
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
 from proxy.errors import InvalidRequest
+from proxy.rollout.verl import AsyncLLMServerManager
 from proxy.vision.load_processor import load_processor
 from tests.conformance.packages import package
 from tests.conformance.trainers.played import ask
@@ -83,6 +85,7 @@ def verls_worker(folder: Path) -> Any:
 
     processor = load_processor(folder)
     processor.config = AutoConfig.from_pretrained(folder)
+    processor.chat_template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     # verl gives a text without placeholders, which transformers takes for an error since release 5.
     processor.validate_inputs = lambda *_, **__: None
     kind = type(model_of(folder).model)
@@ -110,6 +113,43 @@ def test_verls_worker_makes_the_same_tensors_and_positions(played: Played) -> No
         ours = made.non_tensor_batch["multi_modal_inputs"][row]
         for name in ("pixel_values", "image_grid_thw", "images_seqlens") if images else ():
             assert ours[name].dtype == inputs[name].dtype and torch.equal(ours[name], inputs[name]), name
+
+
+class Pictures:
+    """verl's class of a dataset, as far as loops ask it: for the images of messages."""
+
+    @classmethod
+    async def process_vision_info(cls, messages: list[dict[str, Any]], **_: Any) -> tuple[Any, None]:
+        parts = [part for message in messages for part in message["content"] if isinstance(part, dict)]
+        return [part["image"] for part in parts if part["type"] == "image"] or None, None
+
+
+async def test_verls_own_loop_shows_a_picture_to_our_server(played: Played) -> None:
+    """It renders the prompt with its own processor; the server places the image in these ids."""
+    loops: Any = package("verl.experimental.agent_loop.single_turn_agent_loop")
+    base: Any = package("verl.experimental.agent_loop.agent_loop")
+    lengths = {"prompt_length": 256, "response_length": 8, "full_determinism": False}
+    settings = {"actor_rollout_ref": {"rollout": lengths}, "data": {"tool_config_path": None}}
+    config = package("omegaconf").OmegaConf.create(settings)
+    own = verls_worker(played.folder)
+    messages = [{"role": "user", "content": [{"type": "image", "image": drawn(*SIZES[0])}, text("What is it?")]}]
+    async with AsyncClient(played.url) as client, client.session("verl") as session:
+        loop = loops.SingleTurnAgentLoop(
+            trainer_config=base.DictConfigWrap(config),
+            server_manager=AsyncLLMServerManager(None, session),
+            tokenizer=own.tokenizer,
+            processor=own.processor,
+            dataset_cls=Pictures,
+            data_config=base.DictConfigWrap(config.data),
+            hf_model_type=own.processor.config.model_type,
+        )
+        output = await loop.run({"max_tokens": 8, "logprobs": True}, raw_prompt=messages)
+        ids = await session.tokenize(ImageUrls().messages(messages))
+        [sample] = (await client.export(session_id=session.session_id, multi_modal_inputs=True)).samples
+    assert list(output.prompt_ids) == ids
+    assert sample.input_ids.tolist() == [*output.prompt_ids, *output.response_ids]
+    assert sample.multi_modal_inputs["image_grid_thw"].shape == (1, 3)  # type: ignore[index]
+    assert [image.size for image in output.multi_modal_data["images"]] == SIZES[:1]
 
 
 def test_verls_actor_computes_the_logprobs_of_our_data_proto(played: Played) -> None:
