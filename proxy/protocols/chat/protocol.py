@@ -9,7 +9,7 @@ honoured  model messages stream stream_options.include_usage tools tool_choice m
           true beside it
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
-refused   audio, modalities with audio, functions, function_call, web_search_options, image parts
+refused   audio, modalities with audio, functions, function_call, web_search_options; image parts unless the model sees
           (a legacy `function_call` in the history, and the role `function`, are a tool call and its result)
 """
 

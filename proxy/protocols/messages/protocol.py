@@ -15,8 +15,8 @@ ignored   cache_control (anywhere) metadata (a hint for the session) context_man
           tools.max_characters; betas user_profile_id workspace_id
           (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
           (top-level ones are recorded as dropped)
-refused   mcp_servers container compaction thread; other tools without an input_schema; images, documents and blocks of
-          server tools
+refused   mcp_servers container compaction thread; other tools without an input_schema; documents and blocks of server
+          tools; images outside of the user's messages and tool results, and all of them unless the model sees
 """
 
 from __future__ import annotations
