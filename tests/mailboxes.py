@@ -13,6 +13,7 @@ import httpx
 
 from proxy.app import build_app
 from proxy.engine.mailbox import Mailbox
+from proxy.rendering import Renderer
 from proxy.settings import Settings
 from tests.support import Server, default_url, tiny_renderer, user
 
@@ -59,10 +60,13 @@ class MailServer(Server):
 
 
 @contextlib.asynccontextmanager
-async def posting(folder: Path, **settings: Any) -> AsyncIterator[MailServer]:
-    """Run an app on the mailbox engine with a database in `folder`; at its end, waiting agents get an error."""
+async def posting(folder: Path, renderer: Renderer | None = None, **settings: Any) -> AsyncIterator[MailServer]:
+    """Run an app on the mailbox engine with a database in `folder`; at its end, waiting agents get an error.
+
+    `renderer`: that of another model than the built-in one.
+    """
     given = {"database_url": default_url(folder), "migrate": True, "shutdown_timeout_s": 0.0, **settings}
-    app = build_app(Settings(engine="mailbox", **given), renderer=tiny_renderer())
+    app = build_app(Settings(engine="mailbox", **given), renderer=renderer or tiny_renderer())
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
         http.timeout = httpx.Timeout(PATIENCE_S * 2)

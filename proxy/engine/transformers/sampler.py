@@ -183,6 +183,7 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     for place, index in enumerate(sampled):
         if rows[index].banned:
             probs[place, list(rows[index].banned)] = 0.0
+            probs[place] /= probs[place].sum().clamp(min=1e-300)  # top-p is a share of what may be drawn
         _truncate(probs[place], rows[index].params)
     # One uniform number per token from the row's own generator: the sample does not depend on other rows.
     uniforms = [torch.rand(1, generator=rows[index].generator, dtype=torch.float64) for index in sampled]

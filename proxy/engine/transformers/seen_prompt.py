@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.engine.transformers.seen_images import SeenImage, SeenImages, SeenName, Source
 from proxy.errors import InvalidRequest
-from proxy.types import Ids, PlacedImage
+from proxy.types import Ids, PlacedImage, ids_of
 from proxy.vision.positions import Positions
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class SeenPrompt:
 
     def between(self, first: int, count: int) -> Iterator[tuple[PlacedSight, int, int]]:
         """The images with tokens among `count` from `first` on, each with the part of it that is: from, up to."""
+        last = self.images[-1]
+        if first >= last.start + last.image.length:  # as for each sampled token
+            return
         for placed in self.images:
             start, stop = max(placed.start, first), min(placed.start + placed.image.length, first + count)
             if start < stop:
@@ -86,8 +89,7 @@ def see(
     check_placeholders(ids, placeholders, sum(at.length for at in placed))
     unique = ids[:]
     for sight in sights:
-        for at_token in range(sight.start, sight.start + sight.image.length):
-            unique[at_token] = sight.image.token
+        unique[sight.start : sight.start + sight.image.length] = ids_of([sight.image.token]) * sight.image.length
     spans = [(sight.start, sight.image.length) for sight in sights]
     return SeenPrompt(unique, rule.of(spans, [sight.image.grid for sight in sights], len(ids) + 1), sights)
 

@@ -12,13 +12,14 @@ torch = pytest.importorskip("torch")
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
 
 
-def row(prompt: tuple[int, ...] = (1,), top: int = 0, grammar=None, keeps=False, **sampling) -> SamplingRow:
+def row(prompt: tuple[int, ...] = (1,), top: int = 0, grammar=None, keeps=False, banned=(), **sampling) -> SamplingRow:
     return new_row(
         SamplingParams(**{"max_tokens": 1000, "seed": 0, **sampling}),
         ids_of(prompt),
         top,
         grammar,
         keeps_unmasked=keeps,
+        banned=banned,
     )
 
 
@@ -164,6 +165,23 @@ def test_a_row_that_cannot_be_sampled_fails_alone(bad):
     assert drawn[0].failure and drawn[2].failure == "the grammar allows no token here"
     assert drawn[1].failure is None
     assert replace(drawn[1]) == draw(torch.tensor([LOGITS]), [row()])[0]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.9}])
+def test_banned_tokens_are_never_drawn_and_keep_their_share_of_the_distribution(sampling):
+    shared = draw(torch.tensor([LOGITS] * 2), [row(banned=(0, 2), top=6, **sampling), row(**{**sampling, "seed": 5})])
+    assert shared[0].token in {1, 3, 4, 5} and shared[1].token in range(6)
+    assert shared[0].logprob == pytest.approx(math.log(softmax(LOGITS)[shared[0].token]), abs=1e-6)
+    assert [token for token, _ in shared[0].top] == [0, 1, 2, 3, 4, 5]
+    free = row(banned=(0, 2), **sampling)
+    drawn = {draw_one(free).token for _ in range(200)}
+    assert drawn == ({1} if sampling else {1, 3, 4, 5})
+
+
+def test_banned_tokens_are_no_tokens_of_a_grammar():
+    drawn = draw_one(row(grammar=OnlyTokens({0, 3, 4}), banned=(0,), temperature=0.0))
+    assert drawn.token == 3 and drawn.logprob == pytest.approx(math.log(softmax([0.0, -1.0])[0]), abs=1e-6)
+    assert draw_one(row(grammar=OnlyTokens({0}), banned=(0,))).failure == "the grammar allows no token here"
 
 
 def test_the_logits_are_not_changed():
