@@ -145,6 +145,33 @@ async def test_a_loop_by_hand_continues_the_tokens_of_its_pictures(tmp_path: Pat
     check(made, told)
 
 
+class Trailing(ByHand):
+    """Appends a picture that the model never saw; with `changed` also an id that nobody sampled."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        output = await super().run(sampling_params, **kwargs)
+        ids, mask = [*output.response_ids], [*output.response_mask]
+        shown = await self.ct_build_initial_tokens(asked(opened(png(28, 28, 5))))
+        if kwargs["extra_info"]["changed"]:
+            ids[0] += 1
+        return AgentLoopOutput(
+            output.prompt_ids, [*ids, *shown], [*mask, *[0] * len(shown)], multi_modal_data=output.multi_modal_data
+        )
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_ids_that_no_turn_had_are_cut_off_or_refused(tmp_path: Path, model: Model, changed: bool) -> None:
+    row = {"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:Trailing", "extra_info": {"changed": changed}}
+    async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
+        manager = AgentLoopManager(LONG, client)
+        if changed:
+            with pytest.raises(Exception, match="nobody knows which tokens are its images"):
+                await manager.generate_sequences([row])
+            return
+        made = await manager.generate_sequences([row])
+        check(made, await recorded(client, made))
+
+
 class Earlier(AgentLoopBase):
     """A loop as of verl 0.7: it renders by `apply_chat_template`, and appends what that gives without the system."""
 
