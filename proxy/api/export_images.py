@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.errors import ConfigurationError, NotFound, UnsupportedParameter, how_to_get
+from proxy.errors import ConfigurationError, NotFound, UnsupportedParameter
 from proxy.export_formats.encoder import ExportFormat
 from proxy.export_formats.image_table import ImageEntry, WantedImage
 from proxy.images.decode import decode_image
@@ -43,11 +43,8 @@ class ExportImages:
         if self._renderer.images is None:
             if options.multi_modal_inputs is None:
                 return replace(options, multi_modal_inputs=False)
-            raise UnsupportedParameter(
-                f"{_FIELD!r}: this server's model sees no images, or the server lacks what it needs for them, as its "
-                f'log says at start ({how_to_get("tokengrove[images]")}); leave it out, or give "auto"',
-                param=_FIELD,
-            )
+            why = self._renderer.blind or "this server's model sees no images"
+            raise UnsupportedParameter(f'{_FIELD!r}: {why}; leave it out, or give "auto"', param=_FIELD)
         _check_together(options, name)
         inputs = await self._load()
         return replace(options, multi_modal_inputs=True, mrope=inputs.three)

@@ -150,8 +150,9 @@ class Train(TypedDict, total=False):
 class SampleOptions(TypedDict, total=False):
     """How samples are built and transferred; fields and defaults are those of `/trajectories/export`.
 
-    Samples are the same in every format. `prompt_length`, `response_length` (tokens) and the fields after them apply
-    only to layout padded.
+    Samples are the same in every format. `prompt_length`, `response_length` (tokens), `pad_token_id`, `on_too_long` and
+    `keep` apply only to layout padded. `images`: `bytes` fills `Export.images`; by default samples say where images
+    stand. `multi_modal_inputs`: what the model's processor made of them, and positions; "auto": if the model sees.
     """
 
     layout: Literal["individual", "concat", "tree", "padded"]

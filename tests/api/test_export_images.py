@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from proxy.settings import Settings
 from proxy.store.stored_images import StoredImages
 from proxy.types import ImageFile
 from tests.api.test_export import always
-from tests.support import Server, assistant, says, serving, user
+from tests.support import Server, assistant, says, serving, tiny_renderer, user
 from tests.vision import image_file, image_url, png, text_part
 
 RED, WIDE = (100, 80, 1), (700, 280, 2)
@@ -196,13 +197,20 @@ async def test_a_model_that_does_not_see_refuses_inputs_by_name_and_takes_auto(t
     async with serving(tmp_path, always()) as server:
         await server.answer([user("hi")])
         said = await refusal(server, session_id="s", multi_modal_inputs=True)
-        assert "'multi_modal_inputs'" in said and "sees no images" in said and "tokengrove[images]" in said
+        assert "'multi_modal_inputs'" in said and "sees no images" in said
         claim = {"export": {"multi_modal_inputs": True}}
         assert "'multi_modal_inputs'" in await refusal(server, "/trajectories/claim", **claim)
         [sample] = (await export(server, multi_modal_inputs="auto")).samples
         assert sample.multi_modal_inputs is None and sample.mrope_position_ids is None
         [plain] = (await export(server)).samples
         assert sample.extra.keys() == plain.extra.keys()
+
+
+async def test_a_server_that_lacks_the_extra_says_how_to_get_it(tmp_path: Path) -> None:
+    blind = copy(tiny_renderer())
+    blind.blind = "the package PIL is missing; pip install 'tokengrove[images]'"
+    async with serving(tmp_path, always(), blind) as server:
+        assert blind.blind in await refusal(server, multi_modal_inputs=True)
 
 
 async def test_a_sample_without_images_of_a_model_that_sees_has_empty_inputs_and_positions(
@@ -261,6 +269,20 @@ async def test_clients_give_the_images_of_all_pages_and_of_a_claim(tmp_path: Pat
     assert {digest: image.data for digest, image in claim.export.images.items()} == expected
     assert all(sample.has_inputs for sample in pages.samples)
     assert not any(sample.has_inputs for sample in claim.export.samples)
+
+
+async def test_an_image_that_was_deleted_meanwhile_is_an_error_that_says_so(
+    tmp_path: Path, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with told(tmp_path, vision_renderer) as server:
+        monkeypatch.setattr(StoredImages, "read", _nothing)
+        answer = await server.http.post("/trajectories/export", json={"format": "npz", "images": "bytes"})
+    assert answer.status_code == 404
+    assert "was deleted while this export ran" in answer.json()["error"]["message"]
+
+
+async def _nothing(self: StoredImages, digests: Sequence[str]) -> list[ImageFile]:
+    return []
 
 
 async def test_messages_of_an_export_say_which_images_they_have(tmp_path: Path, vision_renderer: Renderer) -> None:
