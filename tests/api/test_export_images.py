@@ -276,7 +276,7 @@ async def test_an_image_that_was_deleted_meanwhile_is_an_error_that_says_so(
 ) -> None:
     async with told(tmp_path, vision_renderer) as server:
         monkeypatch.setattr(StoredImages, "read", _nothing)
-        answer = await server.http.post("/trajectories/export", json={"format": "npz", "images": "bytes"})
+        answer = await server.http.post("/trajectories/export", json={"format": "safetensors", "images": "bytes"})
     assert answer.status_code == 404
     assert "was deleted while this export ran" in answer.json()["error"]["message"]
 
