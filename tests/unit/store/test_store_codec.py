@@ -18,9 +18,11 @@ from proxy.store.sql.tables import interactions, sessions
 from proxy.types import (
     Api,
     Credit,
+    ImagePart,
     Interaction,
     Message,
     Outcome,
+    PlacedImage,
     Role,
     SamplingParams,
     SessionRecord,
@@ -43,9 +45,12 @@ times = st.floats(0, 2e9)
 names = st.none() | plain_text
 pairs = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=3).map(tuple)
 tool_calls = st.lists(st.builds(ToolCall, any_text, any_text, any_text), max_size=2).map(tuple)
+numbers, details = st.integers(0, 2**40), st.sampled_from(["", "low", "high"])
+images = st.builds(ImagePart, plain_text, numbers, numbers, numbers, details)
+placed_images = st.builds(PlacedImage, plain_text, numbers, numbers, numbers, numbers, details)
 messages = st.builds(
     Message, st.sampled_from(Role), any_text, tool_calls, st.none() | any_text, st.none() | any_text,
-    st.none() | any_text, st.lists(any_text, max_size=2).map(tuple), st.none(),
+    st.none() | any_text, st.lists(images, max_size=2).map(tuple), st.none(),
 )  # fmt: skip
 tools = st.builds(Tool, any_text, any_text, objects, st.none() | st.booleans())
 samplings = st.builds(
@@ -97,6 +102,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         agent=draw(names),
         trainable=draw(st.booleans()),
         spans=draw(pairs),
+        images=tuple(draw(st.lists(placed_images, max_size=2))),
         request_hash=draw(plain_text),
         error=draw(names),
         dropped=tuple(draw(st.lists(any_text, max_size=2))),
