@@ -176,8 +176,11 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
 
 
 def _eyes(settings: Settings) -> Eyes | None:
-    """What engine servers need of a model that sees; None for any other."""
-    if settings.model is None or not sees(folder := folder_of("model", settings.model)):
+    """What engine servers need of a model that sees; None for any other. Told from the folder that renders images."""
+    if settings.model is None and settings.tokenizer is None:
+        return None
+    folder = tokenizer_folder(settings)
+    if not sees(folder):
         return None
     from proxy.engine.servers.sent_images import Eyes, SentImages
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.engine.contract import complete, request_for
+from proxy.engine.create import create_engine
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
@@ -19,6 +22,7 @@ from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.errors import EngineFailed, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.reasons import FinishReason
+from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pictures import asks, drawn
@@ -140,6 +144,21 @@ async def test_a_model_that_does_not_see_is_asked_nothing_and_sent_nothing_new()
         await complete(engine, request_for(TEXT, 2))
         assert not wire.bodies
         await engine.close()
+
+
+@pytest.mark.parametrize("named", ["model", "tokenizer"])
+async def test_servers_are_asked_for_images_if_the_folder_of_the_tokenizer_sees(tmp_path: Path, named: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "image_token_id": IMAGE, "vocab_size": 700}))
+    for has_processor in (False, True):
+        if has_processor:
+            (tmp_path / "preprocessor_config.json").write_text("{}")
+        async with serving_wire("sglang") as (url, wire):
+            wire.sees = True
+            settings = Settings(engine=url, **{named: str(tmp_path)})
+            pool = create_engine(settings, VOCABULARY)
+            await pool.start()
+            assert (Capability.IMAGES in pool.info().capabilities) is has_processor
+            await pool.close()
 
 
 async def test_placeholders_get_no_chance_in_any_turn_of_a_model_that_sees(monkeypatch) -> None:
