@@ -154,6 +154,11 @@ class Upload:
             self._lifted = body, lifted
         return value, len(lifted.json)
 
+    async def decode_turn_object(self, body: bytes) -> tuple[Mapping[str, Any], int]:
+        """As `decode_turn`, for a JSON object; an empty body is an empty object."""
+        value, size = await self.decode_turn(body) if body.strip() else ({}, 0)
+        return as_object(value), size
+
     async def decode_object(self, body: bytes) -> Mapping[str, Any]:
         """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
         return as_object(await self.decode(body) if body.strip() else {})
@@ -195,6 +200,8 @@ class Upload:
         if len(texts) - texts.count(None) == len(lifted):
             pairs = zip(sources, texts, strict=True)
             return [source if text is None else source._replace(text=text) for source, text in pairs]
+        if not isinstance(body, dict):
+            return []
         whole = await self.do(len(sent), self._bodies.decode, sent)
         body.clear()
         body.update(whole)

@@ -77,9 +77,9 @@ class GenerateEndpoint:
     ) -> UnaryReply | JsonResponse | Forwarded:
         sent = await upload.read()
         read = time.monotonic()
-        body = await upload.decode_object(sent)
-        files = await upload.read_images(body, len(sent), self._protocol.api, session)
-        asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
+        body, size = await upload.decode_turn_object(sent)
+        files = await upload.read_images(body, size, self._protocol.api, session)
+        asked, affinity = await upload.do(size, self._protocol.parse, body), parse_request_id(body)
         asked.files = files
         agent = None if session is None else agent_in(request.path_params.get("session"), session.id)
         add_headers(asked, headers_of(request.scope), agent)

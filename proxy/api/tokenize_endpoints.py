@@ -94,12 +94,12 @@ class TokenizeEndpoints:
             await self._access.resolve_if_named(Caller(path, key))
         with self._bodies.upload(request.scope, headers, request.receive) as upload:
             sent = await upload.read()
-            body = await upload.decode_object(sent)
+            body, size = await upload.decode_turn_object(sent)
             caller = Caller(path, key, None if path else hint_in(headers, body))
             if self._bodies.images is not None:
                 session = await self._access.resolve_if_named(caller)
-                await upload.read_images(body, len(sent), Api.CHAT, session, sizes_only=True)
-            yield caller, await upload.do(len(sent), parse, body)
+                await upload.read_images(body, size, Api.CHAT, session, sizes_only=True)
+            yield caller, await upload.do(size, parse, body)
 
 
 def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:

@@ -101,7 +101,10 @@ class TurnEndpoint:
         read = time.monotonic()
         await self._turnstile.enter()
         entered = self._turnstile.passes
-        body, size = await upload.decode_turn(sent)
+        if self._bodies.images is None:
+            body, size = await upload.decode(sent), len(sent)
+        else:
+            body, size = await upload.decode_turn(sent)
         if self._turns.held_up and len(sent) <= _ORDINARY:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:

@@ -48,7 +48,7 @@ def image_sources(body: Any, api: Api) -> list[Source]:
         return _of_image_data(body)
     field = "input" if api is Api.RESPONSES else "messages"
     items = body.get(field)
-    if type(items) is not list:
+    if api not in _KIND or type(items) is not list:
         return []
     found: list[Source] = []
     for index, item in enumerate(items):

@@ -385,6 +385,29 @@ async def test_large_bodies_are_read_as_small_ones(server: Server, make: Any) ->
         assert await engine_images(server) == large
 
 
+async def test_large_bodies_of_token_ids_are_read_as_small_ones(server: Server) -> None:
+    large = ONE + bytes(INLINE)
+    path, body = of_chat(text_part("a"), image_url(large))
+    tokens = (await server.ok("/v1/tokenize", body))["tokens"]
+    await server.ok(path, body)
+    assert server.prompts()[-1] == tokens
+    for image in (data_url(large), [b64encode(large).decode()]):
+        await server.ok("/g/v1/generate", {"input_ids": tokens, "image_data": image})
+        assert (server.prompts()[-1], await engine_images(server)) == (tokens, [large])
+
+
+async def test_completions_have_no_messages_and_so_no_images(server: Server) -> None:
+    _, body = of_chat(image_url(ONE))
+    await server.ok("/s/v1/completions", {**body, "prompt": "a", "max_tokens": 4})
+    assert await engine_images(server) == []
+
+
+async def test_a_large_body_that_is_no_object_is_refused(server: Server) -> None:
+    url = data_url(ONE + bytes(INLINE))
+    for body in ([url], url, [{"messages": [url]}]):
+        assert "must be an object" in (await refused(server, CHAT, body)).replace("a JSON object", "an object")
+
+
 async def test_a_data_url_that_is_a_text_stays_one_in_a_large_body(server: Server) -> None:
     quoted = data_url(ONE + bytes(6000))
     await server.ok(*of_chat(text_part(quoted), image_url(TWO + bytes(INLINE))))

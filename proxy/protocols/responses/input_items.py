@@ -266,6 +266,8 @@ def _origin(item: Mapping[str, Any], name: str) -> str | None:
 
 def _parse_text(value: Any, name: str) -> str:
     """Return a string, or the joined text of a list of parts, or "" for null."""
+    if value is None or isinstance(value, str):
+        return value or ""
     text, images = _parse_content(value, name)
     if images:
         raise UnsupportedParameter(f"'{name}' has an image; answers and reasoning are texts", param=name)
