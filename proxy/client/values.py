@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -376,7 +376,7 @@ _DTYPES: dict[str, Any] = {
 def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None = None) -> Sample:
     """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError.
 
-    `images`: the table of its export, which may be filled afterwards.
+    `images`: the table of its export, of which it keeps its own: a sample that is sent elsewhere takes no others along.
     """
     position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
     dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
@@ -386,8 +386,17 @@ def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None
     sequences["images"] = tuple({key: value for key, value in each.items() if value is not None} for each in placed)
     if MROPE in arrays:
         arrays[MROPE] = arrays[MROPE].reshape(3, -1)  # flat in npz and safetensors
-    sequences["image_table"] = {} if images is None else images
+    sequences["image_table"] = _own(sequences["images"], images or {})
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def with_images(sample: Sample, images: Mapping[str, ImageBytes]) -> Sample:
+    """The sample with its images of the table of its export."""
+    return replace(sample, image_table=_own(sample.images, images))
+
+
+def _own(placed: Sequence[Mapping[str, Json]], table: Mapping[str, ImageBytes]) -> dict[str, ImageBytes]:
+    return {image["digest"]: table[image["digest"]] for image in placed if image["digest"] in table}
 
 
 def by_id(sessions: Json) -> dict[str, dict[str, Json]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxy.client.images import ImageTable, table_of
 from proxy.client.readers.page import Page, Source, content, page_of, parsed
-from proxy.client.values import Json, by_id, sample_of
+from proxy.client.values import Json, by_id, sample_of, with_images
 
 
 def read_json(source: Source) -> Page:
@@ -31,7 +31,7 @@ def read_jsonl(source: Source) -> Page:
         if last is not None:
             raise ValueError("a line follows the last one")
         if "input_ids" in entry:
-            samples.append(sample_of(entry, images))
+            samples.append(sample_of(entry))
         elif "image" in entry:
             images |= table_of({entry.pop("image"): entry})
         else:
@@ -39,6 +39,8 @@ def read_jsonl(source: Source) -> Page:
     if last is None and isinstance(source, bytes):
         raise ValueError("its last line is missing")
     last = last or {"sessions": []}
+    if images:
+        samples = [with_images(sample, images) for sample in samples]
     return Page(samples, by_id(last.pop("sessions")), last, images)
 
 

@@ -163,6 +163,7 @@ def test_inputs_of_the_processor_are_concatenated_in_the_order_of_a_sample(name:
     export = read(answer.body, name)
     assert answer.wanted == [WantedImage(RED, ("", "low")), WantedImage(BLUE, ("",))]
     for sample in export.samples:
+        assert set(sample.image_table) == {image["digest"] for image in sample.images}
         made = [made_of(image["digest"], image.get("detail", "")) for image in sample.images]
         assert sample.multi_modal_inputs is not None
         assert sample.has_inputs == bool(made)
