@@ -11,12 +11,13 @@ from unittest import mock
 
 import pytest
 
+from proxy.engine.scripted.scripts import Reply, play
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
 from proxy.vision.processor import VisionProcessor
-from tests.support import Server, says, serving, user
+from tests.support import Server, sampled, says, serving, user
 from tests.vision import data_url, image_file, image_url, part, png, text_part
 
 
@@ -264,3 +265,53 @@ async def test_the_context_limit_counts_the_tokens_of_images(tmp_path: Path, vis
         refused = await server.post("/s/v1/chat/completions", {"model": "m", "messages": asked})
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_sampled_placeholder_is_never_taken_for_an_image(tmp_path: Path, vision_renderer: Renderer) -> None:
+    """Engines ban it, but one of somebody's own may sample it: then it stays a token of the answer."""
+    assert vision_renderer.images is not None
+    pad = vision_renderer.images.token
+    script = play([Reply(vision_renderer.encode("I <|image_pad|> see.<|im_end|>")), Reply(sampled("Yes."))] * 2)
+    asked: list[Any] = [{"role": "user", "content": [image_url(png(100, 80)), text_part("What is it?")]}]
+    async with serving(tmp_path, script, vision_renderer) as server:
+        answer = await server.answer(asked)
+        assert answer["content"] == "I <|image_pad|> see."
+        more = {"role": "user", "content": [image_url(png(64, 48)), text_part("Sure?")]}
+        await server.answer([*asked, answer, more])
+        bridged = server.engine.requests[1]
+        assert bridged.images is not None
+        first, second = bridged.images.placed
+        ids = bridged.input_ids
+        inside = [*range(first.start, first.start + first.length), *range(second.start, second.start + second.length)]
+        assert {ids[at] for at in inside} == {pad}
+        assert ids.count(pad) == len(inside) + 1
+        # Edited, the history is rendered anew, and the text of the answer is text.
+        await server.answer([user("Before."), *asked, answer, more])
+        anew = server.engine.requests[2]
+        assert anew.images is not None
+        assert anew.input_ids.count(pad) == sum(image.length for image in anew.images.placed) == len(inside)
+
+
+async def test_known_ids_go_on_with_the_images_of_new_messages(tmp_path: Path, vision_renderer: Renderer) -> None:
+    asked: list[Any] = [{"role": "user", "content": [image_url(png(100, 80)), text_part("What is it?")]}]
+    new = {"role": "user", "content": [text_part("And "), image_url(png(300, 200)), text_part("?")]}
+    async with serving(tmp_path, says("A cat."), vision_renderer) as server:
+        known = (await server.ok("/v1/tokenize", {"messages": asked}))["tokens"]
+        ids = known + list(sampled("A cat."))
+        body = {
+            "messages": [*asked, {"role": "assistant", "content": "A cat."}, new],
+            "continue_from": {"messages": 2, "token_ids": ids, "output_tokens": len(sampled("A cat."))},
+        }
+        found = (await server.ok("/v1/tokenize", body))["tokens"]
+        whole = (await server.ok("/v1/tokenize", {"messages": body["messages"]}))["tokens"]
+        assert found == whole
+
+
+async def test_all_choices_of_a_reply_have_the_images(tmp_path: Path, vision_renderer: Renderer) -> None:
+    asked = [{"role": "user", "content": [image_url(png(100, 80)), text_part("What is it?")]}]
+    async with serving(tmp_path, says("A cat.", "A dog."), vision_renderer) as server:
+        await server.chat(asked, n=2)
+        session = await server.app.state.registry.get("s")
+        one, two = session.complete()
+        assert one.images == two.images
+        assert [request.images is not None for request in server.engine.requests] == [True, True]
