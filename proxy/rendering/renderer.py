@@ -28,7 +28,7 @@ from proxy.rendering.prefill import Prefills
 from proxy.rendering.prompt_cache import PromptCache, count_characters, prompt_key
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.sight import EXAMPLE, Sight
-from proxy.rendering.templates.chat_template import require_no_images
+from proxy.rendering.templates.chat_template import no_images, require_no_images
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tokenizer_files import chat_templates, require_vocabulary
 from proxy.rendering.tool_calls.known_formats import tool_format
@@ -192,6 +192,10 @@ class Renderer:
         example = self.images.count(ImagePart("", 0, *EXAMPLE))
         roles = tuple([str(role) for role in Role if role in self._chat.capabilities.images])
         return Sight(self.images.vision.name, roles, example)
+
+    def no_images(self) -> InvalidRequest:
+        """Return the error for images that the model does not see."""
+        return no_images(self.blind)
 
     def forget_prompts(self) -> None:
         """Give back the memory of the latest prompts and texts."""

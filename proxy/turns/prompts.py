@@ -107,7 +107,7 @@ class Prompts:
         request.timeline.matched = time.monotonic()
         if match.parent is not None:
             if match.parent.images and self._images is None:
-                raise _blind(self._renderer)
+                raise self._renderer.no_images()
             bridged = await self._bridge(session, request, match, match.parent, most, generation_prompt)
             if bridged is not None:
                 images = () if self._images is None else _extended(self._images, match, request, bridged)
@@ -167,7 +167,7 @@ class Prompts:
         """
         if self._images is None:
             if images:
-                raise _blind(self._renderer)
+                raise self._renderer.no_images()
             return ids, ()
         work = self._images.work(images) + len(ids)
         return await self._do(owner, work, sys.maxsize, locate, self._images, ids, images)
@@ -311,11 +311,6 @@ class Prompts:
 def _bounded(most: int, function: Callable[..., _T], *arguments: Any) -> _T:
     with at_most(most):
         return function(*arguments)
-
-
-def _blind(renderer: Renderer) -> InvalidRequest:
-    text = f"images are refused: {renderer.blind}" if renderer.blind else "this model accepts text only, no images"
-    return InvalidRequest(text, param="messages")
 
 
 def _extended(images: ImageTokens, match: Match, request: TurnRequest, ids: PromptIds) -> tuple[PlacedImage, ...]:

@@ -204,7 +204,7 @@ async def test_a_session_with_images_is_refused_by_a_server_that_no_longer_sees(
         session = await server.app.state.registry.get("s")
         [first] = session.complete()
         request = TurnRequest(Api.CHAT, "m", (*first.new_messages, first.output, Message(Role.USER, "Sure?")))
-        with pytest.raises(InvalidRequest, match=r"images are refused: .*tokengrove\[images\]"):
+        with pytest.raises(InvalidRequest, match="images are refused: this server lacks what reading images needs"):
             await server.app.state.turns.begin(session, request, new_id=lambda: "turn")
 
 

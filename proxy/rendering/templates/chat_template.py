@@ -58,12 +58,19 @@ def _require_messages(messages: Sequence[Message]) -> None:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
 
 
-def require_no_images(messages: Sequence[Message], why: str = "") -> None:
-    """Raise InvalidRequest if a message has an image. `why` the model sees none; "": it never does."""
+def require_no_images(messages: Sequence[Message], blind: str = "") -> None:
+    """Raise InvalidRequest if a message has an image. `blind`: why a model that could see does not; "" if none can."""
     for message in messages:
         if message.images:
-            text = f"images are refused: {why}" if why else "this model accepts text only, no images"
-            raise InvalidRequest(text, param="messages")
+            raise no_images(blind)
+
+
+def no_images(blind: str) -> InvalidRequest:
+    """Return the refusal of images. What `blind` says stays in the log: it may name files of this machine."""
+    text = (
+        "images are refused: this server lacks what reading images needs; its log says what, as a warning at the start"
+    )
+    return InvalidRequest(text if blind else "this model accepts text only, no images", param="messages")
 
 
 class ChatTemplate:

@@ -46,16 +46,17 @@ def test_a_text_model_has_no_facts_of_images() -> None:
     assert not {"images", "processor"} & dict(examine(tiny_renderer()).facts).keys()
 
 
-def test_without_the_extra_texts_are_answered_and_images_are_refused_with_the_way_to_get_it(
+def test_without_the_extra_texts_are_answered_and_the_log_says_how_to_get_it(
     vision_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = ConfigurationError("the package PIL is missing; pip install 'tokengrove[images]'")
     with mock.patch("proxy.vision.processor.load_processor", side_effect=missing):
         renderer = load_renderer(Settings(), vision_folder)
-    assert "images are refused: the package PIL is missing" in caplog.text
+    assert "images are refused: the package PIL is missing; pip install 'tokengrove[images]'" in caplog.text
     assert renderer.render([SEEN._replace(images=())], (), {})
-    with pytest.raises(InvalidRequest, match=r"images are refused: .* pip install 'tokengrove\[images\]'"):
+    with pytest.raises(InvalidRequest, match=r"images are refused: .* its log says what") as refused:
         renderer.render([SEEN], (), {})
+    assert "PIL" not in refused.value.message
     assert dict(examine(renderer).facts)["images"].startswith("refused: the package PIL is missing")
 
 
