@@ -60,7 +60,7 @@ def build_tiny_vision_model(folder: Path, kind: VisionKind = VisionKind.QWEN2_5_
     write_json(folder / "tokenizer_config.json", named)
     write_json(folder / "preprocessor_config.json", _image_processor(kind) | {"processor_class": processor})
     write_json(folder / "video_preprocessor_config.json", _video_processor(kind) | {"processor_class": processor})
-    _save_weights(folder, _config(kind, ids, tokenizer.get_vocab_size()), seed)
+    save_tiny_weights(folder, _config(kind, ids, tokenizer.get_vocab_size()), seed)
     stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": stops, "pad_token_id": ids["<|endoftext|>"]}
     write_json(folder / "generation_config.json", generation)
@@ -125,8 +125,8 @@ def _config(kind: VisionKind, ids: dict[str, int], vocabulary: int) -> Any:
     return Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)
 
 
-def _save_weights(folder: Path, config: Any, seed: int) -> None:
-    """Norms are ones and biases zeros; other weights are uniform in ±0.25, as those of the built-in model."""
+def save_tiny_weights(folder: Path, config: Any, seed: int) -> None:
+    """Write random weights of a model with `config`. Norms are ones and biases zeros; others are uniform in ±0.25."""
     import torch
     from transformers import AutoModelForImageTextToText
 
