@@ -78,8 +78,9 @@ def see(
         PlacedSight(at.start, images.know(SeenName(at.digest, at.detail), source), source)
         for at, source in zip(placed, sources, strict=True)
     )
+    shown = _array(ids) == placeholders.image
     for place, (at, sight) in enumerate(zip(placed, sights, strict=True)):
-        features, found = sight.image.length, ids[at.start : at.start + at.length].count(placeholders.image)
+        features, found = sight.image.length, int(shown[at.start : at.start + at.length].sum())
         if not features == found == at.length:
             raise InvalidRequest(
                 f"image {place} of the prompt takes {features} tokens in this model; the prompt has {found} "
@@ -96,7 +97,8 @@ def see(
 
 def check_placeholders(ids: Ids, placeholders: Placeholders, expected: int) -> None:
     """Raise InvalidRequest unless `ids` has `expected` placeholders of images, and none of others."""
-    found = ids.count(placeholders.image)
+    array = _array(ids)
+    found = int((array == placeholders.image).sum())
     if found != expected:
         raise InvalidRequest(
             f"input_ids has {found} image placeholders (id {placeholders.image}); the images of the request take "
@@ -104,8 +106,15 @@ def check_placeholders(ids: Ids, placeholders: Placeholders, expected: int) -> N
             param="input_ids",
         )
     for other in placeholders.all:
-        if other != placeholders.image and other in ids:
+        if other != placeholders.image and bool((array == other).any()):
             raise InvalidRequest(
                 f"input_ids has the placeholder {other} of a video or a sound; this engine shows images only",
                 param="input_ids",
             )
+
+
+def _array(ids: Ids) -> np.ndarray[Any, Any]:
+    """The same ids for numpy: a prompt of 200 screenshots has 300,000."""
+    import numpy as np
+
+    return np.frombuffer(ids, dtype=np.int32)
