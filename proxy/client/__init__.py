@@ -10,6 +10,7 @@ samples = Client(url).export(session_id=session.session_id).samples
 
 from proxy.client.async_client import AsyncClient, AsyncSession
 from proxy.client.blocking_client import Client, Session
+from proxy.client.images import ImageBytes
 from proxy.client.readers.read import read
 from proxy.client.server_events import ServerEvent
 from proxy.client.transport import ServerUnreachable
@@ -35,6 +36,7 @@ __all__ = [
     "EngineState",
     "Export",
     "Generated",
+    "ImageBytes",
     "Sample",
     "ServerEvent",
     "ServerUnreachable",
