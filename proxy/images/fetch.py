@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 _MOST_REDIRECTS = 3
-_MOST_AT_ONCE = 16
+MOST_AT_ONCE = 16
 _MOST_LENGTH = 8000
 _SCHEMES = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -38,15 +38,16 @@ class ImageFetcher:
         self._names = frozenset(host for host in hosts if not host.startswith("*."))
         self._suffixes = tuple(host[1:] for host in hosts if host.startswith("*."))
         self._timeout_s, self._most_bytes = timeout_s, most_bytes
-        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __call__(self, url: str, name: str) -> bytes:
         """Return the bytes at a URL. Raises InvalidRequest naming the field, without anything that the host said."""
         import httpx
 
         try:
-            async with self._room, asyncio.timeout(self._timeout_s):
-                return await self._follow(url, name)
+            async with self._room:  # whoever waits for others has the whole time after it
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._follow(url, name)
         except TimeoutError:
             reason = f"was not fetched within {self._timeout_s:g} seconds (--image-url-timeout-s)"
             raise _refused(name, reason) from None

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from proxy.images.fetch import is_public
+from proxy.images.fetch import MOST_AT_ONCE, ImageFetcher, is_public
 from proxy.rendering.renderer import Renderer
-from tests.support import Server, assistant, says, serving, user
+from tests.support import Server, assistant, says, serving, until, user
 from tests.vision import png
 
 ONE, TWO = png(seed=5), png(seed=6)
@@ -262,3 +262,21 @@ async def test_a_failed_fetch_is_tried_again_by_the_next_request(
 )
 def test_which_addresses_are_public(address: str, public: bool) -> None:
     assert is_public(address) == public
+
+
+async def test_so_many_are_fetched_at_once_and_the_others_wait(host: Host) -> None:
+    url = host.serve("/a.png", ONE)
+    host.slow = True
+    fetch = ImageFetcher(("pictures.test",), 600.0, 2**20)
+    stalled = [asyncio.create_task(fetch(url, "x")) for _ in range(MOST_AT_ONCE)]
+    await until(lambda: len(host.asked) == MOST_AT_ONCE)
+    waiting = asyncio.create_task(fetch(url, "x"))
+    host.slow = False
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(host.asked) == MOST_AT_ONCE
+    stalled[0].cancel()
+    assert await waiting == ONE
+    for task in stalled:
+        task.cancel()
+    await asyncio.gather(*stalled, return_exceptions=True)
