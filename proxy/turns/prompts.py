@@ -142,7 +142,12 @@ class Prompts:
         """
         images: tuple[PlacedImage, ...] = ()
         if request.images or self._images is not None:
-            ids, images = await self.located(ids, request.images, session.id)
+            try:
+                ids, images = await self.located(ids, request.images, session.id)
+            except InvalidRequest as error:
+                if request.api is Api.COMPLETIONS:
+                    error.param = "prompt"
+                raise
         parent = session.cache.find_prefix(ids, images)
         request.timeline.matched = time.monotonic()
         known = 0 if parent is None else parent.length

@@ -27,7 +27,7 @@ def load_processor(folder: Path) -> Any:
         ) from None
     try:
         try:
-            return transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
+            return transformers.AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except ImportError:
             return _without_videos(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:

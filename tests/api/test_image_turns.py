@@ -315,3 +315,12 @@ async def test_all_choices_of_a_reply_have_the_images(tmp_path: Path, vision_ren
         one, two = session.complete()
         assert one.images == two.images
         assert [request.images is not None for request in server.engine.requests] == [True, True]
+
+
+async def test_a_text_that_is_no_chat_cannot_spell_an_image(tmp_path: Path, vision_renderer: Renderer) -> None:
+    async with serving(tmp_path, says("A cat."), vision_renderer) as server:
+        refused = await server.post("/s/v1/completions", {"model": "m", "prompt": "What is <|image_pad|>?"})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["param"] == "prompt"
+        assert error["message"] == "the prompt has more tokens of images than the 0 images that came take"

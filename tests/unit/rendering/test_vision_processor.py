@@ -112,3 +112,15 @@ def test_a_folder_without_a_processor_is_told_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=r"the processor of the model in .* cannot be loaded: ") as error:
         load_processor(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_code_in_a_models_folder_is_never_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own:\n    pass\n")
+    own = '{"auto_map": {"AutoProcessor": "own.Own"}, "processor_class": "Own"}'
+    (tmp_path / "config.json").write_text('{"model_type": "own", "vision_config": {}}')
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text(own)
+    with pytest.raises(ConfigurationError, match="cannot be loaded"):
+        load_processor(tmp_path)
+    assert not ran.exists()
