@@ -290,6 +290,7 @@ async def test_only_new_images_are_read_and_evicted_ones_again(
     assert read == [first.digest, second.digest] * 2
 
 
+@pytest.mark.engines
 async def test_features_are_bounded(folder: Path) -> None:
     engine = TransformersEngine(Settings(model=str(folder), engine_arg=("image_cache_mb=1", "batch_tokens=8")), folder)
     await engine.start()
@@ -311,6 +312,7 @@ async def test_contract_of_images(engine: TransformersEngine, folder: Path) -> N
     await check_images_are_seen(engine, prompt.ids, prompt.images, other.images)
 
 
+@pytest.mark.engines
 async def test_a_model_that_lost_its_processor_answers_texts(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "NoImageProcessor"}', "utf-8")
