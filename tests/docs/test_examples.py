@@ -17,10 +17,10 @@ from tests.docs.pages import ROOT
 from tokengrove import Client
 
 
-def run(example: str, *arguments: str) -> str:
+def run(example: str, *arguments: str, timeout: float = 240) -> str:
     command = [sys.executable, str(ROOT / "examples" / example), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -57,6 +57,22 @@ def test_the_torch_loop_learns_the_letters_from_an_agent_that_knows_nothing_of_i
     rewards = [float(line.split("mean reward ")[1].split()[0]) for line in run("train_torch.py").splitlines()]
     assert len(rewards) == 24
     assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.8
+
+
+@pytest.mark.engines
+def test_the_loop_for_a_model_that_sees_learns_shapes_and_names_new_ones() -> None:
+    """Whoever does not look is right in half of the cases."""
+    *steps, last = run("train_vision.py", timeout=600).splitlines()
+    rewards = [float(line.split("mean reward ")[1].split()[0]) for line in steps]
+    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-5:]) / 5 > 0.9
+    assert int(last.split(", ")[1].split("%")[0]) > 75
+
+
+def test_drawn_shapes_differ_by_seed_and_not_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    draw = importlib.import_module("shapes_agent").draw
+    files = {draw(shape, seed) for shape in ("ring", "cross") for seed in range(5)}
+    assert len(files) == 10 and draw("ring", 3) in files
 
 
 @pytest.mark.parametrize(
