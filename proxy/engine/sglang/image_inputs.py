@@ -72,8 +72,12 @@ class ImageInputs:
         return [found[_key(image)] for image in images.placed]
 
     def _make(self, image: PlacedImage, file: ImageFile) -> asyncio.Future[Mapping[str, Any]]:
-        """Make the tensors of an image in a thread, unless that has begun meanwhile."""
+        """Make the tensors of an image in a thread, unless others have begun or ended that meanwhile."""
         key = _key(image)
+        if (held := self._held.get(key)) is not None:
+            made = asyncio.get_running_loop().create_future()
+            made.set_result(held)
+            return made
         if (coming := self._coming.get(key)) is None:
             coming = asyncio.ensure_future(asyncio.to_thread(self._processed, file, image.detail))
             self._coming[key] = coming

@@ -92,6 +92,25 @@ async def test_an_image_is_made_once_for_requests_that_come_together_and_later()
     assert processor.made[2:] == ["low", "low"]
 
 
+async def test_an_image_that_others_made_while_its_bytes_were_read_counts_once() -> None:
+    arrived = asyncio.Event()
+
+    async def late(digests: Sequence[str]) -> Sequence[ImageFile]:
+        await arrived.wait()
+        return (RED,)
+
+    ids, placed = around(RED)
+    processor = Processor()
+    inputs = ImageInputs(processor)
+    behind = asyncio.create_task(inputs.of(PromptImages(placed, ImagePool(late, 2**20), {}), ids))
+    await asyncio.sleep(0)
+    await inputs.of(images(placed, RED), ids)
+    held = inputs._bytes
+    arrived.set()
+    await behind
+    assert processor.made == [""] and inputs._bytes == held
+
+
 async def test_no_more_bytes_are_kept_than_allowed() -> None:
     processor = Processor()
     inputs = ImageInputs(processor, most_bytes=100)
