@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from xxhash import xxh3_128_digest
@@ -25,6 +26,8 @@ Work = Callable[..., Awaitable[Any]]
 
 _MOST_KNOWN = 50_000
 _MOST_FETCHED = 64 * 2**20
+# URLs that a session remembers; the image of one from before these is fetched again.
+_MOST_URLS = 10_000
 # Decoding base64 text of this length takes a fraction of a millisecond.
 _INLINE = 64 * 1024
 
@@ -167,7 +170,10 @@ class ImageIntake:
         digest = holder.image_urls.get(url, "")
         if (stored := holder.images.get(digest)) is not None:
             return stored
-        file = self._fetched.get(digest) or await self._fetched_once(source, holder, work)
+        if (known := self._fetched.get(digest)) is not None:
+            file = known._replace(url=url)  # another session may have it from elsewhere
+        else:
+            file = await self._fetched_once(source, holder, work)
         files[file.digest] = file
         if sum(len(file.data) for file in files.values()) > self._limits.fetched:
             raise InvalidRequest(
@@ -182,8 +188,13 @@ class ImageIntake:
         task = self._fetching.get(place)
         if task is None:
             task = self._fetching[place] = asyncio.create_task(self._fetch_one(source, holder, work))
-            task.add_done_callback(lambda _: self._fetching.pop(place))
+            task.add_done_callback(partial(self._fetch_ended, place))
         return await asyncio.shield(task)
+
+    def _fetch_ended(self, place: tuple[int, str], task: asyncio.Task[ImageFile]) -> None:
+        del self._fetching[place]
+        if not task.cancelled():
+            task.exception()  # asyncio would report one that nobody waits for any more
 
     async def _fetch_one(self, source: Source, holder: Holder, work: Work) -> ImageFile:
         assert self._fetch is not None
@@ -192,6 +203,8 @@ class ImageIntake:
         read: ImageFile = await work(len(data), self._read, data, source.name)
         file = read._replace(url=url)
         holder.image_urls[url] = file.digest
+        if len(holder.image_urls) > _MOST_URLS:
+            del holder.image_urls[next(iter(holder.image_urls))]
         self._fetched[file.digest] = file
         while sum(len(file.data) for file in self._fetched.values()) > _MOST_FETCHED:
             self._fetched.popitem(last=False)

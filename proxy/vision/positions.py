@@ -8,12 +8,15 @@ an image's own positions are the same wherever it begins, up to that beginning: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+
+# Grids whose positions are kept: those of an image of 4000 tokens take 96 kB, and clients choose the sizes of images.
+_GRIDS = 256
 
 Span = tuple[int, int]
 """The tokens of an image in a sequence: where they begin, and how many they are."""
@@ -27,7 +30,7 @@ class Positions:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._known: dict[tuple[int, Grid], tuple[np.ndarray[Any, Any], int]] = {}
+        self._image = lru_cache(_GRIDS)(self._computed)
 
     @property
     def three(self) -> bool:
@@ -55,19 +58,17 @@ class Positions:
         placed[:, done:] = np.arange(position, position + tokens - done)
         return placed
 
-    def _image(self, length: int, grid: Grid) -> tuple[np.ndarray[Any, Any], int]:
+    def _computed(self, length: int, grid: Grid) -> tuple[np.ndarray[Any, Any], int]:
         """The positions [3, length] of an image that begins at 0, and the position of the token after it."""
-        if (length, grid) not in self._known:
-            import torch
+        import torch
 
-            kinds = torch.ones((1, length + 1), dtype=torch.int32)
-            kinds[0, -1] = 0
-            ids = torch.zeros((1, length + 1), dtype=torch.int64)  # only their number is read
-            rows = torch.tensor([grid], dtype=torch.int64)
-            found, _ = self._shell.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=rows)
-            found = found[:, 0].numpy()
-            self._known[length, grid] = found[:, :-1], int(found[0, -1])
-        return self._known[length, grid]
+        kinds = torch.ones((1, length + 1), dtype=torch.int32)
+        kinds[0, -1] = 0
+        ids = torch.zeros((1, length + 1), dtype=torch.int64)  # only their number is read
+        rows = torch.tensor([grid], dtype=torch.int64)
+        found, _ = self._shell.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=rows)
+        found = found[:, 0].numpy()
+        return found[:, :-1], int(found[0, -1])
 
 
 def positions_of(config: Any) -> Positions:

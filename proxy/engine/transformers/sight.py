@@ -22,6 +22,9 @@ from proxy.vision.processor import VisionProcessor
 _READ_TIMEOUT_S = 30.0
 """Limit in seconds for reading the bytes of an image."""
 
+# An image that comes again has another token, so only requests that run now ask for one of these.
+_MOST_FAILURES = 1024
+
 
 class Sight:
     """`images`: what is kept of images. `placeholders`: ids that are never sampled."""
@@ -61,6 +64,8 @@ class Sight:
 
     def _fail(self, image: SeenImage, error: Exception) -> None:
         self._failures[image.token] = f"the model could not see the image {image.name.digest}: {error}"
+        if len(self._failures) > _MOST_FAILURES:
+            del self._failures[next(iter(self._failures))]
 
 
 def _read(

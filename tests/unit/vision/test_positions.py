@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from proxy.vision import positions
 from proxy.vision.positions import Grid, Span, positions_of
 
 torch = pytest.importorskip("torch")
@@ -74,3 +75,11 @@ def test_they_are_found_by_the_models_folder(tmp_path: Path) -> None:
         [0, 1, 1, 2, 2, 3, 4],
         [0, 1, 2, 1, 2, 3, 4],
     ]
+
+
+def test_the_positions_of_images_of_many_sizes_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "_GRIDS", 2)
+    rule = positions_of(config("Qwen2_5_VLConfig"))
+    for side in (2, 4, 6, 8):
+        rule.of([(0, side * side // 4)], [(1, side, side)], side * side)
+    assert rule._image.cache_info().currsize == 2
