@@ -7,6 +7,7 @@ blue; what is transparent lies on white. The size is checked before anything is 
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ _MEDIA_TYPES = {
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _ORIENTATION = 0x0112
+# A progressive JPEG has about ten. Each scan goes over all pixels, and takes some fifty bytes only: without a bound a
+# file of 20 MB keeps a thread for hours.
+_MOST_SCANS = 100
+_SCAN, _END = 0xDA, 0xD9
+_BARE = (0x01, 0xD8)  # markers of JPEG that have no length
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _WHITE = (255, 255, 255, 255)
 # By orientation, from 2 on.
 _TURNS = (
@@ -56,6 +63,7 @@ def read_image(
     _check_bytes(data, name, most_bytes)
     with _reading(data, name), _opened(data) as image:
         _check_pixels(image.size, name, most_pixels)
+        _check_scans(data, name)
         kind, rgb = _MEDIA_TYPES[str(image.format)], _to_rgb(image)
     return ImageFile(digest_of(data), kind, rgb.width, rgb.height, data, pixels_of(rgb))
 
@@ -123,6 +131,21 @@ def _check_pixels(size: tuple[int, int], name: str, most: int) -> None:
             "(--max-image-pixels); scale it down",
             param=name,
         )
+
+
+def _check_scans(data: bytes, name: str) -> None:
+    """Refuse a JPEG whose scans would take far longer to decode than its pixels."""
+    if not data.startswith(b"\xff\xd8") or data.count(bytes((0xFF, _SCAN))) <= _MOST_SCANS:
+        return
+    scans, at = 0, 2
+    while (found := _MARKER.search(data, at)) and data[found.start() + 1] != _END:
+        kind, at = data[found.start() + 1], found.end()
+        if kind not in _BARE:
+            at += int.from_bytes(data[at : at + 2], "big")
+        scans += kind == _SCAN
+        if scans > _MOST_SCANS:
+            message = f"'{name}' is a JPEG of more than {_MOST_SCANS} scans; encode it anew"
+            raise InvalidRequest(message, param=name)
 
 
 def _orientation(image: Image.Image) -> int:

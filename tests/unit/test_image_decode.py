@@ -141,3 +141,27 @@ def test_a_text_chunk_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
     data, text = encoded(halves()), b"zTXtComment\0\0" + zlib.compress(bytes(2**25))
     with pytest.raises(InvalidRequest, match="broken"):
         read_image(data[:33] + png_chunk(text) + data[33:])
+
+
+def scans_of(data: bytes) -> tuple[bytes, bytes]:
+    """A JPEG up to its last scan, and that scan."""
+    at = data.rindex(b"\xff\xda")
+    return data[:at], data[at:-2]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
+    head, scan = scans_of(encoded(halves(64, 64), "JPEG", progressive=True))
+    with pytest.raises(InvalidRequest, match=r"'a\.b' is a JPEG of more than 100 scans") as caught:
+        read_image(head + scan * 101 + b"\xff\xd9", "a.b")
+    assert caught.value.param == "a.b"
+    hidden = b"\xff\xfe\0\x04\xff\xd9"  # a comment that spells the end
+    with pytest.raises(InvalidRequest, match="scans"):
+        read_image(head + (hidden + scan) * 101 + b"\xff\xd9")
+    assert read_image(head + (hidden + scan) * 50 + b"\xff\xd9").width == 64
+
+
+def test_what_stands_before_or_behind_a_jpeg_counts_as_no_scans() -> None:
+    data = encoded(halves(64, 64), "JPEG", progressive=True)
+    spelled = b"\xff\xda" * 200
+    comment = b"\xff\xfe" + (len(spelled) + 2).to_bytes(2, "big") + spelled
+    assert read_image(data[:2] + comment + data[2:] + spelled).pixels == read_image(data).pixels
