@@ -75,7 +75,12 @@ class Bodies:
     def decode_without_images(self, body: bytes) -> tuple[Any, Lifted]:
         """Decode JSON as `decode`, with marks in the place of images. They count as no values, and take no time."""
         lifted = Lifted(body)
-        return self.decode(lifted.json), lifted
+        try:
+            return self.decode(lifted.json), lifted
+        except InvalidRequest:
+            if lifted:
+                decode_json(body)  # names the position in the body that was sent
+            raise
 
 
 class Upload:

@@ -15,7 +15,7 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128
 
 from proxy.errors import InvalidRequest, how_to_get
 from proxy.types import ImageFile
@@ -79,7 +79,9 @@ def decode_image(data: bytes, name: str = "image") -> Image.Image:
 
 def pixels_of(image: Image.Image) -> str:
     """Return a digest of an RGB image: of its size and its pixels, in hex."""
-    return xxh3_128_hexdigest(b"%d %d " % image.size + image.tobytes())
+    found = xxh3_128(b"%d %d " % image.size)
+    found.update(image.tobytes())
+    return found.hexdigest()
 
 
 @cache

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.api.bodies import INLINE
@@ -400,6 +401,12 @@ async def test_completions_have_no_messages_and_so_no_images(server: Server) -> 
     _, body = of_chat(image_url(ONE))
     await server.ok("/s/v1/completions", {**body, "prompt": "a", "max_tokens": 4})
     assert await engine_images(server) == []
+
+
+async def test_an_error_in_a_large_body_is_at_its_place_in_what_was_sent(server: Server) -> None:
+    body = orjson.dumps({"messages": [{"role": "user", "content": [image_url(bytes(INLINE))]}]})[:-1] + b";"
+    answer = await server.http.post("/s/v1/chat/completions", content=body)
+    assert answer.status_code == 400 and f"column {len(body)}" in answer.json()["error"]["message"]
 
 
 async def test_a_large_body_that_is_no_object_is_refused(server: Server) -> None:
