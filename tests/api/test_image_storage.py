@@ -67,6 +67,17 @@ async def test_an_image_of_a_session_is_served_as_it_came(tmp_path: Path, vision
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
 
 
+async def test_an_image_is_shown_to_the_administrator_alone(tmp_path: Path, vision_renderer: Renderer) -> None:
+    admin = {"authorization": "Bearer admin"}
+    async with serving(tmp_path, says("A."), vision_renderer, admin_key="admin") as server:
+        started = await server.ok("/rl/start_session", {"task_id": "t", "session_id": "s"}, headers=admin)
+        own = {"authorization": f"Bearer {started['api_key']}"}
+        await server.ok("/v1/chat/completions", {"model": "m", "messages": [shows("Look.", ONE.data)]}, headers=own)
+        path = f"/rl/sessions/s/images/{ONE.digest}"
+        codes = [(await server.http.get(path, headers=headers)).status_code for headers in (admin, own, {})]
+    assert codes == [200, 403, 401]
+
+
 async def test_both_clients_read_an_image(tmp_path: Path, vision_renderer: Renderer) -> None:
     async with serving(tmp_path, says("A."), vision_renderer) as server:
         await server.chat([shows("Look.", ONE.data)])

@@ -169,6 +169,25 @@ async def test_hosts_that_are_not_listed_are_not_asked(tmp_path: Path, vision_re
     assert len(host.asked) == 1
 
 
+async def test_a_suffix_of_names_lists_no_name_that_only_ends_alike(
+    tmp_path: Path, vision_renderer: Renderer, host: Host
+) -> None:
+    async with allowed(tmp_path, vision_renderer, image_hosts="*.pictures.test") as server:
+        assert "--image-hosts does not list" in await message_of(server, f"http://evilpictures.test:{host.port}/a.png")
+
+
+async def test_a_url_with_a_user_name_or_password_is_not_asked(
+    tmp_path: Path, vision_renderer: Renderer, host: Host
+) -> None:
+    url = host.serve("/a.png", ONE)
+    async with allowed(tmp_path, vision_renderer) as server:
+        for user_info in ("user@", "user:pass@", ":pass@", "@"):
+            said = await message_of(server, url.replace("http://", f"http://{user_info}"))
+            assert "has a user name or password" in said
+            assert "pass@" not in said
+    assert host.asked == []
+
+
 @pytest.mark.parametrize("hosts", [None, "*.test,*.internal"])
 async def test_private_addresses_are_never_connected_to(
     tmp_path: Path, vision_renderer: Renderer, host: Host, hosts: str | None
@@ -180,6 +199,18 @@ async def test_private_addresses_are_never_connected_to(
         for name in names:
             said = await message_of(server, f"http://{name}:{host.port}/a.png")
             assert "not public" in said or "cannot be found" in said
+    assert host.asked == []
+
+
+async def test_a_name_with_one_private_address_among_public_ones_is_not_connected_to(
+    tmp_path: Path, vision_renderer: Renderer, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(name: Any, port: Any, **more: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.1", "8.8.8.8")]
+
+    async with allowed(tmp_path, vision_renderer, image_hosts=None) as server:
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        assert "not public" in await message_of(server, host.serve("/secret", ONE))
     assert host.asked == []
 
 
@@ -225,6 +256,7 @@ async def test_answers_that_are_no_image_are_refused(tmp_path: Path, vision_rend
         assert "content encoding" in await message_of(server, packed)
         around = host.redirect("/around", "/around")
         assert "redirects more than 3 times" in await message_of(server, around)
+        assert sum("GET /around " in asked for asked in host.asked) == 4
         for elsewhere in ("file:///etc/passwd", "gopher://pictures.test/", "//user@pictures.test/"):
             await message_of(server, host.redirect("/elsewhere", elsewhere))
         host.answers["/broken"] = b"nonsense\r\n\r\n"
@@ -253,7 +285,7 @@ async def test_a_failed_fetch_is_tried_again_by_the_next_request(
 @pytest.mark.parametrize(
     ("address", "public"),
     [
-        *((text, True) for text in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")),
+        *((text, True) for text in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808")),
         *((text, False) for text in ("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254")),
         *((text, False) for text in ("100.64.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "240.0.0.1")),
         *((text, False) for text in ("::1", "::", "fe80::1", "fe80::1%eth0", "fd12::1", "ff02::1", "::ffff:10.0.0.1")),

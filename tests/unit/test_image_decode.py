@@ -58,6 +58,12 @@ def test_the_same_pixels_encoded_anew_have_the_same_digest_of_pixels_and_another
     assert read_image(encoded(halves(2, 4))).pixels != one.pixels
 
 
+def test_pixels_in_another_shape_have_another_digest() -> None:
+    tall, wide = Image.new("RGB", (2, 4), RED), Image.new("RGB", (4, 2), RED)
+    assert tall.tobytes() == wide.tobytes()
+    assert pixels_of(tall) != pixels_of(wide)
+
+
 def test_of_an_animation_the_first_frame_is_read() -> None:
     for kind in ("GIF", "PNG", "WEBP"):
         more = {"save_all": True, "append_images": [Image.new("RGB", (4, 2), BLUE)]}

@@ -114,3 +114,28 @@ test("a failure is told to all who wait, and the next who asks tries again", asy
   reads.get("a").answer();
   assert.equal((await next).url, "blob:a");
 });
+
+test("after a failure the next who asks tries again, though others who heard of it still stand there", async () => {
+  const { reads, store } = held(100);
+  const first = store.hold("a").catch(({ message }) => message);
+  reads.get("a").fail(new Error("no server"));
+  assert.equal(await first, "no server");
+  const next = store.hold("a");
+  reads.get("a").answer();
+  assert.equal((await next).url, "blob:a");
+});
+
+test("of pictures that nobody shows, the one released first is given back first", async () => {
+  const { reads, freed, store } = held(25);
+  for (const key of ["a", "b"]) {
+    const waiting = store.hold(key);
+    reads.get(key).answer();
+    await waiting;
+  }
+  for (const key of ["b", "a"]) store.release(key);
+  assert.deepEqual(freed, []);
+  const third = store.hold("c");
+  reads.get("c").answer();
+  await third;
+  assert.deepEqual(freed, ["blob:b"]);
+});

@@ -162,6 +162,13 @@ def with_result(node: Interaction) -> list[Interaction]:
     return [node, child]
 
 
+def test_an_image_that_begins_a_prompt_is_kept() -> None:
+    node = interaction("a", suffix=[*[FIRST_PLACEHOLDER] * 3, 2], output=[7, 8])
+    node.images = (PlacedImage("d" * 64, 0, 3, 56, 56),)
+    (row,) = lay_out(RECORD, [node], LayoutOptions(Layout.PADDED, padding=Padding(6, 2))).rows
+    assert told(row) == [("d" * 64, 2, 3)]
+
+
 def test_a_span_tells_digest_place_and_size() -> None:
     (row,) = lay_out(RECORD, [turn_with_image()], LayoutOptions()).rows
     expected = {"digest": "d" * 64, "start": 2, "length": 4, "width": 56, "height": 56, "detail": "high"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.matching import canonical_arguments, identify, request_hash
-from proxy.types import Api, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
+from proxy.types import Api, ImagePart, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
 ASK = Message(Role.USER, "q")
 CALLS = Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", '{"a": 1}'), ToolCall("2", "f", '{"a": 2}')))
@@ -24,6 +24,25 @@ def end(*messages: Message, tools: tuple[Tool, ...] = (), **options: str) -> int
 
 def results(first: str, second: str) -> tuple[Message, Message]:
     return Message(Role.TOOL, "one", tool_call_id=first), Message(Role.TOOL, "two", tool_call_id=second)
+
+
+IMAGE = ImagePart("a" * 64, 1, 64, 48)
+
+
+@pytest.mark.parametrize("role", [Role.USER, Role.TOOL])
+@pytest.mark.parametrize(
+    "other",
+    [
+        (),
+        (IMAGE, IMAGE),
+        *((IMAGE._replace(**{k: v}),) for k, v in [("digest", "b" * 64), ("at", 0), ("detail", "low")]),
+    ],
+)
+def test_an_image_counts_with_its_bytes_its_place_and_its_detail(role: Role, other: tuple[ImagePart, ...]) -> None:
+    message = Message(role, "q", images=(IMAGE,))
+    assert end(message) == end(message._replace(images=(ImagePart(*IMAGE),)))
+    assert end(message) != end(message._replace(images=other))
+    assert end(message, ASK) != end(message._replace(images=other), ASK)
 
 
 def test_reasoning_and_names_do_not_count() -> None:
