@@ -36,7 +36,8 @@ class Capabilities:
     call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning.
     `keeps_reasoning`: it goes on writing the reasoning of a call when results and further calls follow. The others say
     whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
-    user messages in a row. `images`: the roles whose messages it writes with images.
+    user messages in a row. `images`: the roles whose messages it writes with images. `late_images`: it writes a later
+    system message with images where it stands; moved, its images would take the places of others.
     """
 
     arguments: Arguments | None
@@ -50,6 +51,7 @@ class Capabilities:
     late_system: bool
     two_users: bool
     images: frozenset[Role] = frozenset()
+    late_images: bool = False
 
     def require(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         """Raise InvalidRequest naming the first thing that the template would drop or refuse."""
@@ -72,6 +74,8 @@ class Capabilities:
                 raise _cannot_express("two user messages in a row")
             if message.images and role not in self.images:
                 raise _cannot_express(f"images in {_IMAGES_IN[role]}")
+            if message.images and role is Role.SYSTEM and earlier is not None and not self.late_images:
+                raise _cannot_express(f"images in later {_IMAGES_IN[role]}")
             earlier = role
 
 
@@ -118,6 +122,7 @@ def probe_capabilities(write: WriteText, placeholder: str = "") -> Capabilities:
         late_system=probes.shows((_USER, _ANSWER, _LATE, _SECOND), "Probe-late", "Probe-second"),
         two_users=probes.shows((_USER, _SECOND), "Probe-user", "Probe-second"),
         images=frozenset(filter(partial(probes.shows_image, placeholder), Role)) if placeholder else frozenset(),
+        late_images=bool(placeholder) and probes.keeps_order(_USER, _ANSWER, _LATE, _SECOND),
     )
 
 
@@ -137,6 +142,12 @@ class _Probes:
         """Return whether the rendering contains all `needles`."""
         text = self.text(messages, tools)
         return all(needle in text for needle in needles)
+
+    def keeps_order(self, *messages: Message) -> bool:
+        """Return whether the texts of all messages stand in the rendering in their order."""
+        text = self.text(messages)
+        places = [text.find(message.content) for message in messages]
+        return -1 not in places and places == sorted(places)
 
     def shows_image(self, placeholder: str, role: Role) -> bool:
         """Return whether the template writes each image in a message of this role once, and the text beside it."""

@@ -164,3 +164,33 @@ def test_published_templates_write_images_as_their_processor_reads_them(
     seen = Message(Role.SYSTEM, "Rules.", images=(ImagePart("0" * 64, 0, 64, 48),))
     with pytest.raises(InvalidRequest, match="cannot express images in system messages; put them into a user message"):
         renderer.render([seen, Message(Role.USER, "Go.")], (), {})
+
+
+HOISTING = """\
+{%- macro shown(m) -%}
+{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for part in m.content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- for m in messages if m.role == 'system' -%}<|im_start|>system
+{{ shown(m) }}<|im_end|>
+{% endfor -%}
+{%- for m in messages if m.role != 'system' -%}<|im_start|>{{ m.role }}
+{{ shown(m) }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+
+
+def test_images_of_a_message_that_the_template_moves_are_refused(vision_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hoisting"
+    shutil.copytree(vision_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "chat_template.jinja").write_text(HOISTING, encoding="utf-8")
+    renderer = load_renderer(Settings(), folder)
+    first, later = ImagePart("a" * 64, 0, 100, 80), ImagePart("b" * 64, 0, 64, 48)
+    asked, answer = Message(Role.USER, "one", images=(first,)), Message(Role.ASSISTANT, "fine")
+    moved, last = Message(Role.SYSTEM, "two"), Message(Role.USER, "three", images=(later,))
+    ids = renderer.render([asked, answer, moved, last], (), {})
+    assert [image.digest for image in renderer.placed(ids, [asked, last])] == [first.digest, later.digest]
+    with pytest.raises(InvalidRequest, match="images in later system messages; put them into a user message"):
+        renderer.render([asked, answer, moved._replace(images=(later,)), last], (), {})
