@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from proxy.api.export_endpoint import _next
+from proxy.export_formats.image_table import Pieces
 
 
 async def test_a_piece_is_waited_for_however_often_its_export_is_cancelled() -> None:
     made, allowed = threading.Event(), threading.Event()
 
-    def pieces() -> Iterator[bytes]:
+    def pieces() -> Pieces:
         made.set()
         allowed.wait()
         yield b"piece"
 
-    export = asyncio.create_task(_next(pieces()))
+    export = asyncio.create_task(_next(pieces(), None))
     await asyncio.to_thread(made.wait)
     for _ in range(3):
         export.cancel()

@@ -35,7 +35,7 @@ FILTERS = (
             "; did you mean 'train.turns'?",
             "turns, purposes, agents, exclude, constrained",
         ),
-        ({"layot": "tree"}, "layot", "; did you mean 'layout'?", "step_advantages"),
+        ({"layot": "tree"}, "layot", "; did you mean 'layout'?", "multi_modal_inputs"),
     ],
 )
 def test_an_unknown_field_of_an_export_is_named_with_the_nearest_known_one(

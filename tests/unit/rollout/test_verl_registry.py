@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest
 from proxy.rollout.verl import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
 from proxy.rollout.verl.loop_base import run_loop
 from proxy.rollout.verl.registry import _agent_loop_registry, register_file, resolve
@@ -93,11 +93,9 @@ async def test_init_class_is_called_with_what_it_takes_and_each_class_has_its_ow
     assert not Derived._class_initialized
 
 
-async def test_an_argument_that_nothing_takes_and_a_processor_are_refused() -> None:
+async def test_an_argument_that_nothing_takes_is_refused() -> None:
     with pytest.raises(TypeError, match="takes no 'colour'"):
         Today(CONFIG, None, Tokenizer(), colour="red")
-    with pytest.raises(UnsupportedParameter, match="processor"):
-        Today(CONFIG, None, Tokenizer(), processor=object())
 
 
 async def test_a_loop_that_returns_something_else_is_refused() -> None:
