@@ -190,6 +190,15 @@ async def test_each_weight_version_gets_images_of_its_own() -> None:
         assert bytes_of[0] == bytes_of[1] != bytes_of[2]
 
 
+async def test_an_image_in_another_detail_is_another_one_to_the_server() -> None:
+    async with server() as (engine, wire):
+        for detail in ("", "low"):
+            ids, placed = around(RED, detail=detail)
+            await complete(engine, asks(ids, placed, (RED,), 4))
+        first, low = [body["mm_hashes"] for body in wire.bodies if "mm_hashes" in body]
+        assert first != low
+
+
 async def test_requests_that_are_retracted_for_new_weights_go_on_with_images_that_these_see() -> None:
     async with server(delay_s=0.005) as (engine, wire):
         gate = AdminGate(engine)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.matching import canonical_arguments, identify, request_hash
-from proxy.types import Api, ImagePart, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
+from proxy.types import TOKENS, Api, ImagePart, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
 ASK = Message(Role.USER, "q")
 CALLS = Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", '{"a": 1}'), ToolCall("2", "f", '{"a": 2}')))
@@ -43,6 +43,12 @@ def test_an_image_counts_with_its_bytes_its_place_and_its_detail(role: Role, oth
     assert end(message) == end(message._replace(images=(ImagePart(*IMAGE),)))
     assert end(message) != end(message._replace(images=other))
     assert end(message, ASK) != end(message._replace(images=other), ASK)
+
+
+def test_equal_token_ids_with_other_images_are_other_messages() -> None:
+    message = Message(Role.USER, "q", name=f"{TOKENS}0123456789abcdef", images=(IMAGE,))
+    for images in ((), (IMAGE._replace(digest="b" * 64),)):
+        assert end(message) != end(message._replace(images=images))
 
 
 def test_reasoning_and_names_do_not_count() -> None:
