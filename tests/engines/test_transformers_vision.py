@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_images_are_seen, complete
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
+from proxy.engine.transformers import sight
 from proxy.engine.transformers.engine import TransformersEngine
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.images.prompt_images import PromptImages
@@ -323,3 +326,26 @@ async def test_a_model_that_lost_its_processor_answers_texts(folder: Path, tmp_p
     prompt = of(folder, TEXT)
     check_exact(folder, prompt, await complete(engine, prompt.request()))
     await engine.close()
+
+
+def test_prompts_with_large_images_are_prepared_one_at_a_time(
+    engine: TransformersEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, prepare = list[str](), sight.see
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(sight, "see", noted)
+    monkeypatch.setattr(sight, "_LARGE_PIXELS", 100 * 100)
+    large = [seen(folder, TEXT, image_file(101, 100, seed)) for seed in range(80, 83)]
+    small = seen(folder, TEXT, image_file(100, 100, 83))
+
+    async def all_at_once() -> list[CollectedReply]:
+        return await asyncio.gather(*[complete(engine, prompt.request(2)) for prompt in (*large, small)])
+
+    replies = asyncio.run(all_at_once())
+    assert [len(reply.ids) for reply in replies] == [2] * 4
+    assert sorted(threads)[-3:] == ["tokengrove-large-images_0"] * 3
+    assert not sorted(threads)[0].startswith("tokengrove")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from proxy.vision.processor import VisionProcessor
 _READ_TIMEOUT_S = 30.0
 """Limit in seconds for reading the bytes of an image."""
 
+# Decoding and scaling an image of 36 million pixels takes half a gigabyte, so such images are prepared one at a time.
+_LARGE_PIXELS = 4_000_000
 # An image that comes again has another token, so only requests that run now ask for one of these.
 _MOST_FAILURES = 1024
 
@@ -40,6 +43,7 @@ class Sight:
         self.images = SeenImages(model, VisionProcessor.load(folder), vocab_size, cache_mb * 2**20)
         self._rule = positions_of(config)
         self._failures: dict[int, str] = {}
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="tokengrove-large-images")
         VisionForward(model, self.images, self.placeholders.image, entries, self._fail)
 
     async def see(self, request: GenerateRequest) -> SeenPrompt | None:
@@ -53,7 +57,9 @@ class Sight:
         files = {file.digest: file for file in await request.images.read(needed)} if needed else {}
         loop = asyncio.get_running_loop()
         sources = [partial(_read, request.images, image, files.get(image.digest), loop) for image in placed]
-        return await asyncio.to_thread(see, self.images, self._rule, self.placeholders, ids, placed, sources)
+        large = any(file.width * file.height > _LARGE_PIXELS for file in files.values())
+        work = partial(see, self.images, self._rule, self.placeholders, ids, placed, sources)
+        return await loop.run_in_executor(self._large if large else None, work)
 
     def failure(self, prompt: SeenPrompt) -> str | None:
         """Why an image of the prompt could not be shown to the model; None if all were."""
