@@ -87,6 +87,23 @@ async def test_token_ids_are_continued_by_their_images_too(tmp_path: Path, visio
         assert "<|image_pad|>" not in of_red.new_messages[0].content
 
 
+async def test_an_image_that_begins_what_token_ids_add_is_an_image_of_their_turn(
+    tmp_path: Path, vision_renderer: Renderer
+) -> None:
+    file, text = image_file(100, 80), vision_renderer.encode("Read this.")
+    assert vision_renderer.images is not None
+    core = vision_renderer.images.core(part(file))
+    async with serving(tmp_path, says("Hello.", "One.", "Two."), vision_renderer) as server:
+        await server.chat([user("first of all")])
+        first = await generated(server, text + core, file)
+        assert first.new_messages[0].content[: first.new_messages[0].images[0].at] == "Read this."
+        longer = text + core + first.output_ids
+        again = await generated(server, longer + core + text, file, file)
+    assert (again.parent_id, again.prefix_length) == (first.id, len(longer))
+    assert [(image.start, image.length) for image in again.images] == [(len(longer), len(core))]
+    assert (again.new_messages[0].content, again.new_messages[0].images[0].at) == ("Read this.", 0)
+
+
 async def test_one_placeholder_is_expanded_and_other_counts_are_refused(
     tmp_path: Path, vision_renderer: Renderer
 ) -> None:

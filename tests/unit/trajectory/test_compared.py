@@ -147,6 +147,31 @@ def test_calls_results_and_images_are_told_apart(history: list[Message], why: Di
     assert session.fork(RESULT._replace(content="4"), to=0, reason=Reason.BRANCHED).why is Differs.CONTENT
 
 
+SHOWN = ImagePart("first", 1, 64, 48)
+ANEW = SHOWN._replace(digest="anew")
+
+
+@pytest.mark.parametrize(
+    ("content", "image", "why"),
+    [
+        ("ask", ANEW, Differs.ENCODED_ANEW),
+        ("another", ANEW, Differs.IMAGES),
+        ("ask", ANEW._replace(at=0), Differs.IMAGES),
+        ("ask", ANEW._replace(detail="low"), Differs.IMAGES),
+        ("ask", SHOWN._replace(detail="low"), Differs.IMAGES),
+        ("ask", SHOWN._replace(digest="unknown"), Differs.IMAGES),
+    ],
+)
+def test_a_picture_is_encoded_anew_only_if_all_else_of_its_message_is_the_same(
+    content: str, image: ImagePart, why: Differs
+) -> None:
+    session = Told()
+    session.turn(ASK._replace(images=(SHOWN,)))
+    session.turn(Message(Role.USER, content, images=(image,)), reason=Reason.NEW_ROOT)
+    found = Comparisons(session.turns, {"first": "same", "anew": "same"}).of(session.turns[1])
+    assert found.why is why
+
+
 def test_what_identity_ignores_is_no_difference(told: Told) -> None:
     """White space, reasoning, and the ids and spelling of calls."""
     spaced = CALL._replace(id="theirs", arguments='{"b":2,"a":1}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role
@@ -34,6 +35,16 @@ def test_a_prompt_that_was_rendered_anew_has_all_of_its_images_itself() -> None:
     first = turn("a", (placed("one", 1, 2),))
     second = turn("b", (placed("one", 2, 2), placed("two", 6, 3)), parent="a")
     assert images_of(build_tree([first, second])["b"]) == second.images
+
+
+def test_a_session_that_is_read_again_has_the_images_of_each_whole_prompt() -> None:
+    first = turn("a", (placed("one", 1, 2),), suffix=(1, 9, 9, 1))
+    second = turn("b", (placed("two", 6, 3),), parent="a", prefix=5, suffix=(1, 9, 9, 9))
+    third = turn("c", (), parent="b", prefix=10, suffix=(1,))
+    anew = turn("d", (placed("two", 1, 3),), parent="b")
+    nodes = InteractionCache([first, second, third, anew]).nodes
+    assert nodes["b"].images == nodes["c"].images == (*first.images, *second.images)
+    assert nodes["d"].images == anew.images
 
 
 def test_each_image_of_a_message_has_the_number_of_its_tokens() -> None:
