@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.parsed_items import FEWEST, ParsedBodies
+from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.chat import input_messages
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.messages import conversation as messages_conversation
@@ -21,6 +21,7 @@ from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses import input_items
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
+from proxy.types import ImagePart
 
 Items = list[dict[str, Any]]
 
@@ -159,3 +160,27 @@ def test_a_bad_item_is_named_by_its_place_in_the_whole_body(
         with pytest.raises(InvalidRequest, match=rf"\[{FEWEST}\]"):
             protocol.parse(body([*history, "hi"]), bodies)
     protocol.parse(body([*history, QUESTION]), bodies)
+
+
+class Seen(list[Any]):
+    """The items that were parsed."""
+
+    def copy(self) -> Seen:
+        return Seen(self)
+
+    def parse(self, items: list[Any], start: int) -> None:
+        self.extend(items[start:])
+
+
+@pytest.mark.parametrize("changed", [{"digest": "b"}, {"at": 1}, {"width": 8}, {"height": 8}, {"detail": "low"}])
+def test_an_image_that_differs_in_anything_is_parsed_anew(changed: dict[str, Any]) -> None:
+    known, image = ParsedItems[Seen](), ImagePart("a", 0, 4, 4)
+    for shown in (image, image._replace(**changed)):
+        items = [{"image_url": shown}, *([{"text": "more"}] * 3)]
+        assert known.read(items, Seen(), Seen.parse) == items
+
+
+def test_what_a_client_writes_is_never_taken_for_an_image_that_was_read() -> None:
+    known, image = ParsedItems[Seen](), ImagePart("a", 0, 4, 4)
+    for shown in (image, {"image": [*image]}, [*image], {"digest": "a"}):
+        assert known.read([{"image_url": shown}], Seen(), Seen.parse) == [{"image_url": shown}]

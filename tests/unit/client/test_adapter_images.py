@@ -83,6 +83,14 @@ def test_verls_pictures_are_in_the_order_of_their_tokens() -> None:
         verl.padded([seen()], images={})
 
 
+def test_a_picture_in_low_detail_is_given_as_small_as_the_model_saw_it() -> None:
+    digest = "e" * 64
+    images = {digest: ImageBytes(digest, "image/png", 1024, 640, png(1024, 640))}
+    placed = [{"digest": digest, "start": at, "length": 1, "width": 1024, "height": 640} for at in (0, 1)]
+    shown = replace(blind(), images=(placed[0], {**placed[1], "detail": "low"}))
+    assert [picture.size for picture in vision.pictures(shown, images)] == [(1024, 640), (512, 320)]
+
+
 @pytest.mark.parametrize(("lengths", "fits"), [((6, 4), True), ((6, 3), False), ((5, 6), True), ((4, 6), False)])
 def test_truncation_never_cuts_an_image(lengths: tuple[int, int], fits: bool) -> None:
     how: Any = {"prompt_length": lengths[0], "response_length": lengths[1]}

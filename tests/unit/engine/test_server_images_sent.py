@@ -69,6 +69,14 @@ async def sent(file: ImageFile, salt: str = "") -> bytes:
     return base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True)
 
 
+async def test_an_image_in_two_details_is_sent_in_two_sizes() -> None:
+    file = saved(PICTURE.resize((1120, 560)), "PNG")
+    placed = (*around(file)[1], *around(file, detail="low")[1])
+    whole, low = await SentImages().urls(PromptImages(placed, ImagePool(nowhere, 0), {file.digest: file}))
+    sizes = [Image.open(BytesIO(base64.b64decode(url.partition(b",")[2]))).size for url in (whole, low)]
+    assert sizes == [(1120, 560), (512, 256)]
+
+
 async def nowhere(digests: Sequence[str]) -> Sequence[ImageFile]:
     raise AssertionError("the store is not asked for bytes that came with the request")
 
