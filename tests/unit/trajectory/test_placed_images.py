@@ -7,7 +7,7 @@ from dataclasses import replace
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.tree import build_tree, images_of
-from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role
+from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role, ids_of
 from tests.interactions import interaction
 
 
@@ -45,6 +45,16 @@ def test_a_session_that_is_read_again_has_the_images_of_each_whole_prompt() -> N
     nodes = InteractionCache([first, second, third, anew]).nodes
     assert nodes["b"].images == nodes["c"].images == (*first.images, *second.images)
     assert nodes["d"].images == anew.images
+
+
+def test_token_ids_with_other_images_continue_no_turn_with_equal_tokens() -> None:
+    mine = turn("a", (placed("one", 1, 2),), suffix=(1, 9, 9, 1), output=(5,))
+    other = turn("b", (placed("two", 1, 2),), suffix=(1, 9, 9, 1), output=(5,), seq=1)
+    cache = InteractionCache([mine, other])
+    ids = ids_of([1, 9, 9, 1, 5, 7])
+    for digest, name in (("one", "a"), ("two", "b")):
+        assert cache.find_prefix(ids, [placed(digest, 1, 2)]) is cache.nodes[name]
+    assert cache.find_prefix(ids, [placed("three", 1, 2)]) is None
 
 
 def test_each_image_of_a_message_has_the_number_of_its_tokens() -> None:
