@@ -52,7 +52,7 @@ CHANGES = {
         '    Column("asked", LargeBinary': '    Column("mood", Text),\n    Column("asked", LargeBinary'
     },
     "proxy/store/sql/rows.py": {
-        '        "asked": node.asked,\n    }': '        "asked": node.asked,\n        "mood": "calm",\n    }',
+        '        "asked": node.asked,\n': '        "asked": node.asked,\n        "mood": "calm",\n',
         '"sampling": node.sampling.to_json(),': '"sampling": {**node.sampling.to_json(), "warmth": 2},',
         '"reason": str(node.reason),': '"reason": str(node.reason).replace("resampled", "asked_again"),',
     },
