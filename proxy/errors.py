@@ -44,11 +44,23 @@ SHUTTING_DOWN = "the server is shutting down; send the request to another replic
 """The message of every EngineUnavailable that a shutdown causes."""
 
 
+_LONGEST = 4000
+"""Characters of a message: one that quotes what a client sent may quote an image of megabytes."""
+
+
+def _shortened(message: str) -> str:
+    if len(message) <= _LONGEST:
+        return message
+    half = _LONGEST // 2
+    return f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
+
+
 class ProxyError(Exception):
     """A failure with an HTTP status and a stable code. `retryable`: sending the request again may succeed.
 
     `param` names the invalid field. `retry_after_s` becomes the `retry-after` header, in seconds, at most 30: some SDKs
-    ignore longer waits. `details`: what a client of the Messages API reads of the error to find another way.
+    ignore longer waits. `details`: what a client of the Messages API reads of the error to find another way. Of a very
+    long message, which quotes what was sent, the middle is left out.
     """
 
     status: ClassVar[int] = 500
@@ -63,6 +75,7 @@ class ProxyError(Exception):
         retry_after_s: float | None = None,
         details: Mapping[str, object] | None = None,
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
         self.param = param
