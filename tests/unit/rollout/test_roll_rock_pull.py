@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +166,8 @@ class Tape:
 
     played: list[Any]
     answers: list[Any]
+    over: Path
+    """A pipe that the agent reads until the tape is over."""
 
     def __init__(self, port: int) -> None:
         self.port, self.ended, self.pid = port, asyncio.Event(), ""
@@ -182,6 +185,8 @@ class Tape:
         said = self.played.pop(0)
         if isinstance(said, Exception):
             raise said
+        if not self.played:
+            self.over.write_text("")
         return said if isinstance(said, str) else json.dumps(said)
 
     def close(self) -> None:
@@ -200,7 +205,9 @@ def test_another_model_service_is_polled_tried_three_times_and_told_of_bad_reque
     ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
     with sampling(tmp_path, says("one")) as client:
         Tape.played = [ConnectionError("a"), ConnectionError("b"), "", ask, "no json", " SESSION_END\n"]
-        result, tree, _ = pulled(tmp_path, client, "", model_service_cls=Tape)
+        Tape.over = tmp_path / "over"
+        os.mkfifo(Tape.over)
+        result, tree, _ = pulled(tmp_path, client, f"open({str(Tape.over)!r}).read()", model_service_cls=Tape)
         assert result.status == "Finished", result
         assert [answer.get("error", {}).get("code") for answer in Tape.answers] == [None, "invalid_request"]
         assert Tape.answers[0]["choices"][0]["message"]["content"] == "one"
