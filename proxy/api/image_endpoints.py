@@ -6,6 +6,8 @@ of them.
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +19,7 @@ from proxy.sessions.ids import check_dots
 from proxy.sessions.registry import Registry
 from proxy.store.stored_images import StoredImages
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _HEADERS = {
     "cache-control": "private, max-age=31536000, immutable",
     "vary": "authorization, x-api-key",  # what a browser keeps is for the key that asked
@@ -37,7 +40,8 @@ class ImageEndpoints:
         check_known(request.query_params, ())
         session = await self._registry.get(check_dots(request.path_params["session"]))
         digest = request.path_params["digest"]
-        file = await self._images.find(session.id, digest)
+        # Only what can be a digest is looked up: a database refuses some other texts, such as one with NUL.
+        file = await self._images.find(session.id, digest) if _DIGEST.fullmatch(digest) else None
         if file is None:
             raise NotFound(f"session {session.id!r} has no image {digest!r}", param="digest")
         return Response(file.data, media_type=file.media_type, headers=_HEADERS)

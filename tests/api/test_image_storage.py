@@ -60,6 +60,8 @@ async def test_an_image_of_a_session_is_served_as_it_came(tmp_path: Path, vision
         for path, code in (
             (f"s/images/{TWO.digest}", "not_found"),
             ("s/images/x%00y", "not_found"),
+            ("s/images/%ff", "not_found"),
+            ("s/images/%ed%a0%80", "not_found"),
             (f"other/images/{ONE.digest}", "not_found"),
             (f"nobody/images/{ONE.digest}", "session_not_found"),
         ):
