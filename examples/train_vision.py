@@ -25,8 +25,8 @@ from proxy.serving.server import serving
 from proxy.settings import Settings
 from tokengrove import AsyncClient, Export, Sample
 
-GROUPS, GROUP_SIZE, AT_ONCE, PASSES = 8, 8, 32, 3
-CLIP, ENTROPY, LEARNING_RATE = 0.2, 0.02, 3e-3
+GROUPS, GROUP_SIZE, AT_ONCE, PASSES = 16, 8, 32, 3
+CLIP, ENTROPY, LEARNING_RATE = 0.2, 0.01, 1.5e-3
 ENOUGH, RECENT = 0.9, 5
 NEW_DRAWINGS = 64
 EXPORT = {"layout": "concat", "advantages": "grpo", "multi_modal_inputs": True}
@@ -95,6 +95,7 @@ async def train(url: str, folder: Path, steps: int) -> None:
     """Train the weights in `folder`, which the server runs; leave the new ones there, which it then runs."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32", local_files_only=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=steps)  # steady towards the end
     means: list[float] = []
     async with AsyncClient(url) as client:
         for step in range(steps):
@@ -108,6 +109,7 @@ async def train(url: str, folder: Path, steps: int) -> None:
                 loss_of(model, claim.export).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+            schedule.step()
             model.save_pretrained(folder)
             await client.update_weights(str(folder), version=step + 1)
             await client.acknowledge(claim)
