@@ -125,7 +125,7 @@ def worst() -> list[tuple[bytes, str]]:
 
 async def hostile_images(feed: Feed, session: str = HOSTILE_IMAGES) -> None:
     """Such files between hostile texts."""
-    await feed.start(session, task_id=hostile.CLOSING, group_id="images")
+    await feed.start(session, task_id=hostile.SVG, group_id="images")
     parts = [
         part
         for text, (data, kind) in zip(hostile.TEXTS, worst(), strict=False)
