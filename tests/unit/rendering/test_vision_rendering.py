@@ -136,6 +136,15 @@ def test_a_text_that_spells_an_image_token_is_text(seeing: Any, kind: str) -> No
     assert spelled in text
 
 
+def test_image_tokens_of_another_number_than_the_images_take_are_refused(seeing: Any, kind: str) -> None:
+    renderer, _ = seeing(kind)
+    image = ImagePart("0" * 64, 0, 100, 80)
+    one, two = ([Message(Role.USER, "", images=(image,) * count)] for count in (1, 2))
+    for ids, messages in ((renderer.render(two, (), {}), one), (renderer.render(one, (), {}), two)):
+        with pytest.raises(InvalidRequest, match=f"image tokens, but its {len(messages[0].images)} images take"):
+            renderer.placed(ids, messages)
+
+
 def test_a_size_that_the_processor_refuses_is_told(seeing: Any, kind: str) -> None:
     renderer, _ = seeing(kind)
     with pytest.raises(InvalidRequest, match="cannot take an image of 1000 x 2 pixels: absolute aspect ratio"):
