@@ -129,6 +129,13 @@ def image_url(image: Any) -> str:
     )
 
 
+def digest_of_url(url: str) -> str:
+    """The digest by which the server knows the image of a data URL; "" for another URL, whose bytes are not known."""
+    if not url.startswith("data:"):
+        return ""
+    return hashlib.sha256(base64.b64decode(url.partition(",")[2])).hexdigest()
+
+
 def is_image(data: bytes) -> bool:
     """Whether these bytes begin as a PNG, JPEG, GIF or WebP does."""
     return data.startswith(tuple(begin for begin, _ in _BEGINNINGS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from proxy.client import AsyncClient, Sample
 from proxy.client.adapters import vision
 from proxy.client.adapters.parts import objects
+from proxy.client.image_urls import digest_of_url, image_url
 from proxy.errors import InvalidRequest
 from proxy.rollout.verl.outputs import AgentLoopOutput
 
@@ -18,23 +20,25 @@ from proxy.rollout.verl.outputs import AgentLoopOutput
 async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: str) -> None:
     """Give an output with images the recorded sample with the same ids, whose images have their tensors.
 
-    What the output has after its last sampled id is cut off unless the model saw it: nothing says which tokens its
-    images would be. Raises InvalidRequest if the session recorded no such sample.
+    Of several with the same ids it is the one with the same images: pictures of one size have the same tokens. What
+    the output has after its last sampled id is cut off unless the model saw it: nothing says which tokens its images
+    would be. Raises InvalidRequest if the session recorded no such sample, or if it is not clear which.
     """
-    if not (output.multi_modal_data or {}).get("images"):
+    if not (images := (output.multi_modal_data or {}).get("images")):
         return
     how: Any = {"layout": "concat", "multi_modal_inputs": "auto"}
     export = await client.export(session_id=session_id, **how)
     ids = [*output.prompt_ids, *output.response_ids]
     sampled = max((at + 1 for at, bit in enumerate(output.response_mask) if bit), default=0)
     least = len(output.prompt_ids) + sampled
-    found = next((sample for sample in export.samples if sample.input_ids[:least].tolist() == ids[:least]), None)
-    if found is None:
+    same = [sample for sample in export.samples if sample.input_ids[:least].tolist() == ids[:least]]
+    if not same:
         raise InvalidRequest(
             "the loop returned ids with images that are not the beginning of what its session recorded, so nobody "
             "knows which tokens are its images",
             param="prompt_ids",
         )
+    found = same[0] if len(same) == 1 else await asyncio.to_thread(_with_images, same, images)
     if found.input_ids[: len(ids)].tolist() != ids:
         _cut(output, sampled)
     end = len(output.prompt_ids) + len(output.response_ids)
@@ -45,6 +49,22 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
             param="response_ids",
         )
     output.sample = found
+
+
+def _with_images(samples: Sequence[Sample], images: Any) -> Sample:
+    """The first of samples with equal ids that has these images. Raises InvalidRequest if several could be meant."""
+    many = images if isinstance(images, list | tuple) else [images]
+    shown = [digest_of_url(image_url(image)) for image in many]
+    recorded = [[image["digest"] for image in sample.images[: len(shown)]] for sample in samples]
+    if all(digests == recorded[0] for digests in recorded):
+        return samples[0]
+    if shown not in recorded:
+        raise InvalidRequest(
+            f"the session recorded {len(samples)} samples with the ids of the loop and different images, and none has "
+            "the images of 'multi_modal_data': return there what was given as image_data",
+            param="multi_modal_data",
+        )
+    return samples[recorded.index(shown)]
 
 
 def _cut(output: AgentLoopOutput, length: int) -> None:

@@ -221,3 +221,57 @@ async def test_a_model_of_text_refuses_pictures_by_name(tmp_path: Path) -> None:
         assert isinstance(raised.value.__cause__, ProxyError)
         with pytest.raises(InvalidRequest, match="image"):
             await client.generate([1, 2], image_data=["data:image/png;base64,AAAA"])
+
+
+class Twice(ByHand):
+    """Shows two pictures of one size, each in a prompt of its own, and returns what it sampled for the first."""
+
+    kept = 0
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        pictures = [opened(png(64, 48, number)) for number in (1, 2)]
+        prompt = await self.ct_build_initial_tokens(asked(pictures[0]), images=pictures[:1])
+        for picture in pictures:
+            output = await self.server_manager.generate(
+                "r", prompt_ids=prompt, sampling_params=sampling_params, image_data=[picture]
+            )
+        return AgentLoopOutput(
+            prompt,
+            list(output.token_ids),
+            [1] * len(output.token_ids),
+            num_turns=2,
+            multi_modal_data={"images": [self.returned(pictures)]},
+        )
+
+    def returned(self, pictures: list[Any]) -> Any:
+        return pictures[self.kept]
+
+
+class TwiceTheSecond(Twice):
+    kept = 1
+
+
+class TwiceAnother(Twice):
+    def returned(self, pictures: list[Any]) -> Any:
+        return opened(png(64, 48, 3))
+
+
+@pytest.mark.parametrize(("loop", "row"), [("Twice", 0), ("TwiceTheSecond", 1)])
+async def test_of_equal_ids_the_sample_with_the_loops_own_images_is_trained(
+    tmp_path: Path, model: Model, loop: str, row: int
+) -> None:
+    async with seeing(tmp_path, model, says("A box.", "A box.")) as (_, client):
+        manager = AgentLoopManager(CONFIG, client)
+        made = await manager.generate_sequences([{"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:{loop}"}])
+        how: Any = {"layout": "concat", "multi_modal_inputs": True}
+        samples = (await client.export(session_id=made.non_tensor_batch["session_id"][0], **how)).samples
+    assert len(samples) == 2 and samples[0].input_ids.tolist() == samples[1].input_ids.tolist()
+    assert samples[0].images[0]["digest"] != samples[1].images[0]["digest"]
+    check(made, samples[row])
+
+
+async def test_of_equal_ids_and_images_that_neither_has_nothing_is_guessed(tmp_path: Path, model: Model) -> None:
+    async with seeing(tmp_path, model, says("A box.", "A box.")) as (_, client):
+        manager = AgentLoopManager(CONFIG, client)
+        with pytest.raises(Exception, match="2 samples with the ids of the loop and different images"):
+            await manager.generate_sequences([{"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:TwiceAnother"}])
