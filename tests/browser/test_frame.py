@@ -18,9 +18,28 @@ from tests.browser.test_accessibility import _RUN as RUN
 from tests.browser.test_accessibility import found
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from tests.browser.conftest import Opened
 
 _GROUND = "getComputedStyle(document.documentElement).backgroundColor"
+
+
+_LEADS_ON_UNHEARD = """
+const add = window.addEventListener;
+window.addEventListener = function (type, ...rest) {
+  if (type === "hashchange") history.replaceState(null, "", "#/groups");  // which fires no event
+  return add.call(this, type, ...rest);
+};
+"""
+
+
+def test_an_address_that_changes_while_the_page_is_first_drawn_is_followed(browser: Browser, url: str) -> None:
+    page = browser.new_page()
+    page.add_init_script(_LEADS_ON_UNHEARD)
+    page.goto(f"{url}/#/sessions")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+    page.close()
 
 
 def test_the_theme_is_the_systems_until_the_reader_chooses_and_then_stays(url: str, opened: Opened) -> None:

@@ -1,5 +1,5 @@
 // Where the reader is: `#/session/ID?turn=3`. Everything that a reader may want to send to somebody is in the address.
-import { useEffect, useState } from "./html.js";
+import { useEffect, useMemo, useState } from "./html.js";
 
 /** {view, name, query}: the first part of the path, the rest of it decoded, and the query as an object. */
 export function parse(hash) {
@@ -27,13 +27,14 @@ export const replace = (view, name, query) => {
 
 /** The route, kept up to date. */
 export function useRoute() {
-  const [route, setRoute] = useState(() => parse(location.hash));
+  const [hash, setHash] = useState(() => location.hash);
   useEffect(() => {
-    const changed = () => setRoute(parse(location.hash));
+    const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
+    changed(); // an effect runs after the first drawing: nobody heard of an address that changed between the two
     return () => removeEventListener("hashchange", changed);
   }, []);
-  return route;
+  return useMemo(() => parse(hash), [hash]);
 }
 
 function decoded(part) {
