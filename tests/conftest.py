@@ -35,7 +35,13 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 
 
 # How long an example takes depends on what else the machine does. Fixtures are made for all examples of a test at once.
-_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+# What the dice leave out, or make large, says nothing about the code.
+_CHECKS = [
+    HealthCheck.too_slow,
+    HealthCheck.function_scoped_fixture,
+    HealthCheck.filter_too_much,
+    HealthCheck.data_too_large,
+]
 settings.register_profile("of_this_project", deadline=None, suppress_health_check=_CHECKS)
 settings.load_profile("of_this_project")
 
