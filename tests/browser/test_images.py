@@ -123,6 +123,19 @@ def test_what_cannot_be_read_is_said_and_can_be_tried_again(url: str, opened: Op
     expect(page.locator(".turn-tool img.picture")).to_be_visible()
 
 
+def test_a_thumbnail_has_the_same_name_before_its_bytes_come(url: str, opened: Opened) -> None:
+    page = opened(f"{url}/#/sessions")
+    held: list[Route] = []
+    page.route(IMAGES, lambda route: held.append(route))  # playwright marks the function, so no bound method
+    page.goto(url + session(BROWSING, "?turn=0"))
+    expect(page.get_by_text("Loading\u2026")).to_have_count(2)
+    expect(frames(page)).to_have_count(2)
+    expect(frames(page).first).to_be_disabled()
+    for route in held:
+        route.continue_()
+    expect(frames(page).locator("img.picture")).to_have_count(2)
+
+
 LIES = [
     (
         {"content_type": "image/svg+xml", "body": "<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"},

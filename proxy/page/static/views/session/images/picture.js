@@ -29,7 +29,7 @@ export function Picture({ sessionId, image, wide = WIDE, high = HIGH }) {
         </div>`
       : html`<button type="button" class="picture-frame" style=${size} title="Open the whole picture" disabled=${file === null} onClick=${() => setOpen(true)}>
           ${file === null
-            ? html`<span class="quiet small">${near ? "Loading…" : ""}<span class="visually-hidden">${said}</span></span>`
+            ? html`<span class="quiet small"><span class="visually-hidden">${said} </span>${near ? "Loading…" : ""}</span>`
             : html`<img class="picture" src=${file.url} alt=${said} decoding="async" onError=${() => setBroken(file.url)} />`}
         </button>`}
     <figcaption class="small quiet tabular" title=${image.digest}>${facts(image, file ?? {}).join(" · ")}</figcaption>
