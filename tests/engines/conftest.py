@@ -1,18 +1,13 @@
-"""Fixtures: tiny models of one shape with different weights, and the real SGLang if it is installed."""
+"""Fixtures: tiny models of one shape with different weights."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from proxy.engine.sglang.engine import SglangEngine
 from proxy.engine.tiny.model import build_tiny_model
-from proxy.settings import Settings
-from tests.engines.devices import CPU_ARGUMENTS
 
 _HERE = Path(__file__).parent
 
@@ -32,13 +27,3 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for version, folder in folders.items():
         build_tiny_model(folder, seed=version)
     return folders
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def sglang_engine(weights: dict[int, Path]) -> AsyncIterator[SglangEngine]:
-    """One in-process SGLang for the session: it takes half a minute to start, and 2 GB."""
-    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
-    engine = SglangEngine(Settings(engine_arg=CPU_ARGUMENTS), weights[0])
-    await engine.start()
-    yield engine
-    await engine.close()

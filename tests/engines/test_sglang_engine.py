@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
@@ -19,16 +21,31 @@ from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
+from tests.engines.devices import CPU_ARGUMENTS
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 
 pytestmark = [
     pytest.mark.engines,
-    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.asyncio(loop_scope="module"),
 ]
 
 PROMPT = ids_of(range(40, 60))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sglang_engine(weights: dict[int, Path]) -> AsyncIterator[SglangEngine]:
+    """One for the module: it takes half a minute to start, and 2 GB.
+
+    It ends with the module. When SGLang closes an engine, it kills all children of its process, and the watchdog of
+    another engine that is open would kill the process for that.
+    """
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
+    engine = SglangEngine(Settings(engine_arg=CPU_ARGUMENTS), weights[0])
+    await engine.start()
+    yield engine
+    await engine.close()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.vision import KINDS, image_file, image_url, png, text_part
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
 
 pytestmark = pytest.mark.engines
 
