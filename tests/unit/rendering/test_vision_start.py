@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +22,24 @@ from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role
 from proxy.vision.sees import sees
 from tests.support import default_url, says, serving, tiny_renderer
+
+TEXT_ONLY = """
+import asyncio, sys, httpx
+from proxy.app import build_app
+from proxy.settings import Settings
+
+async def main():
+    app = build_app(Settings(engine="scripted", database_url=sys.argv[1], migrate=True))
+    transport = httpx.ASGITransport(app=app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        for path, body in (("/s/v1/chat/completions", asked), ("/trajectories/export", {"session_id": "s"})):
+            (await http.post(path, json=body)).raise_for_status()
+
+asyncio.run(main())
+print([name for name in ("PIL", "torch", "torchvision", "transformers") if name in sys.modules])
+"""
+"""A turn and its export, in a process of its own; prints which packages for images were imported."""
 
 SEEN = Message(Role.USER, "Look.", images=(ImagePart("0" * 64, 0, 64, 48),))
 
@@ -44,6 +64,12 @@ def test_the_doctor_says_what_a_model_sees_and_checks_images(vision_renderer: Re
 
 def test_a_text_model_has_no_facts_of_images() -> None:
     assert not {"images", "processor"} & dict(examine(tiny_renderer()).facts).keys()
+
+
+def test_a_model_of_text_imports_nothing_for_images(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TEXT_ONLY, default_url(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
 
 
 def test_without_the_extra_texts_are_answered_and_the_log_says_how_to_get_it(
