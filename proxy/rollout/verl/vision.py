@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from proxy.client import AsyncClient, Sample
 from proxy.client.adapters import vision
 from proxy.client.adapters.parts import objects
-from proxy.client.image_urls import digest_of_url, image_url
+from proxy.client.image_urls import ImageUrls, digest_of_url
 from proxy.errors import InvalidRequest
 from proxy.rollout.verl.outputs import AgentLoopOutput
 
@@ -22,7 +22,7 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
 
     Of several with the same ids it is the one with the same images: pictures of one size have the same tokens. What
     the output has after its last sampled id is cut off unless the model saw it: nothing says which tokens its images
-    would be. Raises InvalidRequest if the session recorded no such sample, or if it is not clear which.
+    would be. Raises InvalidRequest if the session recorded no such sample, or several of which none has them.
     """
     if not (images := (output.multi_modal_data or {}).get("images")):
         return
@@ -52,9 +52,8 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
 
 
 def _with_images(samples: Sequence[Sample], images: Any) -> Sample:
-    """The first of samples with equal ids that has these images. Raises InvalidRequest if several could be meant."""
-    many = images if isinstance(images, list | tuple) else [images]
-    shown = [digest_of_url(image_url(image)) for image in many]
+    """The first of samples with equal ids that has these images. Raises InvalidRequest if they differ and none has."""
+    shown = [digest_of_url(url) for url in ImageUrls().urls(images)]
     recorded = [[image["digest"] for image in sample.images[: len(shown)]] for sample in samples]
     if all(digests == recorded[0] for digests in recorded):
         return samples[0]
