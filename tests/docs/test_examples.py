@@ -60,11 +60,13 @@ def test_the_torch_loop_learns_the_letters_from_an_agent_that_knows_nothing_of_i
 
 
 @pytest.mark.engines
+@pytest.mark.timeout(900)  # 20 to 60 steps, by chance, of 3 to 8 seconds each
 def test_the_loop_for_a_model_that_sees_learns_shapes_and_names_new_ones() -> None:
     """Whoever does not look is right in half of the cases."""
-    *steps, last = run("train_vision.py", timeout=600).splitlines()
+    *steps, last = run("train_vision.py", timeout=840).splitlines()
     rewards = [float(line.split("mean reward ")[1].split()[0]) for line in steps]
-    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-5:]) / 5 > 0.9
+    assert sum(rewards[:3]) / 3 < 0.5
+    assert sum(rewards[-5:]) / 5 > 0.89  # it ends above 0.9, but prints each mean rounded, up to 0.005 below
     assert int(last.split(", ")[1].split("%")[0]) > 75
 
 
