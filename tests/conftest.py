@@ -46,8 +46,12 @@ settings.register_profile("of_this_project", deadline=None, suppress_health_chec
 settings.load_profile("of_this_project")
 
 
+gc.disable()  # while tests are collected: each pass would look at all modules and tests so far, and free nothing
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and the tests, which stay until the end."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
