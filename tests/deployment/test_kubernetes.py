@@ -159,6 +159,7 @@ def test_the_secret_of_the_page_has_the_keys_that_pods_read() -> None:
     assert {source["name"] for source in sources if source} == {"tokengrove"}
 
 
+@pytest.mark.processes
 def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres_url: str, tmp_path: Path) -> None:
     """The init container and the server, with the variables of the manifest, on a real Postgres."""
     spec = pod("server/server.yaml", "tokengrove")
@@ -188,6 +189,7 @@ def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres
         assert process.wait(spec["terminationGracePeriodSeconds"]) == 0
 
 
+@pytest.mark.processes
 def test_the_nightly_backup_is_a_file_of_the_day_and_old_ones_go(postgres_url: str, tmp_path: Path) -> None:
     machine = Machine(tmp_path, 0)
     folder = machine.path("backups")
@@ -204,6 +206,7 @@ def test_the_nightly_backup_is_a_file_of_the_day_and_old_ones_go(postgres_url: s
     assert len(kept) == 2
 
 
+@pytest.mark.processes
 def test_the_sidecar_exports_before_the_pod_ends(tmp_path: Path) -> None:
     """SIGTERM comes to the sidecar once the agent has ended. One session is the agent's, one was left open."""
     spec = pod("sidecar.yaml", "episode")
@@ -226,6 +229,7 @@ def test_the_sidecar_exports_before_the_pod_ends(tmp_path: Path) -> None:
     assert (done.sessions, done.interactions) == (2, 2)
 
 
+@pytest.mark.processes
 def test_a_sidecar_whose_server_fails_ends_with_its_code_and_exports_nothing(tmp_path: Path) -> None:
     """So the kubelet starts the container again, on the same database."""
     machine = Machine(tmp_path, free_port())

@@ -21,6 +21,7 @@ def test_every_block_is_run_or_marked_as_output(page: str) -> None:
         check_syntax(block)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_work_one_after_the_other(page: str, tmp_path: Path) -> None:
     inside = ROOT if page == "CONTRIBUTING.md" else None

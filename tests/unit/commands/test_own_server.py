@@ -18,6 +18,8 @@ from proxy.errors import ConfigurationError, Forbidden
 from proxy.rollout.retries import retried_here
 from tokengrove import Client
 
+pytestmark = pytest.mark.processes
+
 SCRIPTED = {"engine": "scripted"}
 
 

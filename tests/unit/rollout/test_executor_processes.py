@@ -26,6 +26,8 @@ from proxy.rollout.executors.process_host import ProcessHost
 from proxy.rollout.executors.watchdog import groups
 from tests.support import real_server, until
 
+pytestmark = pytest.mark.processes
+
 HERE = "tests.unit.rollout.executor_agents"
 KEY = "the-key"
 _numbers = itertools.count()

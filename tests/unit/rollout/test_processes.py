@@ -19,6 +19,8 @@ from proxy.rollout.processes import ProcessPool, shared_pool
 from tests.support import until
 from tests.unit.rollout import agents_of_processes as functions
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:

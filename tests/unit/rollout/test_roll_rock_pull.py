@@ -22,6 +22,8 @@ from proxy.rollout.roll.rock import LocalProcessSandbox, MailboxModelService, Sa
 from proxy.settings import Settings
 from tests.support import call_text, default_url, real_server, sampled, says, tiny_renderer
 
+pytestmark = pytest.mark.processes
+
 LOOP = """
 import json, os, sys, openai
 client = openai.OpenAI(max_retries=0)
