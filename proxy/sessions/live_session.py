@@ -55,7 +55,7 @@ class LiveSession:
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
-    `images`: those that are stored for it, by digest, as parts that stand nowhere; `image_bytes`: their bytes together.
+    `images`: those that are stored for it, by digest, as parts that stand nowhere; `image_sizes`: bytes of each.
     `image_urls`: digests of those that were fetched for it, by URL; the last turn with one may not be stored.
     `follows`: the id of the session before it in its series (see `session_series`), which has ended.
     """
@@ -77,9 +77,9 @@ class LiveSession:
     ending: bool = False
     deleted: bool = False
     images: dict[str, ImagePart] = field(default_factory=dict)
+    image_sizes: dict[str, int] = field(default_factory=dict)
     image_urls: dict[str, str] = field(default_factory=dict)
     follows: str | None = None
-    image_bytes: int = 0
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class LiveSession:
         new = [file for file in files if file.digest not in self.images]
         for file in new:
             self.images[file.digest] = ImagePart(file.digest, 0, file.width, file.height)
-            self.image_bytes += len(file.data)
+            self.image_sizes[file.digest] = len(file.data)
         return new
 
     def record_failure(self, interaction_id: str) -> None:

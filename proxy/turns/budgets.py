@@ -56,7 +56,7 @@ def check_images(
     new = {image.digest for image in placed} - session.images.keys()
     if not new:
         return
-    size = session.image_bytes + sum(len(files[digest].data) for digest in new if digest in files)
+    size = sum(session.image_sizes.values()) + sum(len(files[digest].data) for digest in new if digest in files)
     limits = session.record.limits
     for found, what, name, of_server, setting in (
         (len(session.images) + len(new), "images", "max_images", settings.max_session_images, "--max-session-images"),

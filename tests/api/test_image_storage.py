@@ -105,7 +105,7 @@ async def test_a_restart_knows_the_images_of_a_session_and_stores_them_once(
         await server.chat([*messages, shows("And?", ONE.data, TWO.data)])
         session = await server.app.state.registry.get("s")
         assert session.images.keys() == {ONE.digest, TWO.digest}
-        assert session.image_bytes == len(ONE.data) + len(TWO.data)
+        assert session.image_sizes == {ONE.digest: len(ONE.data), TWO.digest: len(TWO.data)}
         seen = server.engine.requests[-1].images
         assert await seen.read() == [ONE, ONE, TWO]
         assert [turn["aligned"] for turn in await server.tree()] == [False, True]
@@ -131,7 +131,32 @@ async def test_a_turn_on_another_replica_finds_the_images_of_its_session(
         assert await seen.read() == [ONE]
         assert (await other.tree())[1]["aligned"] is True
         session = await other.app.state.registry.get("s")
-        assert (session.images.keys(), session.image_bytes) == ({ONE.digest}, len(ONE.data))
+        assert session.images.keys() == {ONE.digest} and session.image_sizes == {ONE.digest: len(ONE.data)}
+
+
+async def test_an_image_that_is_stored_while_those_of_another_replica_are_read_counts(
+    tmp_path: Path, postgres_url: str, vision_renderer: Renderer
+) -> None:
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(serving(tmp_path, says(*words), vision_renderer, database_url=postgres_url))
+            for words in (("A.", "C."), ("B.",))
+        ]
+        await one.chat([user("Hello.")])
+        await other.chat([shows("Look.", ONE.data)])
+        news = one.app.state.registry._news
+        load_images = news.load_images
+
+        async def read_before_a_commit(session_id: str) -> Any:
+            found = await load_images(session_id)
+            await one.chat([shows("Look here.", TWO.data)])
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(news, "load_images", read_before_a_commit)
+            session = await one.app.state.registry.get("s")
+        assert session.images.keys() == {ONE.digest, TWO.digest}
+        assert session.image_sizes == {ONE.digest: len(ONE.data), TWO.digest: len(TWO.data)}
 
 
 async def test_a_session_that_follows_another_has_the_images_of_its_history(
