@@ -15,6 +15,7 @@ import pytest
 from proxy.client.async_client import AsyncClient
 from proxy.client.readers.read import read
 from proxy.client.values import Export, Sample
+from proxy.engine.scripted.scripts import Reply, play
 from proxy.images.decode import decode_image
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
@@ -87,6 +88,21 @@ async def test_spans_are_the_placeholders_of_the_model_and_none_is_trained(
         assert {image["digest"] for image in sample.images} <= set(FILES)
         assert not sample.loss_mask[sample.input_ids == token].any()
         assert all((i["width"], i["height"]) == FILES[i["digest"]][2:4] for i in sample.images)
+
+
+@pytest.mark.parametrize("inputs", [False, "auto"])
+async def test_a_sampled_placeholder_is_not_trained_and_is_named(
+    tmp_path: Path, vision_renderer: Renderer, inputs: bool | str
+) -> None:
+    assert vision_renderer.images is not None
+    token = vision_renderer.images.token
+    said = vision_renderer.encode("I <|image_pad|> see.<|im_end|>")
+    async with serving(tmp_path, play([Reply(said)]), vision_renderer) as server:
+        await server.answer([{"role": "user", "content": [image_url(png(*RED)), text_part("What is it?")]}])
+        found = await export(server, multi_modal_inputs=inputs)
+    [sample] = found.samples
+    assert sample.input_ids[sample.loss_mask == 1].tolist() == [each for each in said if each != token]
+    assert found.untrained_tokens == {"placeholder": 1}
 
 
 @pytest.mark.parametrize("name", FORMATS)

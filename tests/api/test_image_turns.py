@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from proxy.engine.scripted.scripts import Reply, play
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
-from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
+from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest, ids_of
 from proxy.vision.processor import VisionProcessor
 from tests.support import Server, sampled, says, serving, user
 from tests.vision import data_url, image_file, image_url, part, png, text_part
@@ -307,6 +308,31 @@ async def test_a_sampled_placeholder_is_never_taken_for_an_image(tmp_path: Path,
         anew = server.engine.requests[2]
         assert anew.images is not None
         assert anew.input_ids.count(pad) == sum(image.length for image in anew.images.placed) == len(inside)
+
+
+async def test_a_history_that_is_rendered_in_full_has_its_images_where_they_stand_then(
+    tmp_path: Path, vision_renderer: Renderer
+) -> None:
+    """A parent's tokens are not taken where one is outside of the vocabulary: before an image, places change."""
+    outside = ids_of([*vision_renderer.encode("A cat. "), 1_000_000, *vision_renderer.encode("<|im_end|>")])
+    asked: list[Any] = [{"role": "user", "content": [image_url(png(100, 80)), text_part("What is it?")]}]
+    more = {"role": "user", "content": [text_part("And this?"), image_url(png(64, 48))]}
+    async with serving(tmp_path, play([Reply(outside), Reply(sampled("A dog."))]), vision_renderer) as server:
+        info = server.engine.info()
+        server.engine._info = replace(info, vocab_size=1_000_001)  # of a larger model
+        answer = await server.answer(asked)
+        server.engine._info = info
+        await server.answer([*asked, answer, more])
+        full = server.engine.requests[1]
+        assert vision_renderer.images is not None and full.images is not None
+        pad = [at for at, token in enumerate(full.input_ids) if token == vision_renderer.images.token]
+        assert pad == [at for image in full.images.placed for at in range(image.start, image.start + image.length)]
+        stored = (await server.app.state.store.recordings.load_interactions("s"))[1]
+        assert stored.images == full.images.placed and len(stored.images) == 2
+        [*_, last] = await server.export(layout="individual")
+        assert [(image["start"], image["length"]) for image in last["images"]] == [
+            (image.start, image.length) for image in full.images.placed
+        ]
 
 
 async def test_known_ids_go_on_with_the_images_of_new_messages(tmp_path: Path, vision_renderer: Renderer) -> None:

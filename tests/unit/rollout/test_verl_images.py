@@ -172,6 +172,27 @@ async def test_ids_that_no_turn_had_are_cut_off_or_refused(tmp_path: Path, model
         check(made, await recorded(client, made))
 
 
+class Short(ByHand):
+    """Returns what came before its second picture."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        output = await super().run(sampling_params, **kwargs)
+        first = output.response_mask.index(0)
+        return AgentLoopOutput(
+            output.prompt_ids,
+            output.response_ids[:first],
+            output.response_mask[:first],
+            multi_modal_data=output.multi_modal_data,
+        )
+
+
+async def test_a_loop_that_returns_less_than_its_images_is_refused(tmp_path: Path, model: Model) -> None:
+    async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
+        manager = AgentLoopManager(LONG, client)
+        with pytest.raises(Exception, match="recorded an image behind them: return all of the trajectory"):
+            await manager.generate_sequences([{"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:Short"}])
+
+
 class Earlier(AgentLoopBase):
     """A loop as of verl 0.7: it renders by `apply_chat_template`, and appends what that gives without the system."""
 
