@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -46,14 +46,16 @@ settings.register_profile("of_this_project", deadline=None, suppress_health_chec
 settings.load_profile("of_this_project")
 
 
-gc.disable()  # while tests are collected: each pass would look at all modules and tests so far, and free nothing
-
-
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Spare the garbage collector the modules and the tests, which stay until the end."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
+    gc.disable()  # each pass would look at all that were collected so far, and free nothing
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

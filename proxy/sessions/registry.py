@@ -159,7 +159,8 @@ class Registry:
         stored = await self._news.load_images(session.id)
         session.images.update({part.digest: part for part, _, _ in stored})
         session.image_urls.update({url: part.digest for part, _, url in stored if url is not None})
-        session.image_sizes.update({part.digest: size for part, size, _ in stored})  # a commit meanwhile adds its own
+        # Those that a turn of this replica committed during the read are not in it, and keep counting.
+        session.image_sizes.update({part.digest: size for part, size, _ in stored})
 
     async def _load(self, session_id: str) -> LiveSession | None:
         """None if there is no such session: an error that the task kept would hold all that its callers have."""
