@@ -74,6 +74,7 @@ sessions = Table(
         LargeBinary,
         comment="JSON of what holds for all turns: sampling_policy, tool_parser, ...",
     ),
+    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that never change"),
 )
 
 # A new session has none of these values, or few, and then costs no entry.
@@ -142,6 +143,7 @@ interactions = Table(
         LargeBinary,
         comment="JSON: the images of prompt_suffix, each with the place of its tokens in the whole prompt",
     ),
+    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that never change"),
     UniqueConstraint("session_id", "seq"),
 )
 
@@ -160,6 +162,10 @@ intents = Table(
     Column("interaction_id", Text, primary_key=True),
     Column("session_id", Text, nullable=False, index=True),
     Column("begun_at", Double, nullable=False),
+    Column("request_hash", Text),
+    Column("idempotency_key", Text),
+    Column("owner", Text, comment="the process that runs it, NULL once that has ended"),
+    Column("answered", Boolean, comment="an equal later request was answered by another process"),
 )
 
 # Complete interactions whose reply was not written out to its end. A turn adds a row and its reply deletes it, so the

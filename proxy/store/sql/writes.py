@@ -35,11 +35,12 @@ from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.reasons import Status
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
+from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.types import Credit, ImageFile, Interaction
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
@@ -111,7 +112,6 @@ class RecordUpdate:
 _NOW: BindParameter[float] = bindparam("now")
 _INSERT_SESSION = Statement(insert(sessions))
 _INSERT_INTERACTION = Statement(insert(interactions))
-_INSERT_INTENT = Statement(insert(intents))
 _INSERT_RETURN = Statement(insert(returns))
 _INSERT_WITHDRAWN = Statement(insert(withdrawn_keys))
 _ADVANCE = Statement(
@@ -120,7 +120,6 @@ _ADVANCE = Statement(
     .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
     .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
 )
-_DELETE_INTENTS = Statement(delete(intents).where(Named(intents.c.interaction_id)))
 _INSERT_UNREPLIED = Statement(
     insert(unreplied).from_select(
         ["interaction_id", "session_id"],
@@ -206,6 +205,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         _advance(connection, refused)
     if new:
         _insert_interactions(connection, new)
+        mark_answered(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
     if files:
         insert_images(connection, files)
     return seqs
@@ -231,17 +231,9 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) 
         _INSERT_INTERACTION.run(connection, new)
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
-    names = json_list([row["id"] for row in new])
-    _DELETE_INTENTS.run(connection, [{"names": names}])
-    _INSERT_UNREPLIED.run(connection, [{"names": names, "of_status": Status.COMPLETE.value}])
-
-
-def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Insert the begin notes of calls, one per call."""
-    by_id = {row["interaction_id"]: row for row in new}
-    _DELETE_INTENTS.run(connection, [{"names": json_list(by_id)}])
-    _INSERT_INTENT.run(connection, list(by_id.values()))
-    return [None] * len(new)
+    names = [row["id"] for row in new]
+    delete_intents(connection, names)
+    _INSERT_UNREPLIED.run(connection, [{"names": json_list(names), "of_status": Status.COMPLETE.value}])
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
@@ -250,12 +242,6 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
         connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
     return [None] * len(batch)
-
-
-def delete_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Delete the begin notes of calls whose session was deleted."""
-    _DELETE_INTENTS.run(connection, [{"names": json_list(interaction_ids)}])
-    return [None] * len(interaction_ids)
 
 
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
@@ -294,7 +280,7 @@ def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequenc
     for name in interaction_ids:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
         if session_id is None:
-            _DELETE_INTENTS.run(connection, [{"names": json_list([name])}])
+            delete_intents(connection, [name])
             continue
         lock_sessions(connection, {session_id})
         _touch(connection, session_id)
