@@ -24,10 +24,13 @@ def upgrade() -> None:
     op.add_column("intents", sa.Column("answered", sa.Boolean(), comment=comment))
     comment = "XXH3-128 of the columns that never change"
     op.add_column("interactions", sa.Column("checksum", sa.LargeBinary(), comment=comment))
-    op.add_column("sessions", sa.Column("checksum", sa.LargeBinary(), comment=comment))
+    for name, when in (("checksum", "start"), ("end_checksum", "end")):
+        comment = f"XXH3-128 of the columns that its {when} sets for good"
+        op.add_column("sessions", sa.Column(name, sa.LargeBinary(), comment=comment))
 
 
 def downgrade() -> None:
+    op.drop_column("sessions", "end_checksum")
     op.drop_column("sessions", "checksum")
     op.drop_column("interactions", "checksum")
     for name in ("answered", "owner", "idempotency_key", "request_hash"):

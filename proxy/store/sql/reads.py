@@ -40,7 +40,7 @@ def _of_root(column: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((interactions.c.parent_id.is_(None), column)).label(str(column.key))
 
 
-_INTERACTION_COLUMNS = [column for column in interactions.c if column.name != "idempotency_key"]
+_INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("idempotency_key", "checksum")]
 _NAMES = [column.name for column in _INTERACTION_COLUMNS]
 # Texts are most of the bytes of a row, and decoding them takes most of the time of a read. The purpose of a node is
 # derived from the messages and tools of the roots alone.

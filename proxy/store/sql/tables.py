@@ -74,7 +74,8 @@ sessions = Table(
         LargeBinary,
         comment="JSON of what holds for all turns: sampling_policy, tool_parser, ...",
     ),
-    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that never change"),
+    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that its start sets for good"),
+    Column("end_checksum", LargeBinary, comment="XXH3-128 of the columns that its end sets for good"),
 )
 
 # A new session has none of these values, or few, and then costs no entry.

@@ -36,6 +36,7 @@ from proxy.reasons import Status
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
+from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
@@ -97,7 +98,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpdate:
-    """All columns of a session's record, and the hashes of its keys that are withdrawn."""
+    """The columns of a session's record, of which those of its start stay as they are, and withdrawn hashes of keys."""
 
     row: rows.RowValues
     seen: Seen | None = None
@@ -132,8 +133,8 @@ _DELETE_UNREPLIED = Statement(delete(unreplied).where(Named(unreplied.c.interact
 _ONE: ColumnElement[int] = literal_column("1")
 _OF_SESSION = sessions.c.session_id == bindparam("of_session")
 _GROW = update(sessions).where(_OF_SESSION).values(revision=sessions.c.revision + _ONE)
-# Both set what their parameters name, and raise the revision, so that other replicas read the session again.
-_SET_RECORD, _TOUCH = Statement(_GROW), Statement(_GROW)
+# All set what their parameters name, and raise the revision, so that other replicas read the session again.
+_SET_RECORD, _SET_END, _TOUCH = Statement(_GROW), Statement(_GROW), Statement(_GROW)
 _SET_ENDED_ORDER = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.ended_order.is_(None))
@@ -171,7 +172,9 @@ def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None
 
 def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
-        _INSERT_SESSION.run(connection, [{**row, **first_seen(row["created_at"])._asdict()} for row in new])
+        seen = [first_seen(row["created_at"])._asdict() for row in new]
+        summed = [{**row, "checksum": of_start(row)} for row in new]
+        _INSERT_SESSION.run(connection, [{**row, **state} for row, state in zip(summed, seen, strict=True)])
     except IntegrityError:
         raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
 
@@ -296,7 +299,9 @@ def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Se
 def _update_session(connection: Connection, change: RecordUpdate) -> bool:
     if not _lock_as_seen(connection, change.session_id, change.seen):
         return False
-    _SET_RECORD.run(connection, [{**change.row, "of_session": change.session_id}])
+    row = {name: value for name, value in change.row.items() if name not in OF_STARTS}
+    statement = _SET_END if "end_checksum" in row else _SET_RECORD
+    statement.run(connection, [{**row, "of_session": change.session_id}])
     if change.withdrawn:
         gone = [{"key_hash": key_hash, "session_id": change.session_id} for key_hash in change.withdrawn]
         _INSERT_WITHDRAWN.run(connection, gone)
@@ -312,7 +317,8 @@ def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]
 
 
 def _end_session(connection: Connection, end: End) -> bool:
-    if not _update_session(connection, RecordUpdate(end.row, end.returns.seen)):
+    row = {**end.row, "end_checksum": of_end(end.row)}
+    if not _update_session(connection, RecordUpdate(row, end.returns.seen)):
         return False
     _put_rewards(connection, end.session_id, end.rewards)
     _put_returns(connection, end.returns)
