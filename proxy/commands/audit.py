@@ -1,7 +1,7 @@
 """`tokengrove db check`: checks the invariants of stored sessions, from the database alone, and changes nothing.
 
-Checked are lengths of arrays, the order of seq, parents, alignment with the parent, that each token is trained once,
-returns, ends and begun calls.
+Checked are checksums, lengths of arrays, the order of seq, parents, alignment with the parent, that each token is
+trained once, returns, ends and begun calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.reasons import Reason, Status
-from proxy.store.inspection import Broken, Inspection, Stored
+from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import export_session
 from proxy.trajectory.returns import compute_returns
@@ -33,30 +33,42 @@ class Finding:
     session_id: str | None
     interaction_id: str | None
     what: str
+    turn: int | None = None
 
     def __str__(self) -> str:
         where = ["session " + self.session_id] if self.session_id is not None else []
+        where += [f"turn {self.turn}"] if self.turn is not None else []
         where += ["interaction " + self.interaction_id] if self.interaction_id is not None else []
-        return ": ".join([", ".join(where), self.what]) if where else self.what
+        told = ": ".join([", ".join(where), self.what]) if where else self.what
+        return told.encode("utf-8", "backslashreplace").decode()  # damaged texts cannot be printed
 
 
 @dataclass(slots=True)
 class Audit:
-    """Counts of what was checked, and the findings. Calls `begun_not_ended` are not a fault: a crash leaves some."""
+    """Counts of what was checked, and the findings. Calls `begun_not_ended` are not a fault: a crash leaves some.
+
+    `unsummed`: checksums that rows of older servers lack. `filled`: those of them that were added.
+    """
 
     sessions: int = 0
     interactions: int = 0
     output_tokens: int = 0
     begun_not_ended: int = 0
+    unsummed: int = 0
+    filled: int = 0
     findings: list[Finding] = field(default_factory=list)
 
 
 def audit(
-    inspection: Inspection, session_id: str | None = None, progress: Callable[[int, int], None] = lambda *_: None
+    inspection: Inspection,
+    session_id: str | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    fill: Callable[[Stored], int] = lambda _: 0,
 ) -> Audit:
     """Check every session, or the given one. Raises ConfigurationError if that does not exist.
 
-    `progress` is called with the numbers of sessions and interactions that are checked.
+    `progress` is called with the numbers of sessions and interactions that are checked. `fill` is called with each
+    session without findings, and returns how many checksums it adds.
     """
     result = Audit()
     if session_id is None:
@@ -66,7 +78,11 @@ def audit(
         result.interactions += len(stored.interactions)
         result.output_tokens += sum(len(node.output_ids) for node in _whole(stored))
         result.begun_not_ended += len(stored.begun - stored.existing)
-        result.findings += check_session(stored)
+        found = check_session(stored)
+        result.findings += found
+        result.unsummed += sum(map(len, stored.missing.values()))
+        if not found:
+            result.filled += fill(stored)
         progress(result.sessions, result.interactions)
     return result
 
@@ -74,13 +90,17 @@ def audit(
 def check_session(stored: Stored) -> list[Finding]:
     """All broken invariants of one session."""
     broken = [each for each in (stored.record, *stored.interactions) if isinstance(each, Broken)]
-    found = [Finding(stored.session_id, each.id, f"cannot be decoded: {each.why}") for each in broken]
+    found = [(None if each is stored.record else each.id, f"cannot be decoded: {each.why}") for each in broken]
+    found += stored.unlike
     checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun, _check_images]
     if not broken:
         checks += [_check_trained_once, _check_returns]
     for check in checks:
-        found += [Finding(stored.session_id, name, what) for name, what in check(stored)]
-    return found
+        try:
+            found += check(stored)
+        except BROKEN as error:  # of values of a wrong type
+            found.append((None, f"cannot be checked: {type(error).__name__}: {error}"))
+    return [Finding(stored.session_id, name, what, stored.turns.get(name or "")) for name, what in found]
 
 
 T = TypeVar("T")

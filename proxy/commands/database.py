@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -40,19 +41,33 @@ def db_check(
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help="Add the checksums that rows of older versions lack, where nothing is found.")
+    ] = False,
 ) -> None:
-    """Check that no stored session has missing, damaged or doubly trained data. Changes nothing."""
+    """Check that no stored session has missing, damaged or doubly trained data. Without --fill it changes nothing."""
     from proxy.commands.audit import audit
-    from proxy.store.inspection import inspecting
+    from proxy.store.inspection import filling, inspecting
 
-    with inspecting(database_url_of(database_url, config)) as inspection, counting("checked") as tell:
-        result = audit(inspection, session, tell)
+    url = database_url_of(database_url, config)
+    with ExitStack() as opened:
+        inspection = opened.enter_context(inspecting(url))
+        missing = (opened.enter_context(filling(url)),) if fill else ()
+        result = audit(inspection, session, opened.enter_context(counting("checked")), *missing)
     for finding in result.findings:
         print(finding)
     counts = f"{result.sessions} sessions, {result.interactions} interactions, {result.output_tokens} sampled tokens"
     print(f"{counts}, {result.begun_not_ended} unfinished calls, {len(result.findings)} findings")
+    if result.filled:
+        print(f"added {result.filled} checksums")
+    if lack := result.unsummed - result.filled:
+        print(f"{lack} checksums are missing, of rows of older versions: {_WAY_OUT[fill]}")
     if result.findings:
         raise typer.Exit(1)
+
+
+# By whether `--fill` was given.
+_WAY_OUT = {False: "add them with --fill", True: "they are not added to sessions with findings"}
 
 
 @db_app.command("scores")

@@ -22,7 +22,7 @@ from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.images import insert_rows
-from proxy.store.sql.tables import capacity, images, interactions, returns, session_images, sessions
+from proxy.store.sql.tables import capacity, images, intents, interactions, returns, session_images, sessions
 from proxy.types import VALIDATE
 
 _PAGE = 200
@@ -216,7 +216,10 @@ def _import_session(
             for part, rows in dump.session_parts(entry).items():
                 if rows:
                     table = dump.PARTS[part]
-                    connection.execute(insert(table), [dump.decode_row(table, each) for each in rows])
+                    values = [dump.decode_row(table, each) for each in rows]
+                    if table is intents:  # the process that ran it is not one of this database
+                        values = [{**each, "owner": None} for each in values]
+                    connection.execute(insert(table), values)
     except IntegrityError:
         what = f"an interaction of session {name!r} is in another session already"
         if part == "session_images":

@@ -45,9 +45,12 @@ _POSTGRES_CONNECTION = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
-    "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s",
+    "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s "
+    # So PostgreSQL too notices within half a minute that the machine of a replica is gone.
+    "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",
 }
-# The name by which PostgreSQL knows a connection, with the revision of the code behind it: `upgrade` reads it.
+# The name by which PostgreSQL knows a connection, with the revision of the code behind it, which `upgrade` reads, and
+# the process, by which `sql.begun` tells the calls of the living.
 _PROGRAM = "tokengrove "
 # PostgreSQL takes passwords in the query, too.
 _PASSWORDS = ("password", "sslpassword")
@@ -86,17 +89,20 @@ def is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def writer_engine(url: URL) -> Engine:
-    """An engine of one connection whose transactions begin with the write lock. Raises ConfigurationError."""
-    engine = _engine(url, size=1, isolation="READ COMMITTED")
+def writer_engine(url: URL, owner: str = "") -> Engine:
+    """An engine of one connection whose transactions begin with the write lock. Raises ConfigurationError.
+
+    `owner`: the process, as PostgreSQL is to know its connections (see `sql.begun`).
+    """
+    engine = _engine(url, size=1, isolation="READ COMMITTED", owner=owner)
     if is_sqlite(url):
         _prepare(engine, _WRITER_PRAGMAS, begin=_BEGIN_WRITING)
     return engine
 
 
-def reader_engine(url: URL, size: int) -> Engine:
-    """An engine of `size` read-only connections; each transaction reads one snapshot. Raises ConfigurationError."""
-    engine = _engine(url, size=size, isolation="REPEATABLE READ")
+def reader_engine(url: URL, size: int, owner: str = "") -> Engine:
+    """As `writer_engine`, of `size` read-only connections; each transaction reads one snapshot."""
+    engine = _engine(url, size=size, isolation="REPEATABLE READ", owner=owner)
     if is_sqlite(url):
         _prepare(engine, _READER_PRAGMAS, begin=_BEGIN_READING)
         return engine
@@ -105,7 +111,7 @@ def reader_engine(url: URL, size: int) -> Engine:
 
 def revision_of(program: str) -> str | None:
     """The revision of the code behind a PostgreSQL connection, by its `application_name`; None for other programs."""
-    return program.removeprefix(_PROGRAM) if program.startswith(_PROGRAM) else None
+    return program.removeprefix(_PROGRAM).partition(" ")[0] if program.startswith(_PROGRAM) else None
 
 
 def shrink(url: URL) -> None:
@@ -208,7 +214,7 @@ def _sqlite_url(url: URL) -> URL:
     return url.set(drivername="sqlite", database=os.path.realpath(url.database))
 
 
-def _engine(url: URL, size: int, isolation: str) -> Engine:
+def _engine(url: URL, size: int, isolation: str, owner: str) -> Engine:
     options: dict[str, Any] = {"pool_size": size, "max_overflow": 0, "hide_parameters": True}
     if is_sqlite(url):
         # The driver starts no transactions of its own; `on_begin` below starts them.
@@ -216,7 +222,7 @@ def _engine(url: URL, size: int, isolation: str) -> Engine:
     else:
         # Positional parameters, as in SQLite: `sql.statement` gives both drivers tuples.
         options |= {"pool_pre_ping": True, "paramstyle": "format"}
-        arguments = {**_POSTGRES_CONNECTION, "application_name": _PROGRAM + migrations.head()}
+        arguments = {**_POSTGRES_CONNECTION, "application_name": f"{_PROGRAM}{migrations.head()} {owner}".rstrip()}
         options |= {"connect_args": arguments, "isolation_level": isolation}
     try:
         return create_engine(url, **options)

@@ -1,30 +1,51 @@
 """Reads a whole database for audits, in one read-only snapshot, even while a server writes.
 
-A row that cannot be decoded becomes a `Broken` value, so that it does not hide the others.
+A row that cannot be decoded becomes a `Broken` value, so that it does not hide the others. Rows are read as the driver
+gives them, since a type of SQLAlchemy may take a damaged value for another one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, RowMapping, exists, func, select, text
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, exists, func, select, text, type_coerce
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.types import NullType
 
 from proxy.errors import ConfigurationError, ProxyError
+from proxy.reasons import Status
 from proxy.store import database, schema
+from proxy.store.faults import reason_of
 from proxy.store.recordings import SessionReads
-from proxy.store.sql import reads, rows
+from proxy.store.sql import checksums, codec, reads, rows
+from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
 from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, unreplied
-from proxy.types import Credit, Interaction, SessionRecord
+from proxy.types import Credit, ImagePart, Interaction, SessionRecord, SessionStatus
 
 # Everything that decoding a broken value raises, from any of the libraries below.
-_BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ProxyError)
+_OF_VALUES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+BROKEN = (*_OF_VALUES, ProxyError, struct.error, zlib.error)
 _PAGE = 500
+_FILLED_AT_ONCE = 500
+# How the values of a column are decoded, to say which one cannot be.
+_DECODERS: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(
+        (
+            *("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes", "asked"),
+            *("images", "rewards", "turn_options", "limits", "metadata", "metrics"),
+        ),
+        codec.decode_json,
+    ),
+    **dict.fromkeys(("prompt_suffix", "output_ids"), codec.decode_ids),
+    **dict.fromkeys(("logprobs", "unmasked_logprobs", "token_rewards"), codec.decode_floats),
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +65,8 @@ class Stored:
 
     `interactions`: by seq. `returns`: by (interaction id, discount, credit rule). `begun`: ids of calls noted as begun.
     `existing`: those of `begun` whose interaction is stored, which must not be. `images`: digests of its stored ones.
+    `turns`: the number of each complete interaction. `unlike`: interactions (None: the session) whose values are not
+    those of their checksum, or cannot be read, and why. `missing`: the checksums that its rows lack.
     """
 
     session_id: str
@@ -55,6 +78,9 @@ class Stored:
     begun: frozenset[str]
     existing: frozenset[str]
     images: frozenset[str] = frozenset()
+    turns: Mapping[str, int] = field(default_factory=dict)
+    unlike: Sequence[tuple[str | None, str]] = ()
+    missing: Mapping[Missing, Sequence[tuple[str, bytes]]] = field(default_factory=dict)
 
 
 class Inspection:
@@ -63,8 +89,9 @@ class Inspection:
     `recordings` reads as a server does, in the caller's thread; there a row that is damaged raises an error.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, *, newer: bool = False) -> None:
+        """`newer`: the database has columns that this release does not know, so no checksum can be computed."""
+        self._connection, self._newer = connection, newer
         self.recordings = SessionReads(self)
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -88,26 +115,37 @@ class Inspection:
             raise ConfigurationError(f"there is no session {session_id!r} in this database")
 
     def _page(self, after: int, session_id: str | None) -> list[RowMapping]:
-        query = select(sessions).where(sessions.c.number > after).order_by(sessions.c.number).limit(_PAGE)
+        query = _select(sessions).where(sessions.c.number > after).order_by(sessions.c.number).limit(_PAGE)
         if session_id is not None:
             query = query.where(sessions.c.session_id == session_id)
         return list(self._connection.execute(query).mappings())
 
     def _stored(self, row: RowMapping) -> Stored:
-        name = row["session_id"]
-        query = select(interactions).where(interactions.c.session_id == name).order_by(interactions.c.seq)
-        nodes = [_decode(each, each["id"], rows.interaction_of) for each in self._connection.execute(query).mappings()]
-        begun = reads.load_begun(self._connection, name).keys()
+        name, unlike = row["session_id"], list[tuple[str | None, str]]()
+
+        def read(what: str, load: Callable[[Connection, str], T], instead: T) -> T:
+            try:
+                return load(self._connection, name)
+            except BROKEN as error:
+                unlike.append((None, f"its {what} cannot be read: {type(error).__name__}: {error}"))
+                return instead
+
+        turns = read("turns", _load_turns, list[RowMapping]())
+        begun = read("begun calls", reads.load_begun, dict[str, float]()).keys()
+        shown = read("images", load_parts, list[tuple[ImagePart, int, str | None]]())
         return Stored(
             session_id=name,
             record=_decode(row, name, rows.session_of),
             next_seq=row["next_seq"],
             ended_order=row["ended_order"],
-            interactions=nodes,
-            returns=reads.load_returns(self._connection, name),
+            interactions=[_decode(each, each["id"], rows.interaction_of) for each in turns],
+            returns=read("returns", reads.load_returns, {}),
             begun=frozenset(begun),
-            existing=frozenset(begun & {node.id for node in nodes}),
-            images=frozenset(part.digest for part, _, _ in load_parts(self._connection, name)),
+            existing=frozenset(begun & {each["id"] for each in turns}),
+            images=frozenset(part.digest for part, _, _ in shown),
+            turns={each["id"]: turn for turn, each in enumerate(filter(_is_complete, turns))},
+            missing={} if self._newer else _compare(row, turns, unlike),
+            unlike=unlike,
         )
 
     def _sqlite_faults(self) -> list[str]:
@@ -154,19 +192,110 @@ class Inspection:
 def inspecting(database_url: str) -> Iterator[Inspection]:
     """Open a database for inspection. Raises ConfigurationError if it is missing, unreadable or at another revision."""
     url = database.parse_url(database_url)
-    schema.current(database_url).check(database.label(url))
+    state = schema.current(database_url)
+    state.check(database.label(url))
     engine = database.reader_engine(url, 1)
     try:
         with engine.connect() as connection:
-            yield Inspection(connection)
+            if database.is_sqlite(url):  # a text that is no UTF-8 is a finding, not the end
+                connection.connection.driver_connection.text_factory = _lenient  # type: ignore[union-attr]
+            yield Inspection(connection, newer=state.newer)
     except SQLAlchemyError as error:
         raise ConfigurationError(f"the database cannot be read: {getattr(error, 'orig', None) or error}") from None
     finally:
         engine.dispose()
 
 
+@contextmanager
+def filling(database_url: str) -> Iterator[Callable[[Stored], int]]:
+    """Give a function that stores the checksums which the rows of a session lack, and returns their number.
+
+    Raises ConfigurationError for a SQLite file that a server uses, and for a database that refuses.
+    """
+    url = database.parse_url(database_url)
+    lock = schema.lock_file(url) if database.is_sqlite(url) else None
+    engine = database.writer_engine(url)
+    waiting: dict[Missing, list[tuple[str, bytes]]] = {kind: [] for kind in Missing}
+
+    def write() -> None:
+        with engine.begin() as connection:
+            checksums.fill(connection, waiting)
+        for digests in waiting.values():
+            digests.clear()
+
+    def add(stored: Stored) -> int:
+        for kind, digests in stored.missing.items():
+            waiting[kind] += digests
+        if sum(map(len, waiting.values())) >= _FILLED_AT_ONCE:
+            write()
+        return sum(map(len, stored.missing.values()))
+
+    try:
+        yield add
+        write()
+    except SQLAlchemyError as error:
+        raise ConfigurationError(f"the checksums cannot be stored: {reason_of(error)}") from None
+    finally:
+        engine.dispose()
+        if lock is not None:
+            lock.release()
+
+
+def _select(table: Table) -> Select[Any]:
+    """All columns, with the values that the driver gives."""
+    columns: Sequence[ColumnElement[Any]] = [type_coerce(each, NullType()).label(each.name) for each in table.c]
+    return select(*columns)
+
+
+def _load_turns(connection: Connection, session_id: str) -> list[RowMapping]:
+    query = _select(interactions).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
+    return list(connection.execute(query).mappings())
+
+
+def _is_complete(row: RowMapping) -> bool:
+    return bool(row["status"] == Status.COMPLETE.value)
+
+
+def _lenient(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _compare(
+    session: RowMapping, turns: Sequence[RowMapping], unlike: list[tuple[str | None, str]]
+) -> dict[Missing, list[tuple[str, bytes]]]:
+    """Add to `unlike` the rows whose values are not those of their checksum; return the checksums that are missing."""
+    missing: dict[Missing, list[tuple[str, bytes]]] = {kind: [] for kind in Missing}
+    checked = [(Missing.START, session, "checksum", checksums.of_start, None)]
+    if session["status"] != SessionStatus.ACTIVE.value or session["end_checksum"] is not None:
+        checked.append((Missing.END, session, "end_checksum", checksums.of_end, None))
+    checked += [(Missing.TURN, each, "checksum", checksums.of_turn, each["id"]) for each in turns]
+    for kind, row, column, compute, name in checked:
+        try:
+            digest = compute(row)
+        except BROKEN as error:
+            unlike.append((name, f"a value is not of the type of its column: {type(error).__name__}: {error}"))
+            continue
+        if row[column] is None:
+            missing[kind].append((row["session_id"] if name is None else name, digest))
+        elif row[column] != digest:
+            of = {Missing.TURN: "it", Missing.START: "its start", Missing.END: "its end"}[kind]
+            unlike.append((name, f"{of} has other values than were written: its checksum differs"))
+    return missing
+
+
 def _decode(row: RowMapping, name: str, decode: Callable[[RowMapping], T]) -> T | Broken:
     try:
         return decode(row)
-    except _BROKEN as error:
-        return Broken(name, f"{type(error).__name__}: {error}")
+    except BROKEN as error:
+        return Broken(name, f"{_damaged_column(row)}{type(error).__name__}: {error}")
+
+
+def _damaged_column(row: RowMapping) -> str:
+    """Which column cannot be decoded; empty if each can."""
+    for name, decode in _DECODERS.items():
+        try:
+            if row.get(name) is not None:
+                decode(row[name])
+        except BROKEN:
+            return f"column {name}: "
+    return ""

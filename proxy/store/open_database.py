@@ -38,14 +38,17 @@ class OpenDatabase:
 
     `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
     server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote. `changed`: which
-    sessions changed through this process.
+    sessions changed through this process. `owner`: this process in the notes of its begun calls.
     """
 
-    def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
+    def __init__(
+        self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None, owner: str
+    ) -> None:
         self.metrics = StoreMetrics()
         self.changed = ChangedSessions()
         self.write = Writer(writer_engine, self.metrics, self.renew)
         self.shared = lock is None
+        self.owner = owner
         self.label = database.label(writer_engine.url)
         self._writer_engine = writer_engine
         self._reader_engine = reader_engine

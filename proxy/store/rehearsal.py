@@ -5,7 +5,6 @@ They run in a transaction that is rolled back, on a session with a name that nob
 
 from __future__ import annotations
 
-import time
 import uuid
 from array import array
 
@@ -13,7 +12,7 @@ from sqlalchemy import Engine
 
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.news import Seen
-from proxy.store.sql import reads, revisions, rows, writes
+from proxy.store.sql import begun, reads, revisions, rows, writes
 from proxy.store.sql.starts import Start
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, SessionRecord, ids_of
 
@@ -41,7 +40,7 @@ def rehearse_turn(writer_engine: Engine, reader_engine: Engine) -> None:
     )
     with writer_engine.connect() as connection, connection.begin() as transaction:
         writes.create_freely(connection, [Start(rows.session_row(SessionRecord(name)))])
-        writes.insert_intents(connection, [{"interaction_id": name, "session_id": name, "begun_at": time.time()}])
+        begun.insert_intents(connection, [begun.note_of(name, name, "", None, name)])
         writes.append_interactions(connection, [writes.Append(turn)])
         writes.set_replied(connection, [name])
         transaction.rollback()

@@ -6,6 +6,8 @@ the database refuses or the store is closed.
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from proxy.errors import StoreUnavailable
 from proxy.store import database, schema
 from proxy.store.bell import Bell
@@ -19,7 +21,7 @@ from proxy.store.recordings import Recordings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.session_changes import SessionChanges
 from proxy.store.session_starts import SessionStarts
-from proxy.store.sql import reads, writes
+from proxy.store.sql import begun, reads, writes
 from proxy.store.stored_images import StoredImages
 from proxy.store.turn_log import TurnLog
 
@@ -74,12 +76,16 @@ class Store:
         """
         url = database.parse_url(database_url)
         lock = schema.lock_file(url) if database.is_sqlite(url) else None
+        owner = uuid4().hex[:16]
         writer_engine = None
         try:
-            writer_engine = database.writer_engine(url)
+            writer_engine = database.writer_engine(url, owner)
             schema.prepare(writer_engine, migrate=database.is_sqlite(url) if migrate is None else migrate)
+            if lock is not None:
+                begun.disown_all(writer_engine)
             # One connection for each reader thread, and one that `SharedReads` keeps.
-            return cls(OpenDatabase(writer_engine, database.reader_engine(url, READER_THREADS + 1), lock))
+            readers = database.reader_engine(url, READER_THREADS + 1, owner)
+            return cls(OpenDatabase(writer_engine, readers, lock, owner))
         except BaseException:
             if writer_engine is not None:
                 writer_engine.dispose()

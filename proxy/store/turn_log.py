@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import writes
+from proxy.store.sql import begun, writes
 from proxy.store.writer import Phase
 from proxy.types import ImageFile, Interaction
 
@@ -55,15 +54,20 @@ class TurnLog:
         """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""
         await self._write.submit(writes.supersede, interaction_id)
 
-    def note_begun(self, interaction_id: str, session_id: str) -> None:
-        """Note that a call began. The append of its interaction deletes the note."""
-        row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
-        self._write.note(writes.insert_intents, row, Phase.FIRST)
+    def note_begun(
+        self, interaction_id: str, session_id: str, request_hash: str, idempotency_key: str | None = None
+    ) -> None:
+        """Note that a call began. The append of its interaction deletes the note.
+
+        If this process dies first, so does the append of a complete interaction with the same request hash or key.
+        """
+        note = begun.note_of(interaction_id, session_id, request_hash, idempotency_key, self._database.owner)
+        self._write.note(begun.insert_intents, note, Phase.FIRST)
         self._database.changed.note(session_id)
 
     def note_deleted(self, interaction_id: str) -> None:
         """Delete the note that a call began in a session that was deleted since."""
-        self._write.note(writes.delete_intents, interaction_id, Phase.LAST)
+        self._write.note(begun.delete_intents, interaction_id, Phase.LAST)
 
     def note_replied(self, interaction_id: str) -> None:
         """Note that the reply was written out to its end."""

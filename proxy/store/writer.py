@@ -36,9 +36,10 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLA
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.store.faults import fault_of, is_read_only, reason_of
 from proxy.store.outage import Outage
+from proxy.store.sql.begun import insert_intents
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
-from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, insert_intents, set_replied
+from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, set_replied
 from proxy.telemetry.store_metrics import StoreMetrics
 
 logger = logging.getLogger(__name__)

@@ -490,7 +490,7 @@ class Turns:
 
         for turn in choices:
             session.begin_turn(turn.interaction.id)
-            self._log.note_begun(turn.interaction.id, session.id)
+            self._log.note_begun(turn.interaction.id, session.id, attempt.key, attempt.idempotency_key)
             self._running.add(turn)
             turn.task = asyncio.create_task(self._run(turn))
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]

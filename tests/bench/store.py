@@ -97,7 +97,7 @@ class Load:
             await store.news.load_news(turn.session_id, seen)
         if not number:
             store.starts.create_session(SessionRecord(turn.session_id), urgent=False)
-        store.turns.note_begun(turn.id, turn.session_id)
+        store.turns.note_begun(turn.id, turn.session_id, turn.request_hash)
         await store.turns.append(turn, seen if store.turns.shared else None)
         store.turns.note_replied(turn.id)
 

@@ -273,6 +273,29 @@ def test_a_call_interrupted_by_a_crash_is_counted_as_begun_and_not_ended(tmp_pat
     assert (told["after"]["complete"], told["after"]["begun_not_ended"]) == (True, 0)
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}], ids=["unmarked", "marked"])
+def test_a_session_is_complete_again_once_a_call_that_a_crash_cut_off_is_answered(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
+    slow = ("--engine", "scripted", "--engine-arg", "tokens=9000", "--engine-arg", "chunk=1")
+    with server_process(tmp_path, *slow, "--engine-arg", "delay_s=0.05") as process:
+        asyncio.run(killed_with_a_call_on_the_disk(process, tmp_path))
+    whole = ("export", "--session", "s", "--require-complete", "--output")
+    with server_process(tmp_path, *FLAGS) as process, httpx.Client(base_url=process.url, timeout=60) as http:
+        other = http.post("/s/v1/chat/completions", json={"model": "m", "messages": [user("other")]})
+        assert other.status_code == 200
+        assert http.get("/rl/sessions/s").json()["begun_not_ended"] == 1
+        refused = run(*whole, "cut.jsonl", "--url", process.url, cwd=tmp_path)
+        assert refused.returncode == 1 and "1 of 1 sessions are incomplete" in refused.stderr, refused.stderr
+        answer = http.post("/s/v1/chat/completions", json={"model": "m", "messages": [user("hi")]}, headers=headers)
+        assert answer.status_code == 200
+        assert http.get("/rl/sessions/s").json()["begun_not_ended"] == 0
+        assert http.get("/rl/sessions/s?include=running").json()["running"] == []
+        exported = run(*whole, "whole.jsonl", "--url", process.url, cwd=tmp_path)
+        assert exported.returncode == 0, exported.stderr
+    assert "0 unfinished calls, 0 findings" in check_database(sqlite_url(tmp_path))
+
+
 async def killed_with_a_call_on_the_disk(process: Process, folder: Path) -> None:
     """Send kill -9 in the middle of a generation, when the database has only the note that the call began."""
     async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:

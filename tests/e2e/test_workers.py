@@ -115,8 +115,9 @@ async def test_killed_workers_come_back_and_nothing_that_was_answered_is_lost(
 async def check_answered(url: str, agents: list[Agent]) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         for agent in agents:
-            shown = (await http.get(f"/rl/sessions/{agent._name}")).json()["interactions"]
-            done = [node["id"] for node in shown if node["status"] == "complete"]
+            shown = (await http.get(f"/rl/sessions/{agent._name}")).json()
+            done = [node["id"] for node in shown["interactions"] if node["status"] == "complete"]
+            assert shown["begun_not_ended"] == 0
             assert agent.seen == [name for name in done if name in set(agent.seen)]
     ids = [name for agent in agents for name in agent.seen]
     assert len(set(ids)) == len(ids)

@@ -407,7 +407,7 @@ OUTSIDE: dict[str, set[str]] = {
     "typer": {"commands"},
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
-    "xxhash": {"images", "parsed_items", "trajectory", "turns"},
+    "xxhash": {"images", "parsed_items", "store.sql", "trajectory", "turns"},
     "yaml": {"rollout.kinds", "rollout.roll.config", "rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, RowMapping, Select, case, func, null, select
 from proxy.reasons import Status
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import rows
+from proxy.store.sql.begun import PENDING
 from proxy.store.sql.reads import filtered
 from proxy.store.sql.tables import intents, interactions, sessions
 from proxy.types import GroupSummary, Outline, SessionStatus
@@ -52,7 +53,7 @@ def _outline(steps: list[RowMapping]) -> Outline:
 
 def count_begun(connection: Connection, session_ids: Collection[str]) -> dict[str, int]:
     """The calls that began and have not ended, by session; sessions without one are missing."""
-    query = select(intents.c.session_id, func.count()).where(intents.c.session_id.in_(session_ids))
+    query = select(intents.c.session_id, func.count()).where(intents.c.session_id.in_(session_ids), PENDING)
     return {name: count for name, count in connection.execute(query.group_by(intents.c.session_id))}
 
 

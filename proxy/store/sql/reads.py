@@ -28,6 +28,7 @@ from proxy.errors import InvalidRequest
 from proxy.reasons import Status
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql import rows
+from proxy.store.sql.begun import PENDING
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.store.values import Wanted
@@ -39,7 +40,7 @@ def _of_root(column: ColumnElement[Any]) -> ColumnElement[Any]:
     return case((interactions.c.parent_id.is_(None), column)).label(str(column.key))
 
 
-_INTERACTION_COLUMNS = [column for column in interactions.c if column.name != "idempotency_key"]
+_INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("idempotency_key", "checksum")]
 _NAMES = [column.name for column in _INTERACTION_COLUMNS]
 # Texts are most of the bytes of a row, and decoding them takes most of the time of a read. The purpose of a node is
 # derived from the messages and tools of the roots alone.
@@ -261,7 +262,7 @@ def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, flo
 
 def load_begun(connection: Connection, session_id: str) -> dict[str, float]:
     """Ids of calls that began and have not ended, each with its begin in Unix seconds."""
-    query = select(intents.c.interaction_id, intents.c.begun_at).where(intents.c.session_id == session_id)
+    query = select(intents.c.interaction_id, intents.c.begun_at).where(intents.c.session_id == session_id, PENDING)
     return {name: begun_at for name, begun_at in connection.execute(query)}
 
 
@@ -277,7 +278,7 @@ def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set
     cut = select(interactions.c.session_id).where(
         interactions.c.session_id.in_(session_ids), interactions.c.status.in_(lost)
     )
-    begun = select(intents.c.session_id).where(intents.c.session_id.in_(session_ids))
+    begun = select(intents.c.session_id).where(intents.c.session_id.in_(session_ids), PENDING)
     return set(connection.execute(cut.union(begun)).scalars())
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import RowMapping
 from proxy.errors import InvalidRequest
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.notes import note_fields, notes_of
-from proxy.store.sql import codec
+from proxy.store.sql import checksums, codec
 from proxy.types import (
     Api,
     Credit,
@@ -167,6 +167,7 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
     }
     codec.encode_columns(row, _INTERACTION_JSON)
     codec.check_texts(row, _INTERACTION_TEXTS)
+    row["checksum"] = checksums.of_turn(row)
     return row
 
 

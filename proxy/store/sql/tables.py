@@ -76,6 +76,8 @@ sessions = Table(
     ),
     Column("reward_scope", Text, comment="whose rewards count, as its start said: session, path or agent"),
     Column("score", Double, comment="of the whole session, as its end gave it"),
+    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that its start sets for good"),
+    Column("end_checksum", LargeBinary, comment="XXH3-128 of the columns that its end sets for good"),
 )
 
 # A new session has none of these values, or few, and then costs no entry.
@@ -144,6 +146,7 @@ interactions = Table(
         LargeBinary,
         comment="JSON: the images of prompt_suffix, each with the place of its tokens in the whole prompt",
     ),
+    Column("checksum", LargeBinary, comment="XXH3-128 of the columns that never change"),
     UniqueConstraint("session_id", "seq"),
 )
 
@@ -162,6 +165,10 @@ intents = Table(
     Column("interaction_id", Text, primary_key=True),
     Column("session_id", Text, nullable=False, index=True),
     Column("begun_at", Double, nullable=False),
+    Column("request_hash", Text),
+    Column("idempotency_key", Text),
+    Column("owner", Text, comment="the process that runs it, NULL once that has ended"),
+    Column("answered", Boolean, comment="an equal later request was answered by another process"),
 )
 
 # Complete interactions whose reply was not written out to its end. A turn adds a row and its reply deletes it, so the

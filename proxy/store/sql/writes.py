@@ -35,11 +35,13 @@ from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.reasons import Status
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
+from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
+from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.types import Credit, ImageFile, Interaction
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
@@ -96,7 +98,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpdate:
-    """All columns of a session's record, and the hashes of its keys that are withdrawn."""
+    """The columns of a session's record, of which those of its start stay as they are, and withdrawn hashes of keys."""
 
     row: rows.RowValues
     seen: Seen | None = None
@@ -111,7 +113,6 @@ class RecordUpdate:
 _NOW: BindParameter[float] = bindparam("now")
 _INSERT_SESSION = Statement(insert(sessions))
 _INSERT_INTERACTION = Statement(insert(interactions))
-_INSERT_INTENT = Statement(insert(intents))
 _INSERT_RETURN = Statement(insert(returns))
 _INSERT_WITHDRAWN = Statement(insert(withdrawn_keys))
 _ADVANCE = Statement(
@@ -120,7 +121,6 @@ _ADVANCE = Statement(
     .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
     .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
 )
-_DELETE_INTENTS = Statement(delete(intents).where(Named(intents.c.interaction_id)))
 _INSERT_UNREPLIED = Statement(
     insert(unreplied).from_select(
         ["interaction_id", "session_id"],
@@ -133,8 +133,8 @@ _DELETE_UNREPLIED = Statement(delete(unreplied).where(Named(unreplied.c.interact
 _ONE: ColumnElement[int] = literal_column("1")
 _OF_SESSION = sessions.c.session_id == bindparam("of_session")
 _GROW = update(sessions).where(_OF_SESSION).values(revision=sessions.c.revision + _ONE)
-# Both set what their parameters name, and raise the revision, so that other replicas read the session again.
-_SET_RECORD, _TOUCH = Statement(_GROW), Statement(_GROW)
+# All set what their parameters name, and raise the revision, so that other replicas read the session again.
+_SET_RECORD, _SET_END, _TOUCH = Statement(_GROW), Statement(_GROW), Statement(_GROW)
 _SET_ENDED_ORDER = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.ended_order.is_(None))
@@ -172,7 +172,9 @@ def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None
 
 def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
-        _INSERT_SESSION.run(connection, [{**row, **first_seen(row["created_at"])._asdict()} for row in new])
+        seen = [first_seen(row["created_at"])._asdict() for row in new]
+        summed = [{**row, "checksum": of_start(row)} for row in new]
+        _INSERT_SESSION.run(connection, [{**row, **state} for row, state in zip(summed, seen, strict=True)])
     except IntegrityError:
         raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
 
@@ -206,6 +208,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         _advance(connection, refused)
     if new:
         _insert_interactions(connection, new)
+        mark_answered(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
     if files:
         insert_images(connection, files)
     return seqs
@@ -231,17 +234,9 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) 
         _INSERT_INTERACTION.run(connection, new)
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
-    names = json_list([row["id"] for row in new])
-    _DELETE_INTENTS.run(connection, [{"names": names}])
-    _INSERT_UNREPLIED.run(connection, [{"names": names, "of_status": Status.COMPLETE.value}])
-
-
-def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Insert the begin notes of calls, one per call."""
-    by_id = {row["interaction_id"]: row for row in new}
-    _DELETE_INTENTS.run(connection, [{"names": json_list(by_id)}])
-    _INSERT_INTENT.run(connection, list(by_id.values()))
-    return [None] * len(new)
+    names = [row["id"] for row in new]
+    delete_intents(connection, names)
+    _INSERT_UNREPLIED.run(connection, [{"names": json_list(names), "of_status": Status.COMPLETE.value}])
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
@@ -250,12 +245,6 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
         connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
     return [None] * len(batch)
-
-
-def delete_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Delete the begin notes of calls whose session was deleted."""
-    _DELETE_INTENTS.run(connection, [{"names": json_list(interaction_ids)}])
-    return [None] * len(interaction_ids)
 
 
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
@@ -294,7 +283,7 @@ def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequenc
     for name in interaction_ids:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
         if session_id is None:
-            _DELETE_INTENTS.run(connection, [{"names": json_list([name])}])
+            delete_intents(connection, [name])
             continue
         lock_sessions(connection, {session_id})
         _touch(connection, session_id)
@@ -310,7 +299,9 @@ def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Se
 def _update_session(connection: Connection, change: RecordUpdate) -> bool:
     if not _lock_as_seen(connection, change.session_id, change.seen):
         return False
-    _SET_RECORD.run(connection, [{**change.row, "of_session": change.session_id}])
+    row = {name: value for name, value in change.row.items() if name not in OF_STARTS}
+    statement = _SET_END if "end_checksum" in row else _SET_RECORD
+    statement.run(connection, [{**row, "of_session": change.session_id}])
     if change.withdrawn:
         gone = [{"key_hash": key_hash, "session_id": change.session_id} for key_hash in change.withdrawn]
         _INSERT_WITHDRAWN.run(connection, gone)
@@ -326,7 +317,8 @@ def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]
 
 
 def _end_session(connection: Connection, end: End) -> bool:
-    if not _update_session(connection, RecordUpdate(end.row, end.returns.seen)):
+    row = {**end.row, "end_checksum": of_end(end.row)}
+    if not _update_session(connection, RecordUpdate(row, end.returns.seen)):
         return False
     _put_rewards(connection, end.session_id, end.rewards)
     _put_returns(connection, end.returns)

@@ -89,8 +89,14 @@ async def test_what_is_marked_as_not_to_be_trained_is_no_finding(tmp_path: Path)
         ("UPDATE sessions SET ended_at = NULL WHERE session_id = 's'", "with ended_at None"),
         ("UPDATE sessions SET ended_order = 1 WHERE session_id = 't'", "sessions share ended_order 1"),
         ("UPDATE sessions SET status = 'expired' WHERE session_id = 't'", "it is expired, with ended_at None"),
-        ("INSERT INTO intents SELECT id, session_id, 1.0 FROM interactions", "still noted as begun"),
-        ("INSERT INTO intents VALUES ('i', 'nobody', 1.0)", "the begun call i belongs to no session"),
+        (
+            "INSERT INTO intents (interaction_id, session_id, begun_at) SELECT id, session_id, 1.0 FROM interactions",
+            "still noted as begun",
+        ),
+        (
+            "INSERT INTO intents (interaction_id, session_id, begun_at) VALUES ('i', 'nobody', 1.0)",
+            "the begun call i belongs to no session",
+        ),
         ("INSERT INTO unreplied VALUES ('i', 's')", "the unreplied turn i does not exist"),
     ],
 )
@@ -110,7 +116,7 @@ async def test_damaged_tokens_are_found(tmp_path: Path, database_url: str) -> No
 
 async def test_calls_that_began_and_never_ended_are_counted_and_no_fault(tmp_path: Path, database_url: str) -> None:
     await grow(tmp_path, database_url)
-    execute(database_url, "INSERT INTO intents VALUES ('i', 't', 1.0)")
+    execute(database_url, "INSERT INTO intents (interaction_id, session_id, begun_at) VALUES ('i', 't', 1.0)")
     result = checked(database_url)
     assert (result.findings, result.begun_not_ended) == ([], 1)
 

@@ -12,6 +12,7 @@ from proxy.reasons import Reason
 from proxy.store import migrations, schema
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord
+from tests.databases import execute
 from tests.interactions import interaction
 
 
@@ -27,6 +28,22 @@ def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(
     monkeypatch.setattr(migrations, "head", lambda: "9999")
     ran = CliRunner().invoke(commands.app, check)
     assert (ran.exit_code, ran.output) == (1, f"revision {newest}, this tokengrove needs 9999; {takes}")
+
+
+def test_a_check_counts_missing_checksums_and_fills_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    schema.upgrade(url)
+    execute(
+        url,
+        "INSERT INTO sessions (session_id, task_id, status, discount, credit, created_at, updated_at, next_seq) "
+        "VALUES ('old', '', 'active', 1.0, 'tree', 1.0, 1.0, 0)",
+    )
+    check = ["db", "check", "--database-url", url]
+    counts = "1 sessions, 0 interactions, 0 sampled tokens, 0 unfinished calls, 0 findings\n"
+    lack = "1 checksums are missing, of rows of older versions: add them with --fill\n"
+    for flags, told in (([], lack), (["--fill"], "added 1 checksums\n"), ([], "")):
+        ran = CliRunner().invoke(commands.app, [*check, *flags])
+        assert (ran.exit_code, ran.stdout) == (0, counts + told)
 
 
 def test_an_upgrade_tells_its_steps_on_stderr_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ async def test_the_first_turn_after_a_rehearsal_compiles_nothing(
 
     monkeypatch.setattr(Statement, "_compile", refuse)
     await store.starts.create_session(SessionRecord("task-0"))
-    store.turns.note_begun("chatcmpl-1", "task-0")
+    store.turns.note_begun("chatcmpl-1", "task-0", "h")
     assert await store.turns.append(node()) == 0
     assert await store.database.shared_reads.new_turns("task-0", Seen(1, 0)) is not None
     store.turns.note_replied("chatcmpl-1")

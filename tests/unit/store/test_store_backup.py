@@ -40,7 +40,7 @@ async def grow(folder: Path, url: str) -> Any:
         await server.ok("/grant_capacity", {"n": 3})
         old = await server.ok("/rl/start_session", {"task_id": "t", "session_id": "live"})
         keys = {**await server.ok("/live/rl/rotate_keys", {}), "old_key": old["api_key"]}
-    execute(url, "INSERT INTO intents VALUES ('begun', 's', 1.5)")
+    execute(url, "INSERT INTO intents (interaction_id, session_id, begun_at) VALUES ('begun', 's', 1.5)")
     return keys
 
 

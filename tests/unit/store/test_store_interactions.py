@@ -158,7 +158,7 @@ async def test_a_begun_call_is_on_record_until_its_interaction_is(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
     for name in ("one", "three", "three"):
-        store.turns.note_begun(name, "task-0")
+        store.turns.note_begun(name, "task-0", "h")
     await store.turns.append(node("one"))
     await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
     assert set(await store.news.load_begun("task-0")) == {"three"}
@@ -176,7 +176,7 @@ async def test_a_reply_is_unwritten_until_it_is_noted(store: Store, session: Ses
 
 async def test_a_superseded_attempt_is_known_as_one(store: Store, session: SessionRecord, node: Any) -> None:
     await store.turns.append(node("one", status=Status.FAILED))
-    store.turns.note_begun("two", "task-0")  # its failure cannot be recorded
+    store.turns.note_begun("two", "task-0", "h")  # its failure cannot be recorded
     for name in ("one", "two"):
         await store.turns.supersede(name)
     [loaded] = await store.recordings.load_interactions("task-0", statuses={Status.SUPERSEDED})

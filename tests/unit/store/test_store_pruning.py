@@ -70,7 +70,9 @@ async def test_pruned_tokens_are_those_that_the_turns_add(tmp_path: Path) -> Non
 async def test_the_begun_calls_of_a_pruned_session_go_with_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'test.db'}"
     await grow(tmp_path, url)
-    execute(url, "INSERT INTO intents VALUES ('i', 'seen', 1.0), ('j', 'live', 1.0)")
+    execute(
+        url, "INSERT INTO intents (interaction_id, session_id, begun_at) VALUES ('i', 'seen', 1.0), ('j', 'live', 1.0)"
+    )
     prune(url, DAY_S, dry_run=False)
     assert left(url, "intents") == {"live"}
 

@@ -52,7 +52,7 @@ async def test_a_turn_that_was_placed_on_an_old_state_is_not_committed(store: St
     )
     assert {first, second} == {0, None}
     assert await store.turns.append(node("three"), Seen(1, 1)) is None
-    store.turns.note_begun("four", "task-0")
+    store.turns.note_begun("four", "task-0", "h")
     late = node("four")
     assert await store.turns.append(late, Seen(0, 0)) is None
     assert late.seq == -1

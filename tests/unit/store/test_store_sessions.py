@@ -13,6 +13,7 @@ import pytest
 from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import reads
+from proxy.store.sql.checksums import OF_STARTS
 from proxy.store.store import Store
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 from tests.databases import execute
@@ -64,10 +65,10 @@ async def test_an_unknown_session_is_none(store: Store) -> None:
     assert await store.keys.load_session("nobody") is None
 
 
-async def test_an_updated_session_is_read_back(store: Store, session: SessionRecord) -> None:
-    changed = replace(FULL, session_id=session.session_id)
-    await store.changes.update_session(changed)
-    assert await store.keys.load_session(session.session_id) == changed
+async def test_an_updated_session_is_read_back_with_what_its_start_set(store: Store, session: SessionRecord) -> None:
+    await store.changes.update_session(replace(FULL, session_id=session.session_id))
+    started = {name: getattr(session, name) for name in OF_STARTS - {"validation"}}
+    assert await store.keys.load_session(session.session_id) == replace(FULL, **started)
 
 
 async def test_an_unknown_session_cannot_be_changed(store: Store, node: Any) -> None:
@@ -84,10 +85,10 @@ async def test_an_unknown_session_cannot_be_changed(store: Store, node: Any) -> 
 
 async def test_ending_seals_and_writes_returns_together(store: Store, session: SessionRecord, node: Any) -> None:
     await store.turns.append(node("one"))
-    ended = replace(session, status=SessionStatus.ENDED, discount=0.9, ended_at=5.0)
+    ended = replace(session, status=SessionStatus.ENDED, ended_at=5.0)
     await store.changes.end_session(ended, {"one": 0.81})
     assert await store.keys.load_session(session.session_id) == ended
-    assert await store.database.read(reads.load_returns, session.session_id) == {("one", 0.9, Credit.TREE): 0.81}
+    assert await store.database.read(reads.load_returns, session.session_id) == {("one", 1.0, Credit.TREE): 0.81}
 
 
 async def test_sessions_keep_the_order_in_which_they_ended(store: Store, database_url: str) -> None:

@@ -107,7 +107,7 @@ async def test_the_row_of_a_named_session_shares_the_commit_of_its_first_turn(ur
     commits: list[Connection] = []
     event.listen(store.database._writer_engine, "commit", commits.append)
     created = store.starts.create_session(SessionRecord("task-0"), urgent=False)
-    store.turns.note_begun("one", "task-0")
+    store.turns.note_begun("one", "task-0", "h")
     await asyncio.sleep(0)
     assert await store.turns.append(node("one")) == 0
     assert created.done() and len(commits) == 1
@@ -333,7 +333,7 @@ async def test_the_writer_continues_after_the_database_refuses_a_write(
 async def test_a_failed_note_is_logged_and_fails_no_other(
     store: Store, session: SessionRecord, node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.turns.note_begun(None, "task-0")  # type: ignore[arg-type]
+    store.turns.note_begun(None, "task-0", "h")  # type: ignore[arg-type]
     assert await store.turns.append(node("one")) == 0
     assert "a note could not be stored" in caplog.text
 

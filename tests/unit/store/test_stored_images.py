@@ -319,10 +319,10 @@ async def test_a_check_finds_images_that_are_missing_changed_loose_or_misplaced(
     assert findings(database_url) == [
         f"image {DOG.digest} belongs to no session: prune",
         f"image {CAT.digest} has other bytes than its digest and its size say",
-        f"session task-0, interaction a: its image {DOG.digest} is not stored",
-        "session task-0, interaction b: its image ff is not stored",
-        f"session task-0, interaction b: its image {CAT.digest} begins at token 2, before token 3 or with none",
-        "session task-0, interaction b: its image ff begins at token 3, before token 7 or with none",
+        f"session task-0, turn 0, interaction a: its image {DOG.digest} is not stored",
+        "session task-0, turn 1, interaction b: its image ff is not stored",
+        f"session task-0, turn 1, interaction b: its image {CAT.digest} begins at token 2, before token 3 or with none",
+        "session task-0, turn 1, interaction b: its image ff begins at token 3, before token 7 or with none",
     ]
 
 

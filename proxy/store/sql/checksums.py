@@ -1,0 +1,125 @@
+"""Checksums of what never changes of a row: XXH3-128 of its values as they are stored.
+
+A row has the same checksum in SQLite and in PostgreSQL, before a dump and after its import. A value counts with the
+name of its column, and NULL not at all, so that a column which a later release adds leaves the checksums of older rows.
+
+Which columns change after their row was written, and why:
+
+- interactions: `reward`, `rewards`, `token_rewards`, `trainable` and `spans` are set by rewards and marks. `status`
+  becomes `superseded` if it was failed or aborted; whether it is complete never changes, and counts.
+- sessions: `number` and `ended_order` are given anew by an import; keys are rotated; counters, claims and times of use
+  go on. What an end says counts in a checksum of its own, `end_checksum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from operator import index
+from struct import Struct
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Connection, Double, Integer, RowMapping, Table, Text, bindparam, update
+from xxhash import xxh3_128_digest
+
+from proxy.reasons import Status
+from proxy.store.sql.statement import Statement
+from proxy.store.sql.tables import interactions, sessions
+
+CHANGED_OF_TURNS = frozenset({"status", "reward", "rewards", "token_rewards", "trainable", "spans"})
+"""The columns of an interaction that change; all others count, but for the checksum itself."""
+OF_STARTS = frozenset(
+    {
+        *("session_id", "task_id", "group_id", "group_size", "series", "validation", "weight_version", "created_at"),
+        *("sampling", "turn_options", "limits", "metadata", "discount", "credit", "reward_scope", "took_capacity"),
+    }
+)
+"""The columns of a session that its start sets for good."""
+OF_ENDS = frozenset({"status", "outcome", "exit_reason", "finished", "metrics", "score", "ended_at"})
+"""The columns of a session that its end sets for good."""
+
+_DOUBLE = Struct("<d")
+
+
+class _Kind(Enum):
+    TEXT = 0
+    WHOLE = 1
+    DOUBLE = 2
+    BYTES = 3
+
+
+Columns = Sequence[tuple[str, bytes, _Kind]]
+
+
+def _columns(table: Table, names: Collection[str]) -> Columns:
+    """What the checksum needs of the columns, in the order of their names."""
+    kinds: dict[type[Any], _Kind] = {Text: _Kind.TEXT, Double: _Kind.DOUBLE}
+    kinds |= dict.fromkeys((Boolean, Integer, BigInteger), _Kind.WHOLE)
+    return [(name, name.encode() + b" ", kinds.get(type(table.c[name].type), _Kind.BYTES)) for name in sorted(names)]
+
+
+_TURN = _columns(interactions, {*interactions.c.keys()} - CHANGED_OF_TURNS - {"checksum"})
+_START, _END = _columns(sessions, OF_STARTS), _columns(sessions, OF_ENDS)
+
+
+def of_turn(row: RowMapping | Mapping[str, Any]) -> bytes:
+    """The checksum of an interaction, of its column values as they are written or as a driver reads them.
+
+    Raises AttributeError, TypeError or struct.error for a value of another type than its column's.
+    """
+    return _digest(b"complete " if row["status"] == Status.COMPLETE.value else b"lost ", row, _TURN)
+
+
+def of_start(row: RowMapping | Mapping[str, Any]) -> bytes:
+    """The checksum of a session's start, as `of_turn`."""
+    return _digest(b"start ", row, _START)
+
+
+def of_end(row: RowMapping | Mapping[str, Any]) -> bytes:
+    """The checksum of a session's end, as `of_turn`."""
+    return _digest(b"end ", row, _END)
+
+
+def _digest(head: bytes, row: RowMapping | Mapping[str, Any], columns: Columns) -> bytes:
+    """One loop, since each turn that is committed runs through it."""
+    parts = [head]
+    for name, tag, kind in columns:
+        value = row.get(name)
+        if value is None:
+            continue
+        if kind is _Kind.TEXT:
+            value = value.encode("utf-8", "surrogateescape")
+        elif kind is _Kind.WHOLE:
+            value = b"%d" % index(value)
+        elif kind is _Kind.DOUBLE:
+            value = _DOUBLE.pack(value)
+        parts += (tag, b"%d " % len(value), value)
+    return xxh3_128_digest(b"".join(parts))
+
+
+def _set(table: Table, key: str, column: str) -> Statement:
+    missing = (table.c[key] == bindparam("of_key"), table.c[column].is_(None))
+    return Statement(update(table).where(*missing).values({column: bindparam("digest")}))
+
+
+class Missing(Enum):
+    """The checksums that a row may lack."""
+
+    TURN = "turn"
+    START = "start"
+    END = "end"
+
+
+_FILL = {
+    Missing.TURN: _set(interactions, "id", "checksum"),
+    Missing.START: _set(sessions, "session_id", "checksum"),
+    Missing.END: _set(sessions, "session_id", "end_checksum"),
+}
+
+
+def fill(connection: Connection, missing: Mapping[Missing, Sequence[tuple[str, bytes]]]) -> None:
+    """Store checksums by the id of the interaction or the session, where there is none yet."""
+    for kind, digests in missing.items():
+        if digests:
+            rows = [{"of_key": key, "digest": digest} for key, digest in digests]
+            _FILL[kind].run(connection, rows)
