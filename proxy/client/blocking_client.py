@@ -132,12 +132,15 @@ class Session(StartedSession):
         """
         self._client.run(operations.rotate_keys(self, keys, key_lifetime_s))
 
-    def end(self, *, idempotency_key: str | None = None, **options: Unpack[EndOptions]) -> int:
+    def end(
+        self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
+    ) -> int:
         """End the session and return its number of interactions. Ending it again with the same fields is no error.
 
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
         Raises EndedOtherwise if it has ended with other fields or rewards.
         """
-        return self._client.run(operations.end(self, options, idempotency_key))
+        return self._client.run(operations.end(self, options, idempotency_key), retry_s=retry_s)
 
 
 class Client(Connection):
@@ -221,14 +224,21 @@ class Client(Connection):
         self.run(operations.leave(session, None))
 
     def start_session(
-        self, task_id: str, *, idempotency_key: str | None = None, **options: Unpack[SessionOptions]
+        self,
+        task_id: str,
+        *,
+        idempotency_key: str | None = None,
+        retry_s: float | None = None,
+        **options: Unpack[SessionOptions],
     ) -> Session:
         """Start a session that the caller ends. The same start again, with its `idempotency_key`, returns that session.
 
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
         Raises TooManyRequests if a limit of live sessions, capacity or staleness is reached, and InvalidRequest for a
         `session_id` that exists or an `api_key` in use.
         """
-        return Session(self, self.run(operations.start(task_id, options, idempotency_key)))
+        steps = operations.start(task_id, options, idempotency_key)
+        return Session(self, self.run(steps, retry_s=retry_s))
 
     def export(
         self,

@@ -318,11 +318,17 @@ def test_what_could_be_done_twice_is_repeated_only_if_it_did_not_arrive(kind: Ki
 
 
 @both
-def test_a_run_has_a_patience_of_its_own(kind: Kind) -> None:
+def test_an_operation_a_start_and_an_end_may_have_a_patience_of_their_own(kind: Kind) -> None:
     client, clock = made(kind, World(*[AWAY] * 1000), retry_s=0)
     with pytest.raises(StoreUnavailable):
         done(client.run(operations.sessions(), retry_s=5.0))
     assert sum(clock.pauses) == 5.0
+    with pytest.raises(StoreUnavailable):
+        done(client.start_session("task", retry_s=4.0))
+    assert sum(clock.pauses) == 9.0
+    with pytest.raises(StoreUnavailable):
+        done(session_of(client).end(retry_s=3.0))
+    assert sum(clock.pauses) == 12.0
 
 
 def test_ctrl_c_ends_the_wait_of_a_blocking_call() -> None:
