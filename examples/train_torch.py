@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
 
@@ -39,10 +40,21 @@ async def episode(client: AsyncClient, room: asyncio.Semaphore, step: str, first
 
 
 async def play(client: AsyncClient, step: str) -> float:
-    """A group of episodes for each task; return their mean reward."""
+    """A group of episodes for each task; return the mean reward of those that did not fail."""
     room = asyncio.Semaphore(AT_ONCE)
-    rewards = await asyncio.gather(*[episode(client, room, step, first) for first in FIRST for _ in range(GROUP_SIZE)])
-    return sum(rewards) / len(rewards)
+    episodes = [episode(client, room, step, first) for first in FIRST for _ in range(GROUP_SIZE)]
+    return mean(await asyncio.gather(*episodes, return_exceptions=True))
+
+
+def mean(rewards: list[float | BaseException]) -> float:
+    """The mean of what did not fail. The rest is told: its sessions have ended as Failed."""
+    for number, failure in enumerate(rewards):
+        if isinstance(failure, BaseException):
+            logging.warning("episode %d failed: %r", number, failure)
+    earned = [reward for reward in rewards if not isinstance(reward, BaseException)]
+    if not earned:
+        raise RuntimeError("every episode of a step failed")
+    return sum(earned) / len(earned)
 
 
 def loss_of(model: torch.nn.Module, export: Export) -> torch.Tensor:

@@ -13,7 +13,7 @@ from proxy.client.blocking_client import Client, Session
 from proxy.client.images import ImageBytes
 from proxy.client.readers.read import read
 from proxy.client.server_events import ServerEvent
-from proxy.client.transport import ServerUnreachable
+from proxy.client.unreachable import ServerUnreachable
 from proxy.client.values import (
     Acknowledged,
     Claim,

@@ -37,6 +37,7 @@ from proxy.client.options import (
     TokenOptions,
     TransferStep,
 )
+from proxy.client.retries import LEAVE_S, RETRY_S, Attempts
 from proxy.client.server_events import EventKind, EventReader, ServerEvent
 from proxy.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from proxy.client.values import (
@@ -65,13 +66,15 @@ class AsyncSession(StartedSession):
         super().__init__(answer)
         self._client = client
 
-    async def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
+    async def set_reward(
+        self, reward: Number | None = None, *, idempotency_key: str | None = None, **options: Unpack[RewardOptions]
+    ) -> None:
         """Set a reward, or several (see RewardOptions); by default of the main agent's last complete turn.
 
         Setting it again replaces it. Raises NotFound for an unknown turn, and InvalidRequest for a reward that is not
         finite and for scores whose number does not fit.
         """
-        await self._client.run(operations.set_reward(self, reward, options))
+        await self._client.run(operations.set_reward(self, reward, options, idempotency_key))
 
     async def mark(
         self,
@@ -128,12 +131,15 @@ class AsyncSession(StartedSession):
         """
         await self._client.run(operations.rotate_keys(self, keys, key_lifetime_s))
 
-    async def end(self, **options: Unpack[EndOptions]) -> int:
+    async def end(
+        self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
+    ) -> int:
         """End the session and return its number of interactions. Ending it again with the same fields is no error.
 
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
         Raises EndedOtherwise if it has ended with other fields or rewards.
         """
-        return await self._client.run(operations.end(self, options))
+        return await self._client.run(operations.end(self, options, idempotency_key), retry_s=retry_s)
 
 
 class AsyncClient(Connection):
@@ -148,6 +154,11 @@ class AsyncClient(Connection):
     `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
     (`wait_s`) in addition. Every method raises a server's error as its class in `proxy.errors` (Unauthorized or
     Forbidden without the right key), or ServerUnreachable if no answer comes.
+
+    A call is repeated for up to `retry_s` seconds (0: never) while the server does not answer, its database is away
+    (StoreUnavailable) or it has no place (TooManyRequests); then the last error is raised. However often a call is
+    sent, it is done once. Turns (`generate`), `events`, `health` and `ready` are never repeated; what may change the
+    engine or the mailbox twice, only if it surely did not arrive.
     """
 
     def __init__(
@@ -157,8 +168,9 @@ class AsyncClient(Connection):
         timeout_s: float = TIMEOUT_S,
         *,
         app: ASGIApp | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
-        super().__init__(url, admin_key, timeout_s, app)
+        super().__init__(url, admin_key, timeout_s, app, retry_s)
         self._http = httpx.AsyncClient(
             limits=LIMITS,
             verify=trusted(httpx),
@@ -203,18 +215,28 @@ class AsyncClient(Connection):
         try:
             yield session
         except BaseException as error:
+            patience = None if isinstance(error, Exception) else min(self.retry_s, LEAVE_S)
             with suppress(ProxyError):  # the block's own exception matters more
-                await self.run(operations.leave(session, error))
+                await self.run(operations.leave(session, error), retry_s=patience)
             raise
         await self.run(operations.leave(session, None))
 
-    async def start_session(self, task_id: str, **options: Unpack[SessionOptions]) -> AsyncSession:
-        """Start a session that the caller ends.
+    async def start_session(
+        self,
+        task_id: str,
+        *,
+        idempotency_key: str | None = None,
+        retry_s: float | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> AsyncSession:
+        """Start a session that the caller ends. The same start again, with its `idempotency_key`, returns that session.
 
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
         Raises TooManyRequests if a limit of live sessions, capacity or staleness is reached, and InvalidRequest for a
         `session_id` that exists or an `api_key` in use.
         """
-        return AsyncSession(self, await self.run(operations.start(task_id, options)))
+        steps = operations.start(task_id, options, idempotency_key)
+        return AsyncSession(self, await self.run(steps, retry_s=retry_s))
 
     async def export(
         self,
@@ -243,14 +265,20 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.outline(session_id, filter, options))
 
-    async def claim(self, *, filter: SessionFilter | None = None, **options: Unpack[ClaimOptions]) -> Claim:
+    async def claim(
+        self,
+        *,
+        filter: SessionFilter | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[ClaimOptions],
+    ) -> Claim:
         """Lease ended sessions that `filter` selects and nobody else holds; with `export`, return their samples too.
 
         The oldest end comes first. A claim of nothing has `claim_id` None. The lease ends after `lease_s` seconds
         (default 600); then other consumers may get the sessions. `wait_s` waits so many seconds, at most 600, for a
         first session.
         """
-        return await self.run(operations.claim(filter, options))
+        return await self.run(operations.claim(filter, options, idempotency_key))
 
     async def acknowledge(
         self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None
@@ -403,9 +431,9 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.parse(None, token_ids, options))
 
-    async def grant_capacity(self, n: int = 1) -> int:
+    async def grant_capacity(self, n: int = 1, *, idempotency_key: str | None = None) -> int:
         """Allow `n` more sessions to start, or fewer if it is negative; return how many may start now."""
-        return await self.run(operations.grant_capacity(n))
+        return await self.run(operations.grant_capacity(n, idempotency_key))
 
     async def engine(self) -> EngineState:
         """Return the state of the engine: weight version, pause, and requests in flight and waiting."""
@@ -486,15 +514,26 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.deliver(answer))
 
-    async def run(self, steps: Steps[T]) -> T:
-        """Send the calls of an operation of `proxy.client.operations` and return its result."""
+    async def run(self, steps: Steps[T], *, retry_s: float | None = None) -> T:
+        """Send the calls of an operation of `proxy.client.operations` and return its result.
+
+        Each call is repeated for up to `retry_s` seconds, by default the client's own.
+        """
         try:
             call = next(steps)
             while True:
-                call = steps.send(await self._send(call))
+                call = steps.send(await self._repeated(self.attempts(call, retry_s)))
         except StopIteration as end:
             result: T = end.value
             return result
+
+    async def _repeated(self, attempts: Attempts) -> Json:
+        while True:
+            try:
+                return await self._send(attempts.call)
+            except ProxyError as error:
+                pause_s = attempts.pause_s(error)
+            await self.clock.wait(pause_s)
 
     async def _send(self, call: operations.Call) -> Json:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
@@ -20,10 +20,12 @@ from urllib.parse import unquote
 
 import httpx
 
-from proxy.client.operations import Call
+from proxy.client.operations import Call, Repeat
 from proxy.client.readers.read import READERS, check_readable, read_page, suffix
+from proxy.client.retries import RETRY_S
 from proxy.client.tally import Tally
 from proxy.client.transport import TIMEOUT_S, Connection, decode
+from proxy.client.unreachable import ServerUnreachable
 from proxy.client.values import Json
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError
 
@@ -45,11 +47,14 @@ def export_files(
     format: str,
     *,
     quiet: bool = False,
+    retry_s: float = RETRY_S,
 ) -> Tally:
     """Write every page of an export into `output`; unless `quiet`, with a progress bar and a summary on stderr.
 
     `output` is a folder, or a file if it ends like a format (.npz); a file holds one page of at most 1000 sessions, but
-    a .jsonl file all pages. `request` is the body of `/trajectories/export` without format and cursor. Raises
+    a .jsonl file all pages. `request` is the body of `/trajectories/export` without format and cursor. Each page is
+    asked for again for up to `retry_s` seconds, as by `Client`, until its first byte has come; an address where nothing
+    has answered yet is an error at once. Raises
     ConfigurationError if the output cannot be created or written to or already holds an export, and a server's
     error as its class in `proxy.errors`. After an error the summary covers the pages that are in the folder.
     """
@@ -60,7 +65,7 @@ def export_files(
     whole = _is_file(output)
     request = _with_page_size(request, whole=whole)
     _check_lines(request, format)
-    connection = Connection(url, admin_key, TIMEOUT_S)
+    connection = Connection(url, admin_key, TIMEOUT_S, retry_s=retry_s)
     tally, layout = Tally(uncounted=_unreadable(format)), str(request.get("layout") or "concat")
     try:
         with _one_file(target) if whole else _folder(output) as folder, _progress(console) as progress:
@@ -173,8 +178,9 @@ def _pages(
     body: dict[str, Json] = {name: value for name, value in request.items() if value is not None}
     body["format"] = format
     for number in itertools.count():
-        call = Call("POST", "/trajectories/export", body, extra_timeout_s=body.get("wait_s", 0.0))
-        with _answered(connection, call) as response:
+        wait_s = body.get("wait_s", 0.0)
+        call = Call("POST", "/trajectories/export", body, extra_timeout_s=wait_s, repeat=Repeat.READS)
+        with _answered(connection, call, first=number == 0) as response:
             yield folder / f"page-{number:05}.{suffix(format)}", response
         cursor = _cursor(response)
         if cursor is None:
@@ -189,16 +195,35 @@ def _cursor(response: httpx.Response) -> str | None:
 
 
 @contextmanager
-def _answered(connection: Connection, call: Call) -> Iterator[httpx.Response]:
-    with _reachable(connection), httpx.stream(**connection.arguments(call)) as response:
+def _answered(connection: Connection, call: Call, *, first: bool) -> Iterator[httpx.Response]:
+    attempts = connection.attempts(call, None)
+    while True:
+        with ExitStack() as opened:
+            try:
+                response = _begun(connection, call, opened)
+            except ProxyError as error:
+                if first and isinstance(error, ServerUnreachable):
+                    raise
+                pause_s = attempts.pause_s(error)
+            else:
+                with _reachable(connection):
+                    yield response
+                return
+        connection.clock.sleep(pause_s)
+
+
+def _begun(connection: Connection, call: Call, opened: ExitStack) -> httpx.Response:
+    """The answer, whose body `opened` closes. Raises the server's error, or ServerUnreachable."""
+    with _reachable(connection):
+        response = opened.enter_context(httpx.stream(**connection.arguments(call)))
         if not response.is_success:
             response.read()
             decode(response)
-        if "x-tokengrove-sessions" not in response.headers:
-            raise ProxyError(
-                "the answer lacks the header x-tokengrove-sessions; is it a tokengrove server of this version?"
-            )
-        yield response
+    if "x-tokengrove-sessions" not in response.headers:
+        raise ProxyError(
+            "the answer lacks the header x-tokengrove-sessions; is it a tokengrove server of this version?"
+        )
+    return response
 
 
 @contextmanager

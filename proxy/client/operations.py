@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from enum import Enum
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -52,12 +53,21 @@ from proxy.errors import InvalidRequest
 T = TypeVar("T")
 
 
+class Repeat(Enum):
+    """When a call is sent again by itself."""
+
+    ALWAYS = "always"  # its Idempotency-Key tells the server that it is the same call
+    READS = "reads"  # it changes nothing, so it needs no key
+    UNSENT = "unsent"  # only if it surely did not arrive: the engine and the mailbox may do it twice
+    NEVER = "never"  # turns, which SDKs repeat, and questions about this moment
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request to send. With `key` None the client's admin key is used, if it has one.
 
-    `headers` are further ones. The answer may take `timeout_s` seconds (None: the client's own timeout) and
-    `extra_timeout_s` more.
+    `headers` are further ones. All attempts of a call that changes something have one `idempotency_key` (None: a random
+    one). The answer may take `timeout_s` seconds (None: the client's own timeout) and `extra_timeout_s` more.
     The generator receives the answer's bytes if `raw`, else its decoded JSON.
     """
 
@@ -70,6 +80,8 @@ class Call:
     timeout_s: float | None = None
     extra_timeout_s: float = 0.0
     raw: bool = False
+    repeat: Repeat = Repeat.ALWAYS
+    idempotency_key: str | None = None
 
 
 Steps = Generator[Call, Json, T]
@@ -106,17 +118,23 @@ class StartedSession:
         self.keys_expire_at: float | None = answer["keys_expire_at"]
         self.ended = False
 
-    def call(self, verb: str, body: Mapping[str, Json]) -> Call:
-        return Call("POST", f"/{session_path(self.session_id)}/rl/{verb}", body, self.control_key)
+    def call(self, verb: str, body: Mapping[str, Json], idempotency_key: str | None = None) -> Call:
+        path = f"/{session_path(self.session_id)}/rl/{verb}"
+        return Call("POST", path, body, self.control_key, idempotency_key=_checked(idempotency_key))
 
 
-def start(task_id: str, options: SessionOptions) -> Steps[Mapping[str, Json]]:
-    answer: Mapping[str, Json] = yield Call("POST", "/rl/start_session", {"task_id": task_id, **options})
+def start(task_id: str, options: SessionOptions, idempotency_key: str | None = None) -> Steps[Mapping[str, Json]]:
+    body = {"task_id": task_id, **options}
+    answer: Mapping[str, Json] = yield Call(
+        "POST", "/rl/start_session", body, idempotency_key=_checked(idempotency_key)
+    )
     return answer
 
 
-def set_reward(session: StartedSession, reward: Number | None, options: RewardOptions) -> Steps[None]:
-    yield session.call("set_reward", _given({"reward": reward, **options}))
+def set_reward(
+    session: StartedSession, reward: Number | None, options: RewardOptions, idempotency_key: str | None = None
+) -> Steps[None]:
+    yield session.call("set_reward", _given({"reward": reward, **options}), idempotency_key)
 
 
 def mark(
@@ -140,8 +158,8 @@ def rotate_keys(session: StartedSession, keys: Sequence[KeyKind] | None, key_lif
     session.keys_expire_at = answer["keys_expire_at"]
 
 
-def end(session: StartedSession, options: EndOptions) -> Steps[int]:
-    answer = yield session.call("end_session", {**options})
+def end(session: StartedSession, options: EndOptions, idempotency_key: str | None = None) -> Steps[int]:
+    answer = yield session.call("end_session", {**options}, idempotency_key)
     session.ended = True
     return int(answer["interaction_count"])
 
@@ -168,7 +186,8 @@ def export(
     wait_s, result, cursor = given.get("wait_s", 0.0), Export([], {}), None
     while True:
         asked = {**body, **_given({"cursor": cursor})}
-        page = yield from _page(Call("POST", "/trajectories/export", asked, extra_timeout_s=wait_s, raw=True), name)
+        call = Call("POST", "/trajectories/export", asked, extra_timeout_s=wait_s, raw=True, repeat=Repeat.READS)
+        page = yield from _page(call, name)
         result.samples.extend(page.samples)
         result.sessions.update(page.sessions)
         result.images.update(page.images)
@@ -182,19 +201,20 @@ def export(
 def outline(session_id: str, filter: SessionFilter | None, given: ExportOptions) -> Steps[dict[str, Json]]:
     options, chosen = _divided(given, ExportOptions, filter)
     body = {"session_id": session_id, **options, **_given({"filter": chosen or None}), "outline": True}
-    answer: dict[str, Json] = yield Call("POST", "/trajectories/export", body)
+    answer: dict[str, Json] = yield Call("POST", "/trajectories/export", body, repeat=Repeat.READS)
     return answer
 
 
-def claim(filter: SessionFilter | None, given: ClaimOptions) -> Steps[Claim]:
+def claim(filter: SessionFilter | None, given: ClaimOptions, idempotency_key: str | None = None) -> Steps[Claim]:
     options, chosen = _divided(given, ClaimOptions, filter)
     body, wait_s = _given({**options, "filter": chosen or None}), given.get("wait_s", 0.0)
+    call = Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s, idempotency_key=_checked(idempotency_key))
     how = body.get("export")
     if how is None:
-        return claim_of((yield Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s)))
+        return claim_of((yield call))
     name = _readable(how)  # before sessions are leased whose samples could not be read
     body["export"] = {**how, "format": name}
-    page = yield from _page(Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s, raw=True), name)
+    page = yield from _page(replace(call, raw=True), name)
     return claim_of(page.end, _warned(page.export))
 
 
@@ -306,16 +326,17 @@ def reasons() -> Steps[dict[str, dict[str, str]]]:
 
 def events_call(kinds: Collection[str] | None) -> Call:
     """The call whose answer is a stream of events, which has no end."""
-    return Call("GET", "/rl/events", params=_given({"events": None if kinds is None else ",".join(kinds)}))
+    params = _given({"events": None if kinds is None else ",".join(kinds)})
+    return Call("GET", "/rl/events", params=params, repeat=Repeat.NEVER)
 
 
 def health() -> Steps[dict[str, Json]]:
-    answer: dict[str, Json] = yield Call("GET", "/health")
+    answer: dict[str, Json] = yield Call("GET", "/health", repeat=Repeat.NEVER)
     return answer
 
 
 def ready() -> Steps[dict[str, Json]]:
-    answer: dict[str, Json] = yield Call("GET", "/ready")
+    answer: dict[str, Json] = yield Call("GET", "/ready", repeat=Repeat.NEVER)
     return answer
 
 
@@ -345,7 +366,7 @@ def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: G
         | {"image_data": images}
     )
     call = _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))
-    return generated_of((yield replace(call, headers=_marks(session, given))))
+    return generated_of((yield replace(call, headers=_marks(session, given), repeat=Repeat.NEVER)))
 
 
 _MARKS = {
@@ -362,9 +383,20 @@ def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, 
     for name, text in marks.items():
         if session is None:
             raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
-        if not (text.isascii() and text.isprintable()) or text != text.strip():
-            raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
+        _check_header(name, text)
     return {_MARKS[name]: text for name, text in marks.items()}
+
+
+def _checked(idempotency_key: str | None) -> str | None:
+    """Raises InvalidRequest for a key that a header cannot hold, or that is empty."""
+    if idempotency_key is not None:
+        _check_header("idempotency_key", idempotency_key)
+    return idempotency_key
+
+
+def _check_header(name: str, text: str) -> None:
+    if not text or not (text.isascii() and text.isprintable()) or text != text.strip():
+        raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
 
 
 def tokenize(
@@ -397,13 +429,13 @@ def _of_tokens(
     session: StartedSession | None, verb: str, body: Mapping[str, Json], timeout_s: float | None = None
 ) -> Call:
     """A call that agents make too: with the agent's key in a session, else with the admin key."""
-    if session is None:
-        return Call("POST", f"/v1/{verb}", body, timeout_s=timeout_s)
-    return Call("POST", f"/{session_path(session.session_id)}/v1/{verb}", body, session.api_key, timeout_s=timeout_s)
+    path, key = ("", None) if session is None else (f"/{session_path(session.session_id)}", session.api_key)
+    return Call("POST", f"{path}/v1/{verb}", body, key, timeout_s=timeout_s, repeat=Repeat.READS)
 
 
-def grant_capacity(n: int) -> Steps[int]:
-    answer = yield Call("POST", "/rl/grant_capacity", {"n": n})
+def grant_capacity(n: int, idempotency_key: str | None = None) -> Steps[int]:
+    key = _checked(idempotency_key)
+    answer = yield Call("POST", "/rl/grant_capacity", {"n": n}, idempotency_key=key)
     return int(answer["capacity"])
 
 
@@ -411,8 +443,13 @@ def engine() -> Steps[EngineState]:
     return engine_of((yield Call("GET", "/engine")))
 
 
+_SAME_TWICE = frozenset({"pause_generation", "continue_generation", "flush_cache"})
+"""The steps of the engine that leave it as it is when they are done again."""
+
+
 def engine_step(step: str, fields: Mapping[str, Json]) -> Steps[EngineState]:
-    answer = yield Call("POST", f"/engine/{step}", _given(fields), extra_timeout_s=_ENGINE_S)
+    repeat = Repeat.READS if step in _SAME_TWICE else Repeat.UNSENT
+    answer = yield Call("POST", f"/engine/{step}", _given(fields), extra_timeout_s=_ENGINE_S, repeat=repeat)
     return engine_of(answer)
 
 
@@ -426,17 +463,18 @@ def servers() -> Steps[list[EngineServer]]:
 
 
 def change_servers(method: str, url: str) -> Steps[list[EngineServer]]:
-    return servers_of((yield Call(method, "/engine/servers", {"url": url}, extra_timeout_s=_ENGINE_S)))
+    call = Call(method, "/engine/servers", {"url": url}, extra_timeout_s=_ENGINE_S, repeat=Repeat.UNSENT)
+    return servers_of((yield call))
 
 
 def next_request(session_id: str | None, wait_s: float) -> Steps[dict[str, Json]]:
     body = _given({"session_id": session_id, "wait_s": wait_s})
-    answer: dict[str, Json] = yield Call("POST", "/mailbox/next", body, extra_timeout_s=wait_s)
+    answer: dict[str, Json] = yield Call("POST", "/mailbox/next", body, extra_timeout_s=wait_s, repeat=Repeat.UNSENT)
     return answer
 
 
 def deliver(answer: Delivery) -> Steps[str]:
-    delivered = yield Call("POST", "/mailbox/deliver", _given(answer))
+    delivered = yield Call("POST", "/mailbox/deliver", _given(answer), repeat=Repeat.UNSENT)
     return str(delivered["interaction_id"])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 import numpy as np
@@ -16,9 +16,11 @@ import orjson
 from proxy.client.asgi import ASGIApp
 from proxy.client.http_clients import IN_PROCESS
 from proxy.client.operations import Call
+from proxy.client.retries import RETRY_S, Attempts, Clock, checked_retry_s
 from proxy.client.running_app import AppHold
+from proxy.client.unreachable import ServerUnreachable, unreachable
 from proxy.client.values import Json
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError, classes_by, told
+from proxy.errors import InvalidRequest, ProxyError, classes_by, told
 
 TIMEOUT_S = 60.0
 """Far above what a healthy server takes; a wait that the caller asks for (`wait_s`) is added to it."""
@@ -27,27 +29,21 @@ LIMITS = httpx.Limits(max_connections=None)
 """Every call has a connection of its own: by default 100 share all, and the others time out behind long generations."""
 
 
-class ServerUnreachable(EngineUnavailable):
-    """No answer from the server's address: nothing listens there, the connection broke, or the timeout passed."""
-
-    code: ClassVar[str] = "server_unreachable"
-
-
-class NoAddress(ServerUnreachable):
-    """The server's address is no URL, so nothing ever answers there."""
-
-    code: ClassVar[str] = "no_address"
-    retryable = False
-
-
 class Connection:
-    """The server's URL or application, the admin key and the timeout: what both clients share.
+    """The server's URL or application, the admin key, the timeout and the patience: what both clients share.
 
     `url` of an application in this process is an address that only `http_client` reaches. `app`: the application, None
-    over a network; `hold`: what this client holds of it.
+    over a network; `hold`: what this client holds of it. `clock`: how pauses between attempts pass.
     """
 
-    def __init__(self, url: str | None, admin_key: str | None, timeout_s: float, app: ASGIApp | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        admin_key: str | None,
+        timeout_s: float,
+        app: ASGIApp | None = None,
+        retry_s: float = RETRY_S,
+    ) -> None:
         if (url is None) == (app is None):
             raise InvalidRequest(
                 "a client needs either the url of a server or the app of this process, and this one got "
@@ -59,10 +55,18 @@ class Connection:
         self.hold = None if app is None else AppHold(app)
         self.admin_key = admin_key
         self.timeout_s = timeout_s
+        self.retry_s = checked_retry_s(retry_s)
+        self.clock = Clock()
+
+    def attempts(self, call: Call, retry_s: float | None) -> Attempts:
+        """The attempts of a call, for `retry_s` seconds (None: this client's own)."""
+        return Attempts(call, self.retry_s if retry_s is None else checked_retry_s(retry_s), self.clock)
 
     def arguments(self, call: Call) -> dict[str, Any]:
         key = call.key or self.admin_key
         headers = {**call.headers, **({"authorization": f"Bearer {key}"} if key else {})}
+        if call.idempotency_key is not None:
+            headers["idempotency-key"] = call.idempotency_key
         content = None
         if call.body is not None:
             headers["content-type"] = "application/json"
@@ -78,12 +82,7 @@ class Connection:
         }
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
-        if isinstance(error, httpx.UnsupportedProtocol):
-            return NoAddress(f"{self.url!r} is not a URL of a server; it has to begin with http:// or https://")
-        reason = f"{type(error).__name__} {error}".rstrip()
-        if self.hold is not None:
-            return ServerUnreachable(f"no answer from the app in this process ({reason})")
-        return ServerUnreachable(f"no answer from {self.url} ({reason}); is the server running and the URL correct?")
+        return unreachable(error, self.url, in_process=self.hold is not None)
 
 
 def _encoded(body: Mapping[str, Json]) -> bytes:
@@ -131,6 +130,8 @@ def _error(response: httpx.Response) -> ProxyError:
         message, code, param = shown["message"], shown.get("code"), shown.get("param")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
+        if response.status_code in _OF_GATEWAYS:
+            code = ServerUnreachable.code
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
     return told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
 
@@ -142,5 +143,6 @@ def _seconds(header: str | None) -> float | None:
         return None  # an HTTP date, which the server never sends
 
 
+_OF_GATEWAYS = (502, 503, 504)
 _BY_CODE = classes_by("code")
 _BY_STATUS = classes_by("status")

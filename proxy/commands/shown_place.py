@@ -72,7 +72,7 @@ def served(url: str, admin_key: str | None) -> Iterator[Client]:
     from proxy.client import Client, ServerUnreachable
 
     try:
-        with Client(url, admin_key) as client:
+        with Client(url, admin_key, retry_s=0.0) as client:  # who looks is told at once
             yield client
     except ServerUnreachable as error:
         fail(error.message)

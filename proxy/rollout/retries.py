@@ -1,4 +1,7 @@
-"""Repeats a call that failed for a reason that passes: the server is busy or not there."""
+"""Repeats what failed for a reason that passes, where the client does not: turns, readiness, and starts of sessions.
+
+What is repeated here is sent once by the client, so that no retry is retried.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import httpx
-
 from proxy.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session
 from proxy.client.options import SessionOptions
 from proxy.errors import InvalidRequest, ProxyError, SessionNotFound
@@ -68,12 +66,16 @@ class _Start:
         self._task_id, self._options = task_id, options
         self._begun = time.monotonic()
         self._unanswered = False
+        self._key = secrets.token_hex(16)  # the server knows by it that an attempt is the same start
+
+    def _begin_anew(self) -> None:
+        """The session of an earlier attempt was deleted, so its answer is of no use any more."""
+        self._unanswered, self._key = False, secrets.token_hex(16)
 
     def may_be_repeated(self, error: ProxyError) -> bool:
         if isinstance(error, ServerUnreachable):
-            unsent = isinstance(error.__cause__, httpx.ConnectError)
             patient = time.monotonic() < self._begun + UNREACHABLE_S
-            return error.retryable and patient and (unsent or "session_id" in self._options)
+            return error.retryable and patient and (error.unsent or "session_id" in self._options)
         return error.status in (429, 503)
 
     def _is_of_an_earlier_attempt(self, error: InvalidRequest) -> bool:
@@ -93,7 +95,7 @@ class _AsyncStart(_Start):
         except InvalidRequest as error:
             if not self._is_of_an_earlier_attempt(error) or not await self._deleted_unused():
                 raise
-            self._unanswered = False
+            self._begin_anew()
             return await self.attempt()
         except asyncio.CancelledError:
             await to_the_end(self._give_up(starting))
@@ -102,9 +104,11 @@ class _AsyncStart(_Start):
     async def _answered(self) -> AsyncSession:
         """Start the session; note an answer that was lost, also after this attempt was cancelled."""
         try:
-            session = await self._client.start_session(self._task_id, **self._options)
-        except ServerUnreachable:
-            self._unanswered = True
+            session = await self._client.start_session(
+                self._task_id, idempotency_key=self._key, retry_s=0.0, **self._options
+            )
+        except ServerUnreachable as error:
+            self._unanswered |= not error.unsent
             raise
         self._unanswered = False
         return session
@@ -145,14 +149,14 @@ class _BlockingStart(_Start):
 
     def attempt(self) -> Session:
         try:
-            return self._client.start_session(self._task_id, **self._options)
-        except ServerUnreachable:
-            self._unanswered = True
+            return self._client.start_session(self._task_id, idempotency_key=self._key, retry_s=0.0, **self._options)
+        except ServerUnreachable as error:
+            self._unanswered |= not error.unsent
             raise
         except InvalidRequest as error:
             if not self._is_of_an_earlier_attempt(error) or not self._deleted_unused():
                 raise
-            self._unanswered = False
+            self._begin_anew()
             return self.attempt()
 
     def _deleted_unused(self) -> bool:

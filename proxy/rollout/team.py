@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import TypedDict, Unpack
 
@@ -21,12 +20,10 @@ from proxy.client.values import Json, Number
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.environment import agent_variables
-from proxy.rollout.retries import retried
 from proxy.rollout.session_start import start_session
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_.:+-]{1,64}")
-_RETRY_S = 60.0
 _RETRY_FAILED_S = 10.0
 """After an exception, which its caller should get soon."""
 _OWN_METADATA = ("episode", "agent")
@@ -223,16 +220,13 @@ class Team:
 
     async def _end_all(self, error: BaseException | None) -> list[ProxyError]:
         failures = []
-        within_s = _RETRY_S if error is None else _RETRY_FAILED_S
+        within_s = None if error is None else _RETRY_FAILED_S
         for session in self._sessions:
             try:
-                await retried(partial(self._end, session, error), within_s)
+                await self._client.run(operations.leave(session, error), retry_s=within_s)
             except ProxyError as failure:
                 failures.append(failure)
         return failures
-
-    async def _end(self, session: AsyncSession, error: BaseException | None) -> None:
-        await self._client.run(operations.leave(session, error))
 
 
 def _check(agents: Sequence[str], options: SessionOptions, shared: bool) -> None:

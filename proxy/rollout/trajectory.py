@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.client import AsyncClient, SessionTree, TreeNode
-from proxy.rollout.retries import retried
 
-RETRY_S = 60.0
-"""How long the server is asked again while it restarts."""
 _READ_AT_ONCE = 8
 
 
@@ -98,7 +95,7 @@ def last_of(nodes: Sequence[TreeNode]) -> list[TreeNode]:
 
 async def read_tree(client: AsyncClient, session_id: str) -> SessionTree:
     """The session with the numbers of its turns and its `score`. Raises the server's errors."""
-    return await retried(lambda: client.session_tree(session_id, ["score"]), RETRY_S)
+    return await client.session_tree(session_id, ["score"])
 
 
 def score_of(tree: SessionTree) -> float | None:
@@ -115,7 +112,7 @@ async def read_trajectory(
 
     async def read(node: TreeNode) -> Turn:
         async with room:
-            shown = await retried(lambda: client.show_turn(tree.session_id, node.id, ["messages"]), RETRY_S)
+            shown = await client.show_turn(tree.session_id, node.id, ["messages"])
         return _turn(shown)
 
     reading = [asyncio.ensure_future(read(node)) for node in (complete(tree) if nodes is None else nodes)]

@@ -324,7 +324,7 @@ OUTSIDE: dict[str, set[str]] = {
     "fastokens": {"rendering"},
     "gem": {"rollout.roll.envs", "rollout.roll.runners"},
     "httptools": {"engine.servers", "serving"},
-    "httpx": {"client", "images", "rollout", "rollout.openenv", "rollout.roll.rock", "rollout.roll.runners", "workers"},
+    "httpx": {"client", "images", "rollout.openenv", "rollout.roll.rock", "rollout.roll.runners", "workers"},
     "httpx2": {"client"},
     "huggingface_hub": {"hub"},
     "jinja2": {"rendering.templates"},

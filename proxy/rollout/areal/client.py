@@ -7,7 +7,7 @@ own exception is the one that leaves it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Unpack
@@ -19,12 +19,10 @@ from proxy.errors import InvalidRequest, ProxyError, RequestTimeout
 from proxy.rollout.areal import results
 from proxy.rollout.areal.results import Interactions
 from proxy.rollout.cancellation import to_the_end
-from proxy.rollout.retries import retried
 from proxy.rollout.session_start import start_session
 
 logger = logging.getLogger(__name__)
 STYLES = {"individual": results.individual, "concat": results.concat}
-_RETRY_S = 60.0
 _RETRY_FAILED_S = 10.0
 """After an exception, which its caller should get soon."""
 
@@ -104,9 +102,9 @@ class OpenAIProxyClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session, self._is_open = self.session, False
-        within_s = _RETRY_S if error is None else _RETRY_FAILED_S
+        within_s = None if error is None else _RETRY_FAILED_S
         try:
-            await to_the_end(self._run(lambda: operations.leave(session, error), within_s))
+            await to_the_end(self._run(operations.leave(session, error), within_s))
         except ProxyError as failure:
             if error is None:
                 raise
@@ -120,7 +118,7 @@ class OpenAIProxyClient:
         Raises NotFound for an unknown id (AReaL only logs it), and InvalidRequest for a reward that is not finite.
         """
         session = self.session
-        await self._run(lambda: operations.set_reward(session, reward, {"interaction_id": completion_id}))
+        await self._run(operations.set_reward(session, reward, {"interaction_id": completion_id}))
 
     async def set_last_reward(self, reward: float) -> None:
         """Set the reward of the last complete turn of the main agent, also after the block.
@@ -129,7 +127,7 @@ class OpenAIProxyClient:
         no turn.
         """
         session = self.session
-        await self._run(lambda: operations.set_reward(session, reward, {}))
+        await self._run(operations.set_reward(session, reward, {}))
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> Discounted:
         """Let the exports that follow use this discount. Awaited, it returns what AReaL's returns: all interactions.
@@ -173,12 +171,12 @@ class OpenAIProxyClient:
         session_id, options = self.session_id, self._export_options(discount, credit)
         options["wait_s"] = 0.0 if self._is_open else timeout_s
         async with self._connected() as client:
-            export = await retried(lambda: client.export(session_id=session_id, **options), _RETRY_S)
+            export = await client.export(session_id=session_id, **options)
             if not self._is_open and export.sessions[session_id]["status"] == "active":
                 raise RequestTimeout(
                     f"session {session_id!r} has not ended within {timeout_s:g} s: end it, then export"
                 )
-            tree = await retried(lambda: client.session_tree(session_id, results.INCLUDE), _RETRY_S)
+            tree = await client.session_tree(session_id, results.INCLUDE)
         return STYLES[style](export, tree)
 
     def _export_options(self, discount: float | None, credit: str | None) -> ExportOptions:
@@ -195,10 +193,10 @@ class OpenAIProxyClient:
             options["credit"] = credit
         return options
 
-    async def _run(self, steps: Callable[[], Steps[Any]], within_s: float = _RETRY_S) -> None:
-        """Run an operation on the session, which may be repeated without harm."""
+    async def _run(self, steps: Steps[Any], within_s: float | None = None) -> None:
+        """Run an operation on the session; it is repeated for `within_s` seconds (None: as long as the client does)."""
         async with self._connected() as client:
-            await retried(lambda: client.run(steps()), within_s)
+            await client.run(steps, retry_s=within_s)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:

@@ -10,16 +10,14 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from proxy.client import AsyncClient
-from proxy.client.options import SessionFilter
+from proxy.client import AsyncClient, operations
+from proxy.client.options import ClaimOptions, SessionFilter
+from proxy.client.retries import LEAVE_S
 from proxy.errors import ProxyError
 from proxy.rollout.cancellation import to_the_end
-from proxy.rollout.retries import retried
 
 _WAIT_S = 600.0
 """The longest wait that one request may ask for."""
-
-_RETRY_S = 60.0
 
 
 @asynccontextmanager
@@ -48,13 +46,13 @@ async def ended_sessions(
     except BaseException:
         await to_the_end(_left(client, claim_id, grants=False))
         raise
-    await retried(lambda: client.acknowledge(claim_id), _RETRY_S)
+    await client.acknowledge(claim_id)
 
 
 async def _claimed(client: AsyncClient, which: SessionFilter | None, claim_id: str) -> list[str]:
     """Ask for the claim, by its own id, until it holds something."""
     while True:
-        claim = await retried(lambda: client.claim(filter=which, claim_id=claim_id, wait_s=_WAIT_S), _RETRY_S)
+        claim = await client.claim(filter=which, claim_id=claim_id, wait_s=_WAIT_S)
         if claim.sessions:
             return [name for name, entry in claim.sessions.items() if entry["outcome"] in (None, "Finished")]
 
@@ -62,7 +60,8 @@ async def _claimed(client: AsyncClient, which: SessionFilter | None, claim_id: s
 async def _left(client: AsyncClient, claim_id: str, grants: bool) -> None:
     """Give back what was claimed and granted; a server that is gone has neither."""
     with suppress(ProxyError):
-        await client.claim(claim_id=claim_id, renew=True, lease_s=0.0)
+        gone: ClaimOptions = {"claim_id": claim_id, "renew": True, "lease_s": 0.0}
+        await client.run(operations.claim(None, gone), retry_s=LEAVE_S)
     with suppress(ProxyError):
         if grants:
-            await client.grant_capacity(-1)
+            await client.run(operations.grant_capacity(-1), retry_s=LEAVE_S)

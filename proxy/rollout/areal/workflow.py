@@ -23,14 +23,12 @@ from proxy.rollout.areal.online import ended_sessions
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
-from proxy.rollout.retries import retried
 from proxy.rollout.returned_rewards import returned_rewards
 from proxy.rollout.script import stop_import
 from proxy.rollout.session_start import unused_session_id
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 60.0
 """How long rewards are sent again while the server restarts; they may be repeated."""
 
 Mode = Literal["inline", "subproc", "online"]
@@ -245,7 +243,7 @@ async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: floa
     try:
         if isinstance(rewards, dict):
             if rewards:
-                await retried(lambda: session.session.set_reward(rewards=rewards), _RETRY_S)
+                await session.session.set_reward(rewards=rewards)
         elif rewards is not None:
             await session.set_last_reward(rewards)
     except InvalidRequest:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 
+from proxy.client import operations
 from proxy.client.exit_reason import exit_reason, storable
 from proxy.client.options import EndOptions
 from proxy.errors import InvalidRequest, ProxyError, SessionNotFound
 from proxy.rollout.episodes.episode import Episode
 from proxy.rollout.episodes.failure import Failure
-from proxy.rollout.retries import retried
 
 _logger = logging.getLogger(__name__)
 CANCELLED = Failure("cancelled", "cancelled")
 
 
-async def leave_session(episode: Episode, failure: Failure | None, within_s: float) -> Failure | None:
+async def leave_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
     """End the session, or delete it after a failure that is repeated (`plan.discard`). Return what has failed."""
     if failure is None or failure.kind not in episode.plan.discard:
         return await end_session(episode, failure, within_s)
     try:
-        await retried(lambda: episode.client.delete_session(episode.session.session_id), within_s)
+        deletion = operations.delete_session(episode.session.session_id)
+        await episode.client.run(deletion, retry_s=within_s)
     except SessionNotFound:
         pass  # an earlier attempt to delete it arrived
     except ProxyError as error:
@@ -28,8 +29,9 @@ async def leave_session(episode: Episode, failure: Failure | None, within_s: flo
     return failure
 
 
-async def end_session(episode: Episode, failure: Failure | None, within_s: float) -> Failure | None:
-    """End the session, as Finished without a failure; try again for `within_s` seconds while the server is away.
+async def end_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
+    """End the session, as Finished without a failure; try again for `within_s` seconds (None: as long as
+    the client does) while the server is away.
 
     Return the failure, or that of the end: a session that could not be ended expires at the server.
     """
@@ -47,8 +49,8 @@ async def end_session(episode: Episode, failure: Failure | None, within_s: float
     return failure
 
 
-async def _end(episode: Episode, options: EndOptions, within_s: float) -> None:
-    await retried(lambda: episode.session.end(**options), within_s)
+async def _end(episode: Episode, options: EndOptions, within_s: float | None) -> None:
+    await episode.session.end(retry_s=within_s, **options)
 
 
 def _what_happened(failure: Failure | None) -> EndOptions:

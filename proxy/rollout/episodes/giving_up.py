@@ -10,11 +10,10 @@ import logging
 
 from proxy.client import AsyncClient
 from proxy.client.exit_reason import storable
-from proxy.client.operations import Call, Steps, session_path
+from proxy.client.operations import Call, Steps, delete_session, session_path
 from proxy.errors import EndedOtherwise, ProxyError, SessionNotFound
 from proxy.rollout.episodes.plan import EpisodePlan
 from proxy.rollout.episodes.result import FailureKind
-from proxy.rollout.retries import retried
 
 logger = logging.getLogger(__name__)
 _WITHIN_S = 30.0
@@ -28,7 +27,7 @@ async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, 
     30 s: the session is live then.
     """
     try:
-        await retried(lambda: _left(client, plan, failure, message), _WITHIN_S)
+        await client.run(_left(plan, failure, message), retry_s=_WITHIN_S)
     except (SessionNotFound, EndedOtherwise):
         return True
     except ProxyError as error:
@@ -37,11 +36,11 @@ async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, 
     return True
 
 
-async def _left(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, message: str) -> None:
+def _left(plan: EpisodePlan, failure: FailureKind, message: str) -> Steps[None]:
     if failure in plan.discard:
-        await client.delete_session(plan.session_id)
+        yield from delete_session(plan.session_id)
     else:
-        await client.run(_end(plan.session_id, "Timeout" if failure == "timeout" else "Failed", storable(message)))
+        yield from _end(plan.session_id, "Timeout" if failure == "timeout" else "Failed", storable(message))
 
 
 def _end(session_id: str, outcome: str, reason: str) -> Steps[None]:

@@ -26,7 +26,7 @@ from proxy.rollout.episodes.plan import EpisodePlan
 from proxy.rollout.episodes.result import EpisodeResult
 from proxy.rollout.episodes.rewarding import Rewarding
 from proxy.rollout.session_start import start_session
-from proxy.rollout.trajectory import RETRY_S, complete, read_tree, score_of
+from proxy.rollout.trajectory import complete, read_tree, score_of
 
 _RETRY_CANCELLED_S = 10.0
 """How long the end of a cancelled episode is tried: its caller waits."""
@@ -74,7 +74,7 @@ class _Playing:
         except BaseException:
             await to_the_end(leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S))
             raise
-        failure = await to_the_end(leave_session(self._episode, failure, RETRY_S))
+        failure = await to_the_end(leave_session(self._episode, failure, None))
         return _result(self._episode.plan, failure, begun, self._tree, self._reward, self._episode.scores)
 
     async def _failure(self) -> Failure | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from proxy.client import SessionTree
@@ -16,11 +15,10 @@ from proxy.rollout.episodes.plan import EpisodePlan
 from proxy.rollout.episodes.result import FailureKind
 from proxy.rollout.episodes.reward_function import RewardFunction
 from proxy.rollout.failures import AgentFailed
-from proxy.rollout.retries import retried
 from proxy.rollout.returned_rewards import returned_rewards
 from proxy.rollout.scorers import load_scorer, score_trajectory
 from proxy.rollout.scorers.scoring import check_names
-from proxy.rollout.trajectory import RETRY_S, complete, read_trajectory, read_tree
+from proxy.rollout.trajectory import complete, read_trajectory, read_tree
 
 Rewards = float | dict[str, float] | None
 
@@ -56,7 +54,7 @@ class Rewarding:
         session = self._episode.session
         for name, value in scores.items():
             try:
-                await retried(partial(session.set_reward, value, name=name), RETRY_S)
+                await session.set_reward(value, name=name)
             except InvalidRequest as error:
                 return Failure("reward", f"score {name!r}: {exit_reason(error)}")
         return None
@@ -85,8 +83,7 @@ class Rewarding:
         return Failure("scorer", f"{scored.failures[0]}{more}")
 
     async def _record(self, body: Mapping[str, Any]) -> None:
-        session = self._episode.session
-        await retried(lambda: session.set_reward(**body), RETRY_S)
+        await self._episode.session.set_reward(**body)
 
     async def _by_function(self, path: str, tree: SessionTree, of_agent: Rewards) -> Failure | None:
         episode = self._episode
@@ -110,9 +107,9 @@ class Rewarding:
         try:
             if isinstance(rewards, dict):
                 if rewards:
-                    await retried(lambda: session.set_reward(rewards=rewards), RETRY_S)
+                    await session.set_reward(rewards=rewards)
             elif rewards is not None:
-                await retried(lambda: session.set_reward(rewards), RETRY_S)
+                await session.set_reward(rewards)
         except (InvalidRequest, NotFound) as error:
             return Failure(whose, exit_reason(error))
         return None

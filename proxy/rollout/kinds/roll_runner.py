@@ -18,13 +18,12 @@ from proxy.rollout.episodes import Episode, EpisodeEnded
 from proxy.rollout.episodes.agent import Reward
 from proxy.rollout.episodes.task_fields import seed_of
 from proxy.rollout.named_arguments import parameters
-from proxy.rollout.retries import retried
 from proxy.rollout.roll.managers.episode_session import storable_metrics, zipped
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.values import Section
 from proxy.rollout.roll.values.episode_result import EpisodeResult
 from proxy.rollout.threads import in_thread
-from proxy.rollout.trajectory import RETRY_S, complete, read_tree
+from proxy.rollout.trajectory import complete, read_tree
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class RunnerAgent:
         if result.status == "Finished":
             return reward
         if reward is not None:
-            await retried(lambda: episode.session.set_reward(reward), RETRY_S)
+            await episode.session.set_reward(reward)
         raise _ended(result, self.name)
 
     async def close(self) -> None:
@@ -139,7 +138,7 @@ async def _earned(result: EpisodeResult, episode: Episode) -> float | None:
     if not result.step_scores:
         return result.score
     scores = zipped(result.step_scores, turns)
-    await retried(lambda: episode.session.set_reward(step_scores=scores, align="first"), RETRY_S)
+    await episode.session.set_reward(step_scores=scores, align="first")
     return None
 
 

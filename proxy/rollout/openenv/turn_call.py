@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.client.operations import GENERATE_S, Call, StartedSession, Steps, session_path
+from proxy.client.operations import GENERATE_S, Call, Repeat, StartedSession, Steps, session_path
 from proxy.errors import InvalidRequest
 from proxy.rollout.openenv.completion_text import CompletionText
 
@@ -33,7 +33,7 @@ def complete(
     body = turn_body(messages, tools, sampling)
     path = f"/{session_path(session.session_id)}/v1/chat/completions"
     headers = {"idempotency-key": f"turn-{turn}-{digest(body)}"}
-    reply = yield Call("POST", path, body, session.api_key, headers=headers, timeout_s=timeout_s)
+    reply = yield Call("POST", path, body, session.api_key, headers=headers, timeout_s=timeout_s, repeat=Repeat.NEVER)
     return CompletionText.of(reply)
 
 

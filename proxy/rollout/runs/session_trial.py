@@ -23,7 +23,7 @@ async def try_session(client: AsyncClient, options: RunOptions, run_id: str) -> 
     fields: SessionOptions = {**options.session_fields(), "session_id": unused_session_id(_NAME)}
     fields["metadata"] = {**fields.get("metadata", {}), RUN: run_id, "validate": True}
     try:
-        session = await client.start_session(_NAME, **fields)
+        session = await client.start_session(_NAME, retry_s=0.0, **fields)
     except InvalidRequest as error:
         raise ConfigurationError(f"the server refuses sessions with these options: {error.message}") from None
     except (Unauthorized, Forbidden) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from proxy.client import AsyncClient, SessionTree
@@ -12,11 +11,10 @@ from proxy.client.exit_reason import exit_reason
 from proxy.client.operations import Call, Steps, session_path
 from proxy.client.options import SessionFilter
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.retries import retried
 from proxy.rollout.scorers.scored import Scored, ScorerFailure
 from proxy.rollout.scorers.scorer import Scorer, as_scorer, load_scorer
 from proxy.rollout.scorers.scoring import check_names, score_trajectory
-from proxy.rollout.trajectory import RETRY_S, Trajectory, read_trajectory, read_tree
+from proxy.rollout.trajectory import Trajectory, read_trajectory, read_tree
 
 TaskOf = Callable[[SessionTree], Mapping[str, Any]]
 
@@ -45,7 +43,7 @@ async def score_sessions(
     check_names(made)
     if concurrency < 1:
         raise InvalidRequest("'concurrency' must be at least 1", param="concurrency")
-    listed = await retried(lambda: client.sessions({"status": "ended"} if filter is None else filter), RETRY_S)
+    listed = await client.sessions({"status": "ended"} if filter is None else filter)
     room = asyncio.Semaphore(concurrency)
 
     async def one(session_id: str) -> Scored:
@@ -79,16 +77,12 @@ async def _scored(
 
 
 def recorder(client: AsyncClient, session_id: str) -> Callable[[Mapping[str, Any]], Any]:
-    """What records rewards of a session by the key of the client; it may be repeated."""
+    """What records rewards of a session by the key of the client."""
 
     async def record(body: Mapping[str, Any]) -> None:
-        await retried(partial(_sent, client, session_id, body), RETRY_S)
+        await client.run(_set_reward(session_id, body))
 
     return record
-
-
-async def _sent(client: AsyncClient, session_id: str, body: Mapping[str, Any]) -> None:
-    await client.run(_set_reward(session_id, body))
 
 
 def _set_reward(session_id: str, body: Mapping[str, Any]) -> Steps[None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,9 @@ from proxy.client import AsyncClient
 from proxy.client.adapters.trl import rollout_samples
 from proxy.client.values import Sample
 from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.retries import retried
-from proxy.rollout.session_start import UNREACHABLE_S
 from proxy.rollout.trl.buffer import Buffer
 from proxy.rollout.trl.metrics import Metrics, Value, of_group
 from proxy.rollout.trl.outcomes import compared
-
-T = TypeVar("T")
 
 
 class Delivery:
@@ -51,14 +47,9 @@ class Delivery:
         names = [result.session_id for result in results if compared(result)]
         if not names:
             return []
-        export = await self._patiently(
-            lambda: self._client.export(session_ids=names, layout="concat", include=["messages"])
-        )
-        await self._patiently(lambda: self._client.acknowledge(session_ids=names))
+        export = await self._client.export(session_ids=names, layout="concat", include=["messages"])
+        await self._client.acknowledge(session_ids=names)
         return export.samples
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await retried(call, UNREACHABLE_S)
 
     def _is_stale(self, row: Any, version: int) -> bool:
         return self._max_staleness is not None and version - row.model_version > self._max_staleness

@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxy.client import Client
+from proxy.client import Client, operations
 from proxy.client.options import PauseMode
+from proxy.client.retries import LEAVE_S
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.rollout.retries import retried_here
 from proxy.rollout.trl.shards import SHARD_BYTES, BaseModel
@@ -107,8 +108,9 @@ class WeightTransfer:
     def destroy(self) -> None:
         """Remove what was written and close the connections. An engine that is still paused runs again."""
         if self._paused:
+            self._paused = False
             with suppress(ProxyError):  # a server that is gone has nothing that waits
-                self.resume()
+                self._client.run(operations.engine_step("continue_generation", {}), retry_s=LEAVE_S)
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)
             self._place = None

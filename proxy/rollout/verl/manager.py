@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from proxy.client import AsyncClient
+from proxy.client import AsyncClient, operations
 from proxy.client.adapters.verl import VerlBatch
 from proxy.client.options import MemoryTag
 from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
@@ -46,7 +46,7 @@ def _awaited_or_run(
 async def _warn_if_asleep(client: AsyncClient) -> None:
     """Say why the samples of a batch will wait. What else is wrong with the server, the samples say."""
     try:
-        state = await client.engine()
+        state = await client.run(operations.engine(), retry_s=0.0)
     except ProxyError:
         return
     if state.released:

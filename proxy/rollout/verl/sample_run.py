@@ -19,6 +19,7 @@ import numpy as np
 from proxy.client import AsyncSession
 from proxy.client.exit_reason import exit_reason
 from proxy.client.options import EndOptions, SessionOptions
+from proxy.client.retries import LEAVE_S
 from proxy.errors import ProxyError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.config import Config
@@ -236,7 +237,7 @@ async def _fail(session: AsyncSession, error: BaseException, outcome: str) -> No
     cancelled = isinstance(error, asyncio.CancelledError)
     reason = "cancelled" if cancelled else exit_reason(error)
     try:
-        await session.end(outcome=outcome, exit_reason=reason)
+        await session.end(retry_s=LEAVE_S if cancelled else None, outcome=outcome, exit_reason=reason)
     except ProxyError as failure:
         _logger.warning("session %s could not be ended: %s", session.session_id, failure)
 

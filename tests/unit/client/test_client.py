@@ -26,7 +26,6 @@ from proxy.client.options import Format, TokenOptions
 from proxy.client.transport import Connection, decode
 from proxy.errors import (
     EngineIncapable,
-    EngineUnavailable,
     InvalidRequest,
     NotFound,
     ProxyError,
@@ -87,7 +86,9 @@ def test_every_error_class_comes_back_from_its_code_with_the_servers_words(kind:
 @pytest.mark.parametrize(
     ("status", "content", "kind"),
     [
-        (503, b"<html>bad gateway</html>", EngineUnavailable),
+        (502, b"<html>bad gateway</html>", ServerUnreachable),
+        (503, b"<html>no server is ready</html>", ServerUnreachable),
+        (501, b"<html>no such thing</html>", EngineIncapable),
         (429, b"[]", TooManyRequests),
         (404, orjson.dumps({"error": "plain"}), NotFound),
         (400, orjson.dumps({"type": "error", "error": {"type": "x", "message": "anthropic"}}), InvalidRequest),

@@ -87,7 +87,7 @@ def test_a_lost_lease_is_reported_and_an_unknown_claim_is_refused(server: str) -
 
 
 def test_nothing_is_leased_to_a_client_that_left_while_it_waited(server: str) -> None:
-    with Client(server, timeout_s=0.5) as leaves, pytest.raises(ServerUnreachable):
+    with Client(server, timeout_s=0.5, retry_s=0.0) as leaves, pytest.raises(ServerUnreachable):
         leaves.run(iter_claim(600.0))
     play(server, "a")
     with Client(server) as client:

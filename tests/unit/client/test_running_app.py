@@ -16,6 +16,7 @@ import pytest
 from proxy.client import AsyncClient, Client, ServerUnreachable
 from proxy.client.asgi import Message
 from proxy.client.http_clients import IN_PROCESS
+from proxy.client.unreachable import NoAddress
 from proxy.errors import ConfigurationError, InvalidRequest
 from tests.support import until
 
@@ -292,7 +293,7 @@ def test_who_waits_for_an_answer_is_told_that_the_event_loop_of_the_application_
     waiting = threading.Thread(target=agent)
     asyncio.run(main())
     waiting.join(60)
-    assert [type(failure) for failure in failures] == [ServerUnreachable]
+    assert [type(failure) for failure in failures] == [NoAddress]
 
 
 async def test_agents_of_a_closed_client_are_told_so() -> None:

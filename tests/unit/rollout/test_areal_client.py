@@ -112,19 +112,20 @@ async def test_an_end_that_fails_hides_no_exception_of_the_block(server: Server)
 
 async def test_what_fails_for_now_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that restarts between the end of an episode and its export loses no result."""
+    monkeypatch.setattr("proxy.client.retries._FIRST_PAUSE_S", 0.0)
     inside = client_of(server)
     errors = [StoreUnavailable("down", retry_after_s=0.0), ServerUnreachable("gone", retry_after_s=0.0)]
-    run = inside.run
+    send = inside._send
 
-    async def failing(steps: Any) -> Any:
+    async def failing(call: Any) -> Any:
         if errors:
             raise errors.pop(0)
-        return await run(steps)
+        return await send(call)
 
     again = list(errors)
     async with OpenAIProxyClient(client=inside, task_id="t") as client:
         [name] = await chain(server, client, 1)
-        monkeypatch.setattr(inside, "run", failing)
+        monkeypatch.setattr(inside, "_send", failing)
     assert errors == []
     assert (await inside.session_tree("t-0")).status == "ended"
     errors.extend(again)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -88,6 +87,7 @@ async def counted(folder: Path, at: Callable[[int], None]) -> AsyncIterator[tupl
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("proxy.client.retries._FIRST_PAUSE_S", 0.0)
 
 
 async def of_server(server: Served) -> list[Any]:
@@ -111,15 +111,13 @@ async def test_each_request_of_an_episode_may_be_lost(tmp_path: Path) -> None:
         assert await of_server(server) == [("episode", "ended", "Finished")]
 
 
-async def test_a_server_that_stays_away_is_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("episodes.rewarding", "episodes.play", "trajectory"):
-        monkeypatch.setattr(sys.modules[f"proxy.rollout.{module}"], "RETRY_S", 0.0)
-
+async def test_a_server_that_stays_away_is_the_failure(tmp_path: Path) -> None:
     def away(number: int) -> None:
         if number > 1:
             raise httpx.ConnectError("the server is gone")
 
     async with counted(tmp_path, away) as (server, client, _):
+        client.retry_s = 0.0
         result = await play(PLAN, Once(server), client)
         assert result.failure == "server"
         assert "the server is gone" in str(result.message)

@@ -22,7 +22,9 @@ class GivenSession(Session):
         super().__init__(client, {name: getattr(started, name) for name in names})
         self.ending: EndOptions | None = None
 
-    def end(self, **options: Unpack[EndOptions]) -> int:
+    def end(
+        self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
+    ) -> int:
         """Note how the session should end. The first call counts."""
         if self.ending is None:
             self.ending = options
@@ -42,7 +44,14 @@ class SessionGiver:
         self._given = GivenSession(self._client, started)
         return self._given
 
-    def start_session(self, task_id: str, **options: Unpack[SessionOptions]) -> Session:
+    def start_session(
+        self,
+        task_id: str,
+        *,
+        idempotency_key: str | None = None,
+        retry_s: float | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
         """The given session, once. Raises InvalidRequest for a key of one's own, which it cannot have any more."""
         if "api_key" in options:
             raise InvalidRequest("the session of this episode has its key already", param="api_key")

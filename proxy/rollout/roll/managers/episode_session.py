@@ -17,7 +17,6 @@ from proxy.client.exit_reason import exit_reason, storable
 from proxy.client.options import EndOptions, ExportOptions, SessionOptions
 from proxy.client.values import SessionTree
 from proxy.errors import EndedOtherwise, InvalidRequest, NotFound, ProxyError, SessionNotFound
-from proxy.rollout.retries import retried_here
 from proxy.rollout.roll.config import sampling_of
 from proxy.rollout.roll.values.episode_result import EpisodeResult
 from proxy.rollout.session_start import start_session_here, unused_session_id
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 OUTCOMES = ("Finished", "Failed", "NoData", "Timeout")
 _START_S = 600.0
 """How long an episode waits for a place on the server."""
-_RETRY_S = 60.0
-"""How long the end and the export are tried again while the server restarts; both may be repeated."""
 
 
 class EpisodeSession:
@@ -117,15 +114,18 @@ class EpisodeSession:
             logger.warning("session %s: %s", self.session.session_id, error)
             self.fail(error)
 
-    def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float = _RETRY_S) -> None:
-        """End the session without rewards; try again for `within_s` seconds. Does nothing if it has ended."""
+    def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float | None = None) -> None:
+        """End the session without rewards; try again for `within_s` seconds (None: as long as the client does).
+
+        Does nothing if it has ended.
+        """
         reason = exit_reason(error) if isinstance(error, BaseException) else error
         self._end({"outcome": outcome, "exit_reason": reason}, within_s)
 
     def exported(self, layout: str, **options: Any) -> Export:
         """All samples of the session; `options` are those of `Client.export`."""
         how: ExportOptions = {"layout": layout, "include": ["messages"], **options}  # type: ignore[typeddict-item]
-        return retried_here(lambda: self.client.export(session_id=self.session.session_id, **how), _RETRY_S)
+        return self.client.export(session_id=self.session.session_id, **how)
 
     def turns(self) -> int:
         """The number of complete turns."""
@@ -139,7 +139,7 @@ class EpisodeSession:
         return {name: at for name, at in times.items() if at is not None}
 
     def _tree(self) -> SessionTree:
-        return retried_here(lambda: self.client.session_tree(self.session.session_id, ["times"]), _RETRY_S)
+        return self.client.session_tree(self.session.session_id, ["times"])
 
     def _rewards(self, result: EpisodeResult) -> EndOptions:
         turns = self.turns()
@@ -156,12 +156,12 @@ class EpisodeSession:
             )
         return {"step_scores": zipped(scores, turns), "align": "first"}
 
-    def _end(self, options: EndOptions, within_s: float = _RETRY_S) -> None:
+    def _end(self, options: EndOptions, within_s: float | None = None) -> None:
         with self._ending:  # a manager may be stopped from another thread
             if self.outcome is not None:
                 return
             try:
-                retried_here(lambda: self.session.end(**options), within_s)
+                self.session.end(retry_s=within_s, **options)
                 self.outcome = options["outcome"]
             except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
                 logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)

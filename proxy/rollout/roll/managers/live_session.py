@@ -12,7 +12,7 @@ from proxy.client.values import Generated
 from proxy.rollout.retries import retried_here
 
 _RETRY_S = 60.0
-"""How long a call is tried again while the server restarts."""
+"""How long a turn is tried again while the server restarts: the client repeats everything else."""
 
 
 class LiveSession:
@@ -54,21 +54,19 @@ class LiveSession:
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]:
         """As `Session.tokenize`."""
-        return retried_here(lambda: self._server.tokenize(messages, **options), _RETRY_S)
+        return self._server.tokenize(messages, **options)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """As `Session.detokenize`."""
-        return retried_here(
-            lambda: self._server.detokenize(token_ids, skip_special_tokens=skip_special_tokens), _RETRY_S
-        )
+        return self._server.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     def end_token_ids(self) -> list[int]:
         """As `Session.end_token_ids`."""
-        return retried_here(lambda: self._server.end_token_ids(), _RETRY_S)
+        return self._server.end_token_ids()
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Any]:
         """As `Session.parse`."""
-        return retried_here(lambda: self._server.parse(token_ids, **options), _RETRY_S)
+        return self._server.parse(token_ids, **options)
 
     @property
     def _server(self) -> Client | Session:

@@ -9,7 +9,8 @@ from typing import TypeVar
 import httpx
 
 from proxy.client.operations import Call, Steps
-from proxy.client.transport import TIMEOUT_S, Connection, ServerUnreachable, decode
+from proxy.client.transport import TIMEOUT_S, Connection, decode
+from proxy.client.unreachable import ServerUnreachable
 from proxy.client.values import Json
 from proxy.rollout.sandboxes.sandbox import Sandbox
 

@@ -11,14 +11,13 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from proxy.client import Client
+from proxy.client import Client, operations
 from proxy.client.asgi import ASGIApp
+from proxy.client.retries import LEAVE_S
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.retries import retried_here
 from proxy.rollout.roll.scheduler.batch_metrics import append_to_dict
 from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
 from proxy.rollout.roll.scheduler.rollout_mock import RolloutMock
@@ -28,7 +27,6 @@ from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
 _MOST_IDS = 1000
-_RETRY_S = 60.0
 """How long the server is waited for when it restarts."""
 
 
@@ -160,7 +158,7 @@ class RolloutScheduler:
         self.env_output_queue.shutdown()
         if self._suspended:  # an environment whose request waits for the engine would not end
             try:
-                self._resume()
+                self._resume(LEAVE_S)
             except ProxyError as error:
                 logger.warning("the engine stays paused: %s", error)
         if self._workers is not None:
@@ -178,7 +176,7 @@ class RolloutScheduler:
         if not self._plays:
             workers.start(self._base_seed())
             self._plays = True
-        retried_here(self._resume, _RETRY_S)
+        self._resume()
         rollouts = self.env_output_queue.get_batch(batch_size, global_step)
         if batch_size < 0:
             workers.join()
@@ -186,10 +184,10 @@ class RolloutScheduler:
             self.env_output_queue.clear()
         return rollouts
 
-    def _resume(self) -> None:
+    def _resume(self, within_s: float | None = None) -> None:
         self._suspended = False
-        if self._client.engine().paused:
-            self._client.resume()
+        if self._client.run(operations.engine(), retry_s=within_s).paused:
+            self._client.run(operations.engine_step("continue_generation", {}), retry_s=within_s)
 
     def _made_workers(self) -> Workers:
         if self.env_output_queue.closed:
@@ -229,7 +227,7 @@ class RolloutScheduler:
         try:
             for at in range(0, len(names), _MOST_IDS):
                 chunk = names[at : at + _MOST_IDS]
-                retried_here(partial(self._client.acknowledge, session_ids=chunk), _RETRY_S)
+                self._client.acknowledge(session_ids=chunk)
         except ProxyError as error:
             logger.warning("%d sessions could not be taken out of the queue of claims: %s", len(names), error)
 

@@ -25,11 +25,18 @@ class WorkerClient(Client):
         super().__init__(url, admin_key)
         self._name = name
 
-    def start_session(self, task_id: str, **options: Unpack[SessionOptions]) -> Session:
+    def start_session(
+        self,
+        task_id: str,
+        *,
+        idempotency_key: str | None = None,
+        retry_s: float | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
         """As `Client.start_session`."""
         metadata: Mapping[str, Any] = options.get("metadata") or {}
         options["metadata"] = {**metadata, WORKER: self._name}
-        return super().start_session(task_id, **options)
+        return super().start_session(task_id, idempotency_key=idempotency_key, retry_s=retry_s, **options)
 
 
 def run_workers(
