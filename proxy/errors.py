@@ -38,7 +38,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another replica, or again after the restart"
 """The message of every EngineUnavailable that a shutdown causes."""
@@ -60,7 +60,8 @@ class ProxyError(Exception):
 
     `param` names the invalid field. `retry_after_s` becomes the `retry-after` header, in seconds, at most 30: some SDKs
     ignore longer waits. `details`: what a client of the Messages API reads of the error to find another way. Of a very
-    long message, which quotes what was sent, the middle is left out.
+    long message, which quotes what was sent, the middle is left out. `shown`: what agents are told in place of a
+    message that quotes an engine's answer, which the log and administrators have whole.
     """
 
     status: ClassVar[int] = 500
@@ -81,6 +82,12 @@ class ProxyError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.details = details
+        self.shown: str | None = None
+
+    def showing(self, message: str | None) -> Self:
+        """The same error, of which agents are told this alone; None for its message."""
+        self.shown = message
+        return self
 
 
 def classes_by(attribute: str) -> dict[Any, type[ProxyError]]:

@@ -1,4 +1,5 @@
-"""What agents are told of a failure behind the server: no address, socket or path of the machines there.
+"""What agents are told of a failure behind the server: no address, socket or path of the machines there, and nothing of
+what an engine answered.
 
 Administrators read the whole error: in the replies of their own endpoints, in the session's tree and in the log.
 """
@@ -36,10 +37,12 @@ def is_administration(path: str) -> bool:
 
 
 def neutral(error: ProxyError) -> ProxyError:
-    """The same error, or one of its class that names no place, whose whole text is then in the log."""
-    if error.status < 500 or not _PLACE.search(error.message):
-        return error
-    told = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
+    """The same error, or one of its class that names no place and quotes nothing; the log has the whole text then."""
+    told = error.shown
+    if told is None:
+        if error.status < 500 or not _PLACE.search(error.message):
+            return error
+        told = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
     shown = type(error).__new__(type(error))  # a class may make its message of other arguments
     shown.__dict__.update(error.__dict__)
     shown.message = f"{told}; the server's log has the reason"

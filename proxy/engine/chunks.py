@@ -69,11 +69,17 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
             raise EngineFailed(f"the engine gave token {wrong}, but the model's token ids are 0 to {vocab_size - 1}")
         if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
+        for token, logprob in (pair for top in chunk.top_logprobs for pair in top):
+            if type(token) is not int or not isinstance(logprob, float | int):
+                raise EngineFailed("the engine gave a top logprob that is no token id with a number")
+            if math.isnan(logprob):
+                raise EngineFailed("the engine's answer is wrong: a top logprob is NaN")
         if chunk.unmasked is not None and len(chunk.unmasked) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
         for logprobs in (chunk.logprobs,) if chunk.unmasked is None else (chunk.logprobs, chunk.unmasked):
             if not math.isfinite(sum(logprobs)):  # float32 values cannot overflow a sum of doubles
-                raise EngineFailed("the engine gave a logprob that is not a finite number")
+                wrong_one = "NaN" if any(map(math.isnan, logprobs)) else "infinite"
+                raise EngineFailed(f"the engine's answer is wrong: a logprob is {wrong_one}")
             if (highest := max(logprobs)) > LARGEST_LOGPROB:
                 raise EngineFailed(f"the engine gave logprob {highest:g}; the logarithm of a probability is at most 0")
     for count, version in ((1, chunk.version), *chunk.corrected):

@@ -164,6 +164,7 @@ async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids:
     """Logprobs are finite and at most 0, at any temperature."""
     for temperature in (0.0, 0.7, 1.0):
         reply = await complete(engine, request_for(prompt_ids, 12, temperature=temperature))
+        assert not any(map(math.isnan, reply.logprobs)), "a logprob is NaN"
         assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), (
             "logprobs must be finite and at most 0"
         )

@@ -43,7 +43,7 @@ def _is_filled(ours: Any, theirs: Any, schemas: list[Any], root: Mapping[str, An
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         items = [one.get("items") for one in _alternatives(schemas, root)]
         return all(_is_filled(own, other, items, root) for own, other in zip(ours, theirs, strict=True))
-    return type(ours) is type(theirs) and bool(ours == theirs)
+    return type(ours) is type(theirs) and (bool(ours == theirs) or (ours != ours and theirs != theirs))  # NaN
 
 
 def _is_optional(key: str, schema: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ verified on token ids before tokens are joined.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -170,9 +171,10 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 def canonical_arguments(text: str) -> bytes:
     """Canonical JSON of a call's arguments: sorted keys, no spaces, 1.0 as 1, empty text as {}.
 
-    Text that is no JSON, or too deeply nested, stays as it is. Truncated JSON (a call that ran into the length limit)
-    is closed where it ends, as clients echo it. An integer beyond 2**53 becomes the nearest double, as JavaScript
-    clients echo it.
+    Text that is no JSON, is too deeply nested or repeats a key of an object stays as it is: parsers differ in which of
+    the values they keep. NaN, Infinity and -Infinity are values of their own. Truncated JSON (a call that ran into the
+    length limit) is closed where it ends, as clients echo it. An integer beyond 2**53 becomes the nearest double, as
+    JavaScript clients echo it.
     """
     if not text.strip():
         return b"{}"
@@ -188,15 +190,26 @@ def argument_value(text: str) -> Any:
 
 
 def _loaded(text: str) -> Any:
-    """Decode JSON text, also with NaN or lone surrogates, or truncated. Raises ValueError for other text."""
+    """Decode JSON text, also with NaN or lone surrogates, or truncated.
+
+    Raises ValueError for other text, and for an object that repeats a key.
+    """
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return jiter.from_json(text.encode(), catch_duplicate_keys=True)
+    except ValueError:
         pass
     try:
-        return json.loads(text)
-    except ValueError:
-        return jiter.from_json(text.encode(errors="replace"), partial_mode="trailing-strings")
+        return json.loads(text, object_pairs_hook=_distinct)
+    except json.JSONDecodeError:
+        partial = text.encode(errors="replace")
+        return jiter.from_json(partial, partial_mode="trailing-strings", catch_duplicate_keys=True)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key is repeated")
+    return value
 
 
 def canonical_json(value: Any) -> bytes:
@@ -206,9 +219,20 @@ def canonical_json(value: Any) -> bytes:
 
 def _sorted_json(value: Any) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        packed = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        if b"null" not in packed or not _has_infinite(value):
+            return packed
     except orjson.JSONEncodeError:  # integers beyond 64 bits, lone surrogates
-        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        pass
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _has_infinite(value: Any) -> bool:
+    """Whether a number in a value is NaN or infinite: orjson writes null for it."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(map(_has_infinite, parts))
 
 
 def _integral(value: Any, *, doubles: bool = False) -> Any:

@@ -24,9 +24,9 @@ MOST = len(ANSWER)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "id too large": ({"ids": ids_of([BAD_ID])}, "token 1000000"),
     "negative id": ({"ids": ids_of([-1])}, "token -1"),
-    "nan": ({"logprobs": array("f", [math.nan])}, "finite"),
-    "infinite": ({"logprobs": array("f", [math.inf])}, "finite"),
-    "minus infinite": ({"logprobs": array("f", [-math.inf])}, "finite"),
+    "nan": ({"logprobs": array("f", [math.nan])}, "a logprob is NaN"),
+    "infinite": ({"logprobs": array("f", [math.inf])}, "a logprob is infinite"),
+    "minus infinite": ({"logprobs": array("f", [-math.inf])}, "a logprob is infinite"),
     "positive": ({"logprobs": array("f", [0.5])}, "logprob 0.5"),
     "no logprob": ({"logprobs": array("f")}, "0 logprobs for 1 tokens"),
     "too many": ({"ids": ids_of([5] * MOST), "logprobs": array("f", [-1.0] * MOST)}, "more than it was asked for"),

@@ -112,6 +112,19 @@ def server_process(
             process.kill()
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes that start in the block take SIGINT, as those of a terminal do.
+
+    A shell ignores it in what it runs in the background, tests too, and new programs inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def told_of_stop(process: Process) -> list[str]:
     """The sentences of the log about a stop that has ended, but for those that tell again what it still waits for."""
     lines = [line for line in process.output.splitlines() if re.search(r" stopp(ing|ed)\b", line)]

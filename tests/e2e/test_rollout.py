@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from proxy.client import Client
-from tests.e2e.processes import ROOT, run
+from tests.e2e.processes import ROOT, interruptible, run
 from tests.support import real_server
 
 AGENT = """
@@ -74,7 +74,9 @@ def playing(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "proxy.commands", *arguments, "--data", "tasks.jsonl"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+    with interruptible():
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+    with process:
         try:
             yield process
         finally:

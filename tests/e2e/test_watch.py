@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from proxy.client import Client, ServerEvent
-from tests.e2e.processes import ROOT, run, server_process
+from tests.e2e.processes import ROOT, interruptible, run, server_process
 from tests.support import user
 
 SCRIPTED = ("--engine", "scripted", "--engine-arg", "play=agent")
@@ -26,14 +26,11 @@ SCRIPTED = ("--engine", "scripted", "--engine-arg", "play=agent")
 def watching(url: str, *flags: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A running `watch` with pipes; it is killed with the block."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "proxy.commands", "watch", "--url", url, *flags],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-m", "proxy.commands", "watch", "--url", url, *flags]
+    pipe = subprocess.PIPE
+    with interruptible():
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    with process:
         try:
             yield process
         finally:

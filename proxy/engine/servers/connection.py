@@ -7,6 +7,7 @@ another class. Keys are sent, and never part of a message.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +45,14 @@ class Keys:
 NO_KEYS = Keys()
 
 
+class NotJson(Exception):
+    """An answer is not JSON. `content`: the answer."""
+
+    def __init__(self, content: bytes | bytearray) -> None:
+        super().__init__("an answer is not JSON")
+        self.content = content
+
+
 class Stopped(Exception):
     """The reader of a reply needs no more of it, although the server goes on: the connection is closed."""
 
@@ -71,7 +80,7 @@ class EventStream(Exchange):
                 if event == _LAST:
                     self.complete = True
                     break
-                events.append(orjson.loads(event))
+                events.append(_loads(event))
         self.begun = self.begun or bool(events)
         if events and self._read(events):
             self.complete = True
@@ -122,8 +131,8 @@ class ServerConnection:
         """
         try:
             await self._sample(path, body, headers, reply)
-        except orjson.JSONDecodeError as error:
-            raise EngineFailed(f"the server's answer is not JSON: {error.doc[:80]!r}") from None
+        except NotJson as error:
+            raise _no_json(error.content) from None
         if reply.begun is False and not reply.complete:
             raise EngineFailed(f"{self.url} answered {path} with something that is no stream of events")
         if not reply.complete:
@@ -161,7 +170,7 @@ class ServerConnection:
             await self._send(reply, head + fields_of(headers) if headers else head, body, repeat=True)
         finally:
             self._replies.discard(reply)
-        self._check(reply, path, "the engine server")  # agents read why their request is refused
+        self._check(reply, path, "the engine server")  # agents read that their request is refused
 
     async def _send(self, exchange: Exchange, head: bytes, body: Sequence[bytes], *, repeat: bool) -> None:
         if self._client.closed:
@@ -188,7 +197,8 @@ class ServerConnection:
         if status in (404, 405):
             raise EngineUnavailable(f"{self.url} has no {path} ({message})")
         if 400 <= status < 500:
-            raise InvalidRequest(f"{refused_by or self.url} refused {path}: {message}")
+            shown = None if refused_by is None else f"{refused_by} refused the request"
+            raise InvalidRequest(f"{refused_by or self.url} refused {path}: {message}").showing(shown)
         raise EngineFailed(f"{self.url} failed in {path} with {status}: {message}")
 
 
@@ -254,11 +264,33 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 def _json(content: bytes | bytearray, otherwise: Any) -> Any:
     """Parse JSON. If it is malformed, return `otherwise`; raise EngineFailed if that is None."""
     try:
+        return _loads(content)
+    except NotJson:
+        if otherwise is None:
+            raise _no_json(content) from None
+        return otherwise
+
+
+def _loads(content: bytes | bytearray) -> Any:
+    """Parse JSON, also with NaN and Infinity, which Python servers write: who reads a number says which is wrong.
+
+    Raises NotJson.
+    """
+    try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        if otherwise is None:
-            raise EngineFailed(f"the server's answer is not JSON: {bytes(content[:80])!r}") from None
-        return otherwise
+        try:
+            if b"NaN" in content or b"Infinity" in content:
+                return json.loads(content)
+        except (ValueError, RecursionError):
+            pass
+        raise NotJson(content) from None
+
+
+def _no_json(content: bytes | bytearray) -> EngineFailed:
+    return EngineFailed(f"the server's answer is not JSON: {bytes(content[:80])!r}").showing(
+        "the engine's answer is not JSON"
+    )
 
 
 def _reason(content: bytearray) -> str:

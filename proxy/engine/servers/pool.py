@@ -172,7 +172,7 @@ class Pool:
             request.failures.append(failure_of(member, error))
             if final or not self._placement.untried(request.failures):
                 raise
-            raise EngineLost(error.message) from error
+            raise EngineLost(error.message).showing(error.shown) from error
         else:
             if finish is not None and finish is not FinishReason.ABORT:
                 self._trust.credit(member, request.failures)

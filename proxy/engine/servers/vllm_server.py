@@ -19,7 +19,7 @@ from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTran
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.sent_images import Eyes
-from proxy.engine.servers.vllm_sight import PATH, SeenReply, blindness, sent
+from proxy.engine.servers.vllm_sight import PATH, SeenReply, blindness, malformed, sent
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,
@@ -279,8 +279,8 @@ def _chunks(event: Mapping[str, Any], top: int, seen: SeenReply | None = None) -
         return []
     try:
         return _chunk(event["choices"][0], top)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise EngineFailed(f"the engine's answer does not have vLLM's form: {type(error).__name__}: {error}") from None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
+        raise malformed(wrong) from None
 
 
 def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
@@ -294,7 +294,8 @@ def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
         raise EngineFailed("the engine gave a token the probability 0")
     reason = choice.get("finish_reason")
     if reason is not None and reason not in _FINISH:
-        raise EngineFailed(f"the engine ended a reply with '{reason}'")
+        shown = "the engine ended a reply with a reason that vLLM does not have"
+        raise EngineFailed(f"the engine ended a reply with '{reason}'").showing(shown)
     finish = _FINISH[reason] if reason else None
     tops = [_ranked(entry, top) for entry in told.get("top_logprobs") or []] if top else []
     if not ids and finish is None:
@@ -314,8 +315,8 @@ def _refusal(error: Any) -> ProxyError:
     told: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
     code, message = told.get("code"), without_images(str(told.get("message")))
     if isinstance(code, int) and code >= _SERVER_ERROR:
-        return EngineFailed(f"the engine failed: {message}")
-    return InvalidRequest(f"the engine refused the request: {message}")
+        return EngineFailed(f"the engine failed: {message}").showing("the engine failed")
+    return InvalidRequest(f"the engine refused the request: {message}").showing("the engine refused the request")
 
 
 def _truncates(sampling: SamplingParams) -> str | None:

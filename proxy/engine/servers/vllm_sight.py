@@ -73,6 +73,12 @@ async def sent(images: SentImages, request: GenerateRequest, completion: Mapping
     return with_prompt(body, "token_ids", SentPrompt(collapsed(request.prompt, request.images.placed), after))
 
 
+def malformed(error: Exception) -> EngineFailed:
+    """The error for an event whose reading raised `error`."""
+    plain = "the engine's answer does not have vLLM's form"
+    return EngineFailed(f"{plain}: {type(error).__name__}: {error}").showing(plain)
+
+
 class SeenReply:
     """Reads the events of a reply. The first one says which ids the server runs on."""
 
@@ -87,8 +93,7 @@ class SeenReply:
                 self._check(event.get(_FIELD))
             return [chunk for choice in event.get("choices") or () for chunk in self._chunk(choice)]
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise EngineFailed(f"the engine's answer does not have vLLM's form: {why}") from None
+            raise malformed(error) from None
 
     def _check(self, told: Any) -> None:
         ours = self._prompt

@@ -98,7 +98,8 @@ class SglangEngine:
                     for chunk in answer.read((part,)):
                         yield chunk
         except ValueError as error:
-            raise InvalidRequest(f"the engine refused the request: {error}") from None
+            message = f"the engine refused the request: {error}"
+            raise InvalidRequest(message).showing("the engine refused the request") from None
         finally:
             self._readers -= 1
             self._streams.running -= request.streamed

@@ -166,7 +166,7 @@ class SglangReply:
                 if reason is not None:
                     finish = _finish(reason)
                 if sent == 0:
-                    cached = meta.get("cached_tokens")
+                    cached = _count(meta.get("cached_tokens"))
                     self._check_prompt(meta.get("prompt_tokens"))
                 elif not self.incremental:
                     self._check_said(part.get("output_ids"), whole=finish is not None)
@@ -198,7 +198,7 @@ class SglangReply:
                 tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             message = f"the engine's answer does not have SGLang's form: {type(error).__name__}: {error}"
-            raise EngineFailed(message) from None
+            raise EngineFailed(message).showing("the engine's answer does not have SGLang's form") from None
         if len(self.ids) == before and finish is None:
             return []
         said, runs = divided(told, before)
@@ -209,7 +209,8 @@ class SglangReply:
     def _check_prompt(self, told: Any) -> None:
         """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""
         if told is not None and told != self.prompt_tokens:
-            raise EngineFailed(f"the engine continued a prompt of {told} tokens, but was sent {self.prompt_tokens}")
+            count = told if type(told) is int else "an unknown number of"
+            raise EngineFailed(f"the engine continued a prompt of {count} tokens, but was sent {self.prompt_tokens}")
 
     def _check_said(self, ids: Any, *, whole: bool) -> None:
         """Raise EngineFailed if a cumulative part repeats, loses or changes tokens of earlier parts.
@@ -281,8 +282,17 @@ def _failure(status: Any, message: str) -> ProxyError:
     """The exception for an error of a status: EngineBusy for a full queue, InvalidRequest if there is none."""
     message = without_images(message)
     if status in _BUSY:
-        return EngineBusy(message)
-    return EngineFailed(message) if isinstance(status, int) and status >= _SERVER_ERROR else InvalidRequest(message)
+        return EngineBusy(message).showing("the engine is busy")
+    if isinstance(status, int) and status >= _SERVER_ERROR:
+        return EngineFailed(message).showing("the engine failed")
+    return InvalidRequest(message).showing("the engine refused the request")
+
+
+def _count(told: Any) -> int | None:
+    """A count that the engine may tell. Raises TypeError."""
+    if told is not None and type(told) is not int:
+        raise TypeError("a count of tokens is no integer")
+    return told
 
 
 def _ranked(top: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

@@ -70,6 +70,8 @@ def test_call_ids_count_up_to_consistent_renaming() -> None:
         ("", "{}"),
         ('{"n": {"y": [1, {"b": 1, "a": 2}]}}', '{"n":{"y":[1,{"a":2,"b":1}]}}'),
         ('{"a": 123456789012345678901234567890}', '{"a":123456789012345678901234567890}'),
+        ('{"b": NaN, "a": [Infinity, -Infinity, null]}', '{"a":[Infinity,-Infinity,null],"b":NaN}'),
+        ('{"a": {"b": 1}, "b": "cut', '{"b":"cut","a":{"b":1}}'),
     ],
 )
 def test_arguments_are_compared_as_json(one: str, other: str) -> None:
@@ -77,10 +79,25 @@ def test_arguments_are_compared_as_json(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [('{"a": 1}', '{"a": "1"}'), ("not json", "not  json"), ('{"a":null}', "{}")]
+    ("one", "other"),
+    [
+        ('{"a": 1}', '{"a": "1"}'),
+        ("not json", "not  json"),
+        ('{"a":null}', "{}"),
+        ('{"a":1,"a":2}', '{"a":2}'),
+        ('{"a":1,"a":2}', '{"a":1}'),
+        ('{"n":[{"a":2,"a":2}]}', '{"n":[{"a":2}]}'),
+        (r'{"a":"\ud800","b":1,"b":2}', r'{"a":"\ud800","b":2}'),
+        ('{"a":1,"a":2,"b":"cut', '{"a":2,"b":"cut"}'),
+    ],
 )
 def test_different_arguments_make_different_messages(one: str, other: str) -> None:
     assert canonical_arguments(one) != canonical_arguments(other)
+
+
+def test_numbers_that_are_not_finite_are_values_of_their_own() -> None:
+    values = ("NaN", "Infinity", "-Infinity", "null", '"NaN"', "0")
+    assert len({canonical_arguments(f'{{"a": [{value}]}}') for value in values}) == len(values)
 
 
 def test_tools_system_and_options_belong_to_the_root() -> None:
