@@ -60,6 +60,11 @@ class BaseEnvManager:
         self.env_step_limiter = env_step_limit(given, mode)
         _say_unused({f"argument {9 + at}": value for at, value in enumerate(args)} | kwargs)
 
+    @property
+    def is_discounted(self) -> bool:
+        """Whether scores are returns: `apply_reward_discount` of the pipeline."""
+        return bool(getattr(self.pipeline_config, "apply_reward_discount", False))
+
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
         """Further fields of `start_session` for the episodes of an environment: how the model answers in them."""

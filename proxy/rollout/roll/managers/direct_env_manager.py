@@ -215,6 +215,8 @@ class DirectEnvManager(BaseEnvManager, ABC):
             mode="traj" if self.layout == "concat" else "step",
             sequence_length=self.pipeline_config.sequence_length,
             pad_token_id=getattr(self.tokenizer, "pad_token_id", None) or 0,
+            score=earned(rollout_cache.history)[1],
+            discounted=self.is_discounted,
             amended=lambda samples: amended(samples, rollout_cache.history, episode, self.layout, self.tools),
         )
         rollout.meta_info["metrics"] |= {

@@ -35,12 +35,20 @@ class EpisodeSession:
     """A live session of one episode, started by `start`, which `finish` or `fail` ends.
 
     `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
-    group of the session: the episodes that are compared have one.
+    group of the session: the episodes that are compared have one. `discount` is that of its returns.
     """
 
-    def __init__(self, client: Client, session: Session, traj_group_id: str, env_id: int, api_key: str | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        session: Session,
+        traj_group_id: str,
+        env_id: int,
+        api_key: str | None,
+        discount: float,
+    ) -> None:
         self.client, self.session = client, session
-        self.traj_group_id, self.env_id = traj_group_id, env_id
+        self.traj_group_id, self.env_id, self.discount = traj_group_id, env_id, discount
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
@@ -90,7 +98,7 @@ class EpisodeSession:
         if api_key is not None:
             given["api_key"] = api_key
         session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
-        return cls(client, session, traj_group_id, env_id, api_key)
+        return cls(client, session, traj_group_id, env_id, api_key, given["discount"])
 
     def finish(self, result: EpisodeResult, rewards: Mapping[str, float] | None = None) -> None:
         """End the session with what the runner says of it: outcome, reason, metrics and rewards.
@@ -127,10 +135,10 @@ class EpisodeSession:
         how: ExportOptions = {"layout": layout, "include": ["messages"], **options}  # type: ignore[typeddict-item]
         return retried_here(lambda: self.client.export(session_id=self.session.session_id, **how), _RETRY_S)
 
-    def turns(self) -> int:
-        """The number of complete turns."""
+    def turns(self) -> list[str]:
+        """The ids of the complete turns, in order of completion."""
         self._seen = self._tree()
-        return sum(node.turn is not None for node in self._seen.interactions)
+        return [node.id for node in self._seen.interactions if node.turn is not None]
 
     def first_token_at(self) -> dict[str, float]:
         """When the first token of each turn came, in Unix seconds, by interaction id."""
@@ -142,7 +150,7 @@ class EpisodeSession:
         return retried_here(lambda: self.client.session_tree(self.session.session_id, ["times"]), _RETRY_S)
 
     def _rewards(self, result: EpisodeResult) -> EndOptions:
-        turns = self.turns()
+        turns = len(self.turns())
         if not turns:
             return {}
         scores = [float(score) for score in result.step_scores]
@@ -190,7 +198,11 @@ def zipped(scores: Sequence[float], turns: int) -> list[float]:
 
 
 def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
-    """Discount, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together."""
+    """Returns, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together.
+
+    The steps of an episode are its turns in order, also where their prompts do not continue each other, so the returns
+    go along that order (credit `linear`), as ROLL's do along the steps of a trajectory.
+    """
     sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
     limits = {
         "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
@@ -198,6 +210,7 @@ def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[
     }
     return {
         "discount": float(getattr(pipeline_config, "step_reward_gamma", 1.0)),
+        "credit": "linear",
         "sampling": sampling,
         "limits": {name: most for name, most in limits.items() if most},
     }

@@ -150,7 +150,7 @@ class ProxyEnvManager(BaseEnvManager):
             sequence_length=self.pipeline_config.sequence_length,
             pad_token_id=int(getattr(self.tokenizer, "pad_token_id", None) or 0),
             score=self._select_episode_score(result),
-            discounted=bool(getattr(self.pipeline_config, "apply_reward_discount", False)),
+            discounted=self.is_discounted,
             reward_name=self.reward_granularity,
             drift="mask" if self._config.get("enable_fork") is False else "fork",
         )
