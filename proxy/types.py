@@ -88,6 +88,15 @@ class Credit(StrEnum):
     LINEAR = "linear"
 
 
+class RewardScope(StrEnum):
+    """Whose rewards a sample is rewarded with: those of its whole session, only those on its own path, or those of the
+    turns of its agent, wherever they are in the session."""
+
+    SESSION = "session"
+    PATH = "path"
+    AGENT = "agent"
+
+
 class ToolCall(NamedTuple):
     """A tool call. `arguments` is JSON text, exactly as sampled or as the client sent it."""
 
@@ -506,6 +515,8 @@ class SessionRecord:
     ended.
     `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
+    `reward_scope`: by which exports score it unless they ask for another; None: the tree decides. `score`: of the whole
+    session, as its end gave it; None: that of its turns' rewards.
     """
 
     session_id: str
@@ -533,6 +544,8 @@ class SessionRecord:
     group_size: int | None = None
     series: str | None = None
     turn_options: Mapping[str, Json] = field(default_factory=dict)
+    reward_scope: RewardScope | None = None
+    score: float | None = None
 
     @property
     def validation(self) -> bool:

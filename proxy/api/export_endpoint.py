@@ -236,7 +236,10 @@ def _add(
 ) -> None:
     for record in records:
         scored = scored_session(record, steps[record.session_id], options)
-        groups.add(group_of(record.session_id, record.group_id), scored.values(), scored.steps())
+        group, scores = group_of(record.session_id, record.group_id), scored.values()
+        groups.add(group, scores, scored.steps())
+        if scores:
+            groups.note_scope(group, scored.scores.scope, record.session_id)
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:

@@ -25,9 +25,9 @@ from proxy.trajectory.layout_options import Images, Include, Keep, Layout, Layou
 from proxy.trajectory.main_reward import RAW, Granularity, MainReward
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.purpose import Purpose
-from proxy.trajectory.scores import RewardScope, Unrewarded
+from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.selection import TrainSelection, TurnSelection
-from proxy.types import Credit
+from proxy.types import Credit, RewardScope
 
 _LAYOUTS = {
     "individual": Layout.INDIVIDUAL,
@@ -156,10 +156,10 @@ def _parse_layout(body: Mapping[str, Any]) -> Layout:
     return chosen.pop()
 
 
-def _default_scope(body: Mapping[str, Any]) -> RewardScope:
+def _default_scope(body: Mapping[str, Any]) -> RewardScope | None:
     """AReaL's own export gives each leaf the sum of its path, so its `style` and its format keep that."""
     areal = body.get("style") is not None or body.get("format") == ExportFormat.AREAL
-    return RewardScope.PATH if areal else RewardScope.SESSION
+    return RewardScope.PATH if areal else None
 
 
 def _parse_train(train: Mapping[str, Any]) -> TrainSelection:

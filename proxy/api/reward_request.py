@@ -25,6 +25,7 @@ from proxy.sessions.rewards import (
     reward_tokens,
     reward_turn,
     reward_turns,
+    reward_whole,
 )
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
@@ -53,15 +54,22 @@ def parse_reward(session: LiveSession, body: Mapping[str, Any]) -> Changes:
     match kind:
         case "rewards":
             rewards = expect_object(body["rewards"], "rewards")
-            return reward_turns(session, {key: _finite(value, f"rewards.{key}") for key, value in rewards.items()})
+            given = {key: finite_reward(value, f"rewards.{key}") for key, value in rewards.items()}
+            return reward_turns(session, given)
         case "step_scores":
             scores = _numbers(body["step_scores"], "step_scores")
             return reward_step_scores(session, scores, _align(body), target.agent)
         case "token_rewards":
             return reward_tokens(session, target, _numbers(body["token_rewards"], "token_rewards"))
         case "reward":
-            return reward_turn(session, target, _finite(body["reward"], "reward"), name)
+            return reward_turn(session, target, finite_reward(body["reward"], "reward"), name)
     return {}
+
+
+def ending_rewards(session: LiveSession, body: Mapping[str, Any], ending: Mapping[str, Any]) -> Changes:
+    """The rewards in a body that ends a session, with its `score` if no turn has a reward."""
+    changes = parse_reward(session, body)
+    return changes if ending["score"] is None else reward_whole(session, ending["score"], changes)
 
 
 def kind_of_reward(body: Mapping[str, Any]) -> str | None:
@@ -126,10 +134,11 @@ def _parse_span(value: Any, name: str) -> tuple[int, int]:
 
 
 def _numbers(value: Any, name: str) -> list[float]:
-    return [_finite(item, f"{name}[{index}]") for index, item in enumerate(expect_list(value, name))]
+    return [finite_reward(item, f"{name}[{index}]") for index, item in enumerate(expect_list(value, name))]
 
 
-def _finite(value: Any, name: str) -> float:
+def finite_reward(value: Any, name: str) -> float:
+    """A reward or score, whose name is that of its field. Raises InvalidRequest unless exports can hold it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"'{name}' must be a finite number, not {json_type(value)}", param=name)
     try:

@@ -16,7 +16,7 @@ from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known, refuse
 from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import check_rewards, store_rewards
-from proxy.api.reward_request import parse_reward
+from proxy.api.reward_request import ending_rewards
 from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
@@ -112,7 +112,7 @@ class SessionEndpoints:
         body = await self._body(request)
         ending = parse_ending(body)
         async with session.lock:
-            if not await self._endings.end(session, **ending, rewards=lambda: parse_reward(session, body)):
+            if not await self._endings.end(session, **ending, rewards=lambda: ending_rewards(session, body, ending)):
                 if session.record.status is SessionStatus.EXPIRED:
                     await store_rewards(self._scores, session, body)
                 else:

@@ -57,6 +57,8 @@ def record_json(record: SessionRecord) -> dict[str, Any]:
         "metadata": dict(record.metadata),
         "discount": record.discount,
         "credit": record.credit.value,
+        "reward_scope": record.reward_scope,
+        "episode_score": record.score,
         "version": record.weight_version,
         "created_at": record.created_at,
         "ended_at": record.ended_at,

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from proxy.api.known_fields import check_given, check_known
-from proxy.api.reward_request import REWARD_FIELDS
+from proxy.api.reward_request import REWARD_FIELDS, finite_reward
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_bool,
@@ -28,13 +28,13 @@ from proxy.rendering.templates.chat_template import check_options
 from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
 from proxy.sessions.new_records import TURN_OPTIONS
-from proxy.types import Credit, Outcome, SamplingParams, SamplingPolicy
+from proxy.types import Credit, Outcome, RewardScope, SamplingParams, SamplingPolicy
 
 _START_FIELDS = (
     *("task_id", "session_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit"),
-    *("group_size", "key_lifetime_s", "grant_capacity", *TURN_OPTIONS),
+    *("group_size", "key_lifetime_s", "grant_capacity", "reward_scope", *TURN_OPTIONS),
 )
-_END_FIELDS = (*REWARD_FIELDS, "outcome", "exit_reason", "metrics", "finished")
+_END_FIELDS = (*REWARD_FIELDS, "score", "outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
 _SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "ignore_eos", "stop_token_ids"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
@@ -62,6 +62,8 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
         expect_bool(grant, "grant_capacity")
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
+    if body.get("reward_scope") not in (None, *RewardScope):
+        raise InvalidRequest(f"'reward_scope' must be one of {', '.join(RewardScope)}", param="reward_scope")
     _check_turn_options(body)
     given = {name: value for name, value in body.items() if value is not None}
     return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
@@ -73,12 +75,13 @@ def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
     outcome = body.get("outcome")
     if outcome not in (None, *Outcome):
         raise InvalidRequest(f"'outcome' must be one of {', '.join(Outcome)}", param="outcome")
-    finished = body.get("finished")
+    finished, score = body.get("finished"), body.get("score")
     return {
         "outcome": Outcome(outcome) if outcome is not None else None,
         "exit_reason": optional_text(body, "exit_reason"),
         "metrics": _shallow_object(body, "metrics"),
         "finished": expect_bool(finished, "finished") if finished is not None else None,
+        "score": finite_reward(score, "score") if score is not None else None,
     }
 
 

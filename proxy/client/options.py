@@ -15,10 +15,11 @@ class SessionOptions(TypedDict, total=False):
 
     `group_size`: the number of sessions of the group; claims get them together, once all have ended.
     `key_lifetime_s`: seconds until the session's keys expire. `discount` (0 to 1) and `credit` (`tree` or `linear`):
-    how rewards flow back to earlier turns. `limits`, `sampling`: as in `POST /rl/start_session`. `sampling_policy`:
-    with `override` the session's sampling wins over the requests'. `tool_parser`: a name of `--tool-parser`.
-    `parallel_tool_calls`: false ends each answer after its first call.
-    `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
+    how rewards flow back to earlier turns. `reward_scope`: whose rewards score the session, unless an export says
+    otherwise; `path` if answers to one prompt that are sampled one after the other are alternatives. `limits`,
+    `sampling`: as in `POST /rl/start_session`. `sampling_policy`: with `override` the session's sampling wins over the
+    requests'. `tool_parser`: a name of `--tool-parser`. `parallel_tool_calls`: false ends each answer after its first
+    call. `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
     `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
     """
 
@@ -36,6 +37,7 @@ class SessionOptions(TypedDict, total=False):
     limits: Mapping[str, Json]
     discount: float
     credit: str
+    reward_scope: Literal["session", "path", "agent"]
     grant_capacity: bool
 
 
@@ -120,10 +122,13 @@ class RewardOptions(TypedDict, total=False):
 class EndOptions(RewardOptions, total=False):
     """Fields of `end_session`: those that reward turns, and what the environment says of the session.
 
-    `outcome` is Finished, Failed, NoData or Timeout. `finished`: False if the episode was cut off (`mask_unfinished`).
+    `score`: of the whole episode, in place of the sum of its rewards; where no turn has a reward, it is also that of
+    the last main turn. `outcome` is Finished, Failed, NoData or Timeout. `finished`: False if the episode was cut off
+    (`mask_unfinished`).
     """
 
     reward: Number
+    score: Number
     outcome: str
     exit_reason: str
     metrics: Mapping[str, Json]

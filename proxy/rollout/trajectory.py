@@ -97,8 +97,14 @@ def last_of(nodes: Sequence[TreeNode]) -> list[TreeNode]:
 
 
 async def read_tree(client: AsyncClient, session_id: str) -> SessionTree:
-    """The session with the numbers of its turns. Raises the server's errors."""
-    return await retried(lambda: client.session_tree(session_id), RETRY_S)
+    """The session with the numbers of its turns and its `score`. Raises the server's errors."""
+    return await retried(lambda: client.session_tree(session_id, ["score"]), RETRY_S)
+
+
+def score_of(tree: SessionTree) -> float | None:
+    """The score of a session that `read_tree` read, as an export gives it; None without a reward."""
+    score: float | None = tree.extra["score"]
+    return score
 
 
 async def read_trajectory(

@@ -32,6 +32,7 @@ class Endings:
         exit_reason: str | None = None,
         metrics: Mapping[str, Any] | None = None,
         finished: bool | None = None,
+        score: float | None = None,
         rewards: Callable[[], Changes] = dict,
     ) -> bool:
         """Seal a session, and store the last rewards and the returns with it; False if it has ended before.
@@ -41,7 +42,8 @@ class Endings:
         changes. Raises EndedOtherwise if a given field differs from what its end said then.
         A session that is to expire stays open if another replica changed it meanwhile: it is in use.
         """
-        said = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics, "finished": finished}
+        said: Mapping[str, Any] = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics}
+        said = {**said, "finished": finished, "score": score}
         await self._registry.refresh(session)
         while session.record.status is SessionStatus.ACTIVE:
             changes = rewards()
@@ -56,6 +58,7 @@ class Endings:
                 exit_reason=exit_reason,
                 metrics=metrics or {},
                 finished=finished,
+                score=score,
             )
             if await self._seal(session, sealed, changes):
                 return True

@@ -71,6 +71,20 @@ def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Ali
     return {interaction.id: {"reward": score} for interaction, score in zip(chosen, scores, strict=True)}
 
 
+def reward_whole(session: LiveSession, score: float, changes: Changes) -> Changes:
+    """Add the score of the whole session to `changes` where no turn has a main reward, so that returns have it, too.
+
+    It is then the reward of the last main turn, else of the last turn. Nothing is added to a session without a turn.
+    """
+    complete = session.complete()
+    if any("reward" in change for change in changes.values()) or any(turn.reward is not None for turn in complete):
+        return changes
+    if not complete:
+        return changes
+    last = _last_of(complete).id
+    return {**changes, last: {**changes.get(last, {}), "reward": score}}
+
+
 def reward_tokens(session: LiveSession, target: Target, values: Sequence[float]) -> Changes:
     """Set one reward per output token. Raises InvalidRequest if the lengths differ."""
     interaction = _find(session, target)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from proxy.trajectory.scores import Compared, Peer, State
+from proxy.types import RewardScope
 
 # Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
 _EPSILON = 1e-6
@@ -68,10 +69,14 @@ def group_of(session_id: str, group_id: str | None) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Statistics of all groups: `scores` by group and peers, returns of steps by group and state (`states`)."""
+    """Statistics of all groups: `scores` by group and peers, returns of steps by group and state (`states`).
+
+    `scopes`: by group, the scopes that its compared sessions are scored by, each with the id of the first.
+    """
 
     scores: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
     states: dict[tuple[Group, State], RunningStatistics] = field(default_factory=dict)
+    scopes: dict[Group, dict[RewardScope, str]] = field(default_factory=dict)
 
     def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[State, float]]) -> None:
         """Include one session: its scores, and the state and the return of each of its steps."""
@@ -79,6 +84,15 @@ class Groups:
             self.scores.setdefault((group, peer), RunningStatistics()).add(score or 0.0)
         for state, value in steps:
             self.states.setdefault((group, state), RunningStatistics()).add(value)
+
+    def note_scope(self, group: Group, scope: RewardScope, session_id: str) -> None:
+        """Note by which scope a session is scored that the group compares."""
+        self.scopes.setdefault(group, {}).setdefault(scope, session_id)
+
+    def mixed_scopes(self, group: Group) -> str | None:
+        """The scopes that a group's sessions are scored by, with a session of each; None if there is one scope."""
+        found = self.scopes.get(group, {})
+        return ", ".join(f"{scope} ({name!r})" for scope, name in found.items()) if len(found) > 1 else None
 
     def members(self, group: Group, peers: Iterable[Peer] = (None,)) -> int:
         """The number of scores that a group compares; of several `peers` that of the one with the fewest."""

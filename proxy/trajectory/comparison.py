@@ -6,16 +6,15 @@ is one of the group's values. What is not compared has advantage 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.trajectory.advantages import Baseline, Group, Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels, Weighting
 from proxy.trajectory.scored_session import ScoredSession
-from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import Placement
-from proxy.types import Interaction
+from proxy.types import Interaction, RewardScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +38,34 @@ class Comparison:
 
     def entry(self) -> Labels:
         """What the session's entry in the export says about its score."""
-        scores = self.scored.scores
+        scores, record = self.scored.scores, self.scored.record
         found: Labels = {"reward_scope": scores.scope, "score": scores.score, "left_out": self.scored.left_out}
+        if record.score is not None:
+            found["episode_score"] = record.score
         if scores.scope is RewardScope.AGENT:
             found["agent_scores"] = {agent or "": score for agent, score in scores.agents.items()}
         if self.options.compares:
             found["group_members"] = self.groups.members(self._group, scores.peers)
         return found
+
+    def warnings(self) -> Iterator[str]:
+        """What may be read in two ways, or compares less than it seems to."""
+        answers = self.scored.scores.answers
+        if answers.overlapping is not None:
+            yield (
+                f"the answers {' and '.join(answers.overlapping)} to one prompt overlapped and were both rewarded, so "
+                "they count as alternatives, each path by itself; 'reward_scope': session adds their rewards up"
+            )
+        elif answers.successive is not None and not answers.are_alternatives:
+            yield (
+                f"the answers {' and '.join(answers.successive)} to one prompt came one after the other and were both "
+                "rewarded, so they count as steps and their rewards add up; 'reward_scope': path compares them"
+            )
+        if self.options.compares and self.scored.values():
+            if self.groups.members(self._group, self.scored.scores.peers) == 1:
+                yield "its group has no other score to compare with, so its advantage is 0; export the whole 'group_id'"
+            if self.options.advantages is not None and (mixed := self.groups.mixed_scopes(self._group)):
+                yield f"its group compares scores of different scopes: {mixed}; 'reward_scope' gives all the same"
 
     @property
     def _group(self) -> Group:

@@ -5,7 +5,7 @@ The counts are those of the ledger, so the trained tokens and the untrained ones
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.trajectory.layout_options import Layout, LayoutOptions
@@ -21,7 +21,7 @@ class Laid:
     `ledger`: what becomes of each sampled token. `masked_tokens`: sampled tokens of the rows' turns that no row
     contains as sampled. `dropped`: samples longer than the padded lengths. `stale`: samples outside the limits on
     weight versions; in layout tree, turns. `unrewarded`: samples of paths without a reward. `entry`: what the
-    session's entry in the export says about its score.
+    session's entry in the export says about its score. `warnings`: what is said about how it is scored and compared.
     """
 
     rows: Sequence[SampleRow]
@@ -31,6 +31,7 @@ class Laid:
     stale: int = 0
     unrewarded: int = 0
     entry: Labels = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     def counts(self, options: LayoutOptions) -> Labels:
         """What the session's entry says of its rows: tokens that are trained, those that are not, and why."""
@@ -39,7 +40,7 @@ class Laid:
             "sampled_tokens": sampled,
             "trained_tokens": self.ledger.trained(),
             "untrained_tokens": untrained,
-            "warnings": [*warnings(sampled, untrained), *self._lone()],
+            "warnings": [*warnings(sampled, untrained), *self.warnings],
             "masked_tokens": self.masked_tokens,
         }
         if options.padding is not None:
@@ -51,8 +52,3 @@ class Laid:
         if self.unrewarded:
             counts["unrewarded_samples"] = self.unrewarded
         return counts
-
-    def _lone(self) -> Iterator[str]:
-        """A warning if advantages were asked for and the session's group has one member."""
-        if self.entry.get("group_members") == 1 and self.entry["left_out"] is None:
-            yield "its group has no other score to compare with, so its advantage is 0; export the whole 'group_id'"

@@ -9,9 +9,9 @@ from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import ANY_VERSION, Freshness
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.paths import Drift
-from proxy.trajectory.scores import RewardScope, Unrewarded
+from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.selection import EVERYTHING, TrainSelection
-from proxy.types import Credit
+from proxy.types import Credit, RewardScope
 
 
 class Layout(StrEnum):
@@ -78,7 +78,7 @@ class LayoutOptions:
     `outline`: runs of tokens take the place of arrays. `multi_modal_inputs`: the export has what the model's processor
     makes of images (None: if the model sees), and with `mrope` samples have the model's positions.
     `placeholders`: the tokens that stand for images; sampled ones are not trained.
-    `reward_scope`: a session with siblings that were rewarded each by itself has the scope path in any case.
+    `reward_scope` None: that of the session's start; without any, the score that its end gave or its tree decides.
     """
 
     layout: Layout = Layout.CONCAT
@@ -89,7 +89,7 @@ class LayoutOptions:
     agents: frozenset[str] | None = None
     train: TrainSelection = EVERYTHING
     reward: MainReward = RAW
-    reward_scope: RewardScope = RewardScope.SESSION
+    reward_scope: RewardScope | None = None
     unrewarded: Unrewarded = Unrewarded.ZERO
     mask_unfinished: bool = False
     padding: Padding | None = None

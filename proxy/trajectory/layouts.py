@@ -53,7 +53,8 @@ def lay_out(
     comparison = Comparison(scored, groups or Groups(), options)
     shows = options.images is not Images.NONE
     maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions)
-    return replace(_SessionLayout(scored, options, _ledger(scored, options), maker).laid(), entry=comparison.entry())
+    laid = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
+    return replace(laid, entry=comparison.entry(), warnings=tuple(comparison.warnings()))
 
 
 def export_session(

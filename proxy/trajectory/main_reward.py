@@ -46,6 +46,12 @@ class MainReward:
         """As ROLL's `ProxyEnvManager._select_episode_score`: the metric of that name, else the episode's score."""
         return cls(granularity.value, metrics_first=True)
 
+    def replaces(self, turns: Iterable[Scored], metrics: Mapping[str, Json]) -> bool:
+        """Whether the session has a reward of this name, which then counts in place of the raw ones and its score."""
+        if self.name is None:
+            return False
+        return isinstance(metrics.get(self.name), int | float) or any(self.name in turn.rewards for turn in turns)
+
     def of(
         self, turns: Iterable[Scored], metrics: Mapping[str, Json], purposes: Mapping[str, str]
     ) -> dict[str, float | None]:

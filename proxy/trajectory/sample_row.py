@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.recomputable import first_reason
-from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import FloatArray, Placement
-from proxy.types import PlacedImage, SessionRecord
+from proxy.types import PlacedImage, RewardScope, SessionRecord
 
 Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.scores import Compared, RewardScope, SessionScores, State, Unrewarded, score_session
+from proxy.trajectory.scores import Compared, SessionScores, State, Unrewarded, score_session
 from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
 from proxy.trajectory.untrained import LeftOut
-from proxy.types import Interaction, Outcome, SessionRecord, SessionStatus
+from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,19 @@ class ScoredSession:
 def scored_session(record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions) -> ScoredSession:
     """Judge a session. `interactions` are all of the session's, in order of `seq`; their tokens are not read."""
     nodes, purposes = build_tree(interactions), derive_purposes(interactions)
-    main = options.reward.of((node.interaction for node in nodes.values()), record.metrics, purposes)
+    complete = [node.interaction for node in nodes.values()]
+    main = options.reward.of(complete, record.metrics, purposes)
     selected = frozenset(name for name, node in nodes.items() if _is_selected(node, purposes[name], options))
     chosen = chosen_turns(nodes, purposes, options.train)
     scores = score_session(
-        nodes, selected, chosen & selected, main, options.drift, options.reward_scope, options.unrewarded
+        nodes,
+        selected,
+        chosen & selected,
+        main,
+        drift=options.drift,
+        scope=options.reward_scope or record.reward_scope,
+        given=None if options.reward.replaces(complete, record.metrics) else record.score,
+        unrewarded=options.unrewarded,
     )
     discount = record.discount if options.discount is None else options.discount
     return ScoredSession(

@@ -1,8 +1,9 @@
 """The scores of a session: what its samples are rewarded with, and what advantages compare.
 
 A reward belongs to the session, so every sample of a session has the session's score, in which each reward counts once.
-Only where answers to one prompt were rewarded each by itself (best of n within a session), each path of the tree has a
-score of its own; and where several agents share a session and it is asked for, each agent has one.
+What decides, in this order: the scope that the export asks for, else that of the session's start; the score that was
+given for the whole session at its end; the tree: where answers to one prompt are alternatives
+(`trajectory.alternatives`), each path has a score of its own, otherwise the rewards of all turns add up.
 """
 
 from __future__ import annotations
@@ -14,21 +15,10 @@ from enum import StrEnum
 from math import fsum
 from typing import NamedTuple
 
-from proxy.reasons import Reason
+from proxy.trajectory.alternatives import RewardedAnswers, rewarded_answers
 from proxy.trajectory.paths import Drift, leaves, path_nodes
 from proxy.trajectory.tree import Branch
-
-# The reasons that a second answer to one prompt can have. Without an aligned parent, its reason says only that.
-_ASKED_AGAIN = (Reason.RESAMPLED, Reason.TEMPLATE, Reason.DRIFT)
-
-
-class RewardScope(StrEnum):
-    """Whose rewards a sample is rewarded with: those of its whole session, only those on its own path, or those of the
-    turns of its agent, wherever they are in the session."""
-
-    SESSION = "session"
-    PATH = "path"
-    AGENT = "agent"
+from proxy.types import RewardScope
 
 
 class Unrewarded(StrEnum):
@@ -57,9 +47,10 @@ class Compared(NamedTuple):
 class SessionScores:
     """The scores of one session. None as a score: nothing that it sums was rewarded.
 
-    `score`: of the session; where siblings were rewarded each by itself, the mean of the rewarded paths. `paths`: the
-    score of each path by the id of its last turn, in order of completion. `through`: by turn id, the ends of the paths
-    that it stands on. `compared`: the ends of the paths with a turn that `train` selects. With scope AGENT, a turn is
+    `score`: of the session; where answers are alternatives, the mean of the rewarded paths. `paths`: the score of each
+    path by the id of its last turn, in order of completion. `through`: by turn id, the ends of the paths that it
+    stands on. `answers`: the rewarded answers to one prompt, if the tree decides on the scope. `compared`: the ends of
+    the paths with a turn that `train` selects. With scope AGENT, a turn is
     scored as its agent is, and a path as its last turn: `agents` are the scores by name (None: turns without a name),
     `compared_agents` those with a turn that `train` selects, and `agent_of` the agents of all turns by id. `by_agent`:
     scores are compared with those of the same agent only.
@@ -75,6 +66,7 @@ class SessionScores:
     agents: Mapping[str | None, float | None]
     compared_agents: frozenset[str | None]
     agent_of: Mapping[str, str | None]
+    answers: RewardedAnswers
 
     def of(self, ends: Iterable[str]) -> float | None:
         """The score of a sample that stands on the paths with these `ends`: the session's, or the mean of its paths."""
@@ -128,14 +120,17 @@ def score_session(
     selected: Collection[str],
     chosen: Collection[str],
     main: Mapping[str, float | None],
+    *,
     drift: Drift,
-    scope: RewardScope,
+    scope: RewardScope | None,
+    given: float | None,
     unrewarded: Unrewarded,
 ) -> SessionScores:
     """Score a session by the `main` rewards of its turns, by id. `nodes` are in order of `seq`.
 
-    `selected` are the turns that the filter keeps, `chosen` those that `train` selects. The session's score is the sum
-    of the main rewards on the paths that end with a selected turn, or of all its turns if none of those is rewarded.
+    `selected` are the turns that the filter keeps, `chosen` those that `train` selects. `scope`: what the export or the
+    session's start asks for. `given`: the score of the whole session, None: the sum of the main rewards on the paths
+    that end with a selected turn, or of all its turns if none of those is rewarded.
     """
     ends = leaves(list(nodes.values()), selected, drift)
     paths = {end.interaction.id: [node.interaction.id for node in path_nodes(end, drift)] for end in ends}
@@ -146,15 +141,20 @@ def score_session(
     sums = {end: total(main[name] for name in names) for end, names in paths.items()}
     whole = total(main[name] for name in through)
     score = total(main.values()) if whole is None else whole
-    by_itself = _siblings_are_rewarded(nodes, main)
+    answers = rewarded_answers(nodes, main) if scope is None and given is None else RewardedAnswers()
+    scope = scope or (RewardScope.PATH if answers.are_alternatives else RewardScope.SESSION)
+    if answers.are_alternatives:
+        score = _mean(list(sums.values()))
+    elif scope is RewardScope.SESSION and given is not None:
+        score = given
     agent_of = {name: node.interaction.agent for name, node in nodes.items()}
     rewards_of: dict[str | None, list[float | None]] = defaultdict(list)
     for name, agent in agent_of.items():
         if name in through:
             rewards_of[agent].append(main[name])
     return SessionScores(
-        scope=RewardScope.PATH if by_itself else scope,
-        score=_mean(list(sums.values())) if by_itself else score,
+        scope=scope,
+        score=score,
         paths=sums,
         through=through,
         compared=frozenset(end for name in chosen for end in through.get(name, ())),
@@ -163,6 +163,7 @@ def score_session(
         compared_agents=frozenset(agent_of[name] for name in chosen if name in through),
         agents={agent: total(rewards) for agent, rewards in rewards_of.items()},
         agent_of=agent_of,
+        answers=answers,
     )
 
 
@@ -170,24 +171,6 @@ def total(rewards: Iterable[float | None]) -> float | None:
     """The sum of the rewards that were set; None if none was."""
     found = [reward for reward in rewards if reward is not None]
     return fsum(found) if found else None
-
-
-def _siblings_are_rewarded(nodes: dict[str, Branch], main: Mapping[str, float | None]) -> bool:
-    """Whether two answers to one prompt have rewards of their own: each on itself or on a turn below it."""
-    rewarded: set[str] = set()
-    answers: dict[tuple[str | None, str | None], list[Branch]] = defaultdict(list)
-    for name, node in reversed(nodes.items()):  # children before parents
-        if main[name] is not None or name in rewarded:
-            rewarded.add(name)
-            if node.parent is not None:
-                rewarded.add(node.parent.interaction.id)
-        # The state hash is that of the messages after the parent's answer, so with the parent it names the prompt.
-        answers[node.interaction.parent_id, node.interaction.state_hash].append(node)
-    return any(
-        sum(node.interaction.id in rewarded for node in siblings) > 1
-        for siblings in answers.values()
-        if any(node.interaction.reason in _ASKED_AGAIN for node in siblings)
-    )
 
 
 def _mean(scores: Sequence[float | None]) -> float | None:

@@ -18,9 +18,8 @@ from proxy.trajectory.sample_row import (
     scalar,
     turn_labels,
 )
-from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
-from proxy.types import PlacedImage, SessionRecord
+from proxy.types import PlacedImage, RewardScope, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)

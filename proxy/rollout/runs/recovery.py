@@ -8,10 +8,9 @@ from statistics import fmean
 
 from proxy.client import AsyncClient, TreeNode
 from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.episodes.score import score_of
 from proxy.rollout.runs.leftovers import Found
 from proxy.rollout.runs.slots import Entry
-from proxy.rollout.trajectory import complete, read_tree
+from proxy.rollout.trajectory import complete, read_tree, score_of
 
 
 async def recovered(client: AsyncClient, found: Found) -> Entry:
@@ -23,7 +22,7 @@ async def recovered(client: AsyncClient, found: Found) -> Entry:
         sample=found.slot.sample,
         attempt=found.attempt,
         session_id=found.session_id,
-        reward=await score_of(client, tree),
+        reward=score_of(tree),
         scores=await _scores(client, found.session_id, nodes),
         turns=len(nodes),
         prompt_tokens=sum(node.prompt_tokens for node in nodes),

@@ -24,6 +24,7 @@ from proxy.types import (
     Message,
     Outcome,
     PlacedImage,
+    RewardScope,
     Role,
     SamplingParams,
     SessionRecord,
@@ -78,6 +79,8 @@ def session_row(record: SessionRecord) -> RowValues:
         "took_capacity": record.took_capacity,
         "validation": record.validation,
         "series": record.series,
+        "reward_scope": None if record.reward_scope is None else str(record.reward_scope),
+        "score": record.score,
     }
     codec.encode_columns(row, _SESSION_JSON)
     codec.check_texts(row, _SESSION_TEXTS)
@@ -112,6 +115,8 @@ def session_of(row: Row) -> SessionRecord:
         keys_expire_at=row["keys_expire_at"],
         took_capacity=bool(row["took_capacity"]),
         series=row["series"],
+        reward_scope=None if row["reward_scope"] is None else RewardScope(row["reward_scope"]),
+        score=row["score"],
     )
 
 
@@ -217,7 +222,7 @@ def _floats(data: bytes | None) -> Logprobs | None:
 
 STEP_COLUMNS = (
     *("id", "session_id", "seq", "parent_id", "aligned", "reason", "api", "status"),
-    *("reward", "rewards", "state_hash", "purpose", "agent", "trainable"),
+    *("reward", "rewards", "state_hash", "purpose", "agent", "trainable", "created_at", "completed_at"),
 )
 """The columns that scores are computed from, beside the messages and tools of roots."""
 
@@ -249,6 +254,8 @@ def step_of(row: Row) -> Interaction:
         purpose=row["purpose"],
         agent=row["agent"],
         trainable=bool(row["trainable"]),
+        created_at=row["created_at"],
+        completed_at=row["completed_at"],
     )
 
 

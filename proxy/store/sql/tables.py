@@ -74,6 +74,8 @@ sessions = Table(
         LargeBinary,
         comment="JSON of what holds for all turns: sampling_policy, tool_parser, ...",
     ),
+    Column("reward_scope", Text, comment="whose rewards count, as its start said: session, path or agent"),
+    Column("score", Double, comment="of the whole session, as its end gave it"),
 )
 
 # A new session has none of these values, or few, and then costs no entry.

@@ -16,10 +16,11 @@ from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
-from proxy.trajectory.scores import Compared, RewardScope, Unrewarded
+from proxy.trajectory.scores import Compared, Unrewarded
 from proxy.trajectory.selection import TrainSelection
-from proxy.types import Interaction, Outcome, SessionRecord, SessionStatus
+from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
 from tests.interactions import interaction
 
 PADDED = Padding(prompt_length=8, response_length=16)
@@ -27,13 +28,17 @@ JOINED = (Layout.CONCAT, Layout.PADDED)
 ENDED = SessionStatus.ENDED
 
 
-def turns(*drawn: tuple[str, str | None, float | None], purposes: dict[str, str] | None = None) -> list[Interaction]:
+def turns(
+    *drawn: tuple[str, str | None, float | None], purposes: dict[str, str] | None = None, seconds: float = 100.0
+) -> list[Interaction]:
     """Turns of (name, parent, reward) in order of completion. A name that ends in a digit answers the prompt of the
-    other names that differ only in that digit."""
+    other names that differ only in that digit. One begins each second and takes so many `seconds`, so with more than
+    one they overlap."""
     made: list[Interaction] = []
     lengths = {None: 0}
     for seq, (name, parent, reward) in enumerate(drawn):
         node = interaction(name, parent=parent, prefix=lengths[parent], seq=seq, reward=reward)
+        node.created_at, node.completed_at = float(seq), seq + seconds
         node.state_hash = name.rstrip("0123456789")
         node.purpose = (purposes or {}).get(name, "main")
         asked_before = [other for other in made if (other.parent_id, other.state_hash) == (parent, node.state_hash)]
@@ -64,6 +69,7 @@ def laid(nodes: Sequence[Interaction], chosen: LayoutOptions, **record: Any) -> 
     session = SessionRecord("s", status=ENDED, **record)
     scored, groups = scored_session(session, nodes, chosen), Groups()
     groups.add(group_of("s", session.group_id), scored.values(), scored.steps())
+    groups.note_scope(group_of("s", session.group_id), scored.scores.scope, "s")
     return lay_out(session, nodes, chosen, groups)
 
 
@@ -245,3 +251,100 @@ def test_an_unrewarded_branch_is_left_out_and_the_next_one_trains_what_they_shar
     assert [row.columns()["loss_mask"].tolist() for row in found.rows] == [[0, 1, 0, 1], [0, 0, 0, 1]]
     single = laid(nodes, options(Layout.INDIVIDUAL, unrewarded=Unrewarded.SKIP))
     assert [row.labels()["interaction_id"] for row in single.rows] == ["a", "x2", "x3"]
+
+
+# An agent without memory observes a wall twice: each request is the current observation only.
+WALL = turns(("a", None, 1.0), ("wall1", None, 1.0), ("wall2", None, 1.0), seconds=1.0)
+
+
+def warned(found: Laid, chosen: LayoutOptions) -> str:
+    return "; ".join(found.counts(chosen)["warnings"])
+
+
+@pytest.mark.parametrize("layout", [*JOINED, Layout.TREE])
+def test_answers_to_one_prompt_one_after_the_other_are_steps_of_the_episode(layout: Layout) -> None:
+    found = laid(WALL, chosen := options(layout))
+    assert set(rewards(found)) == {3.0}
+    assert (found.entry["reward_scope"], found.entry["score"]) == ("session", 3.0)
+    assert "wall1 and wall2" in (told := warned(found, chosen)) and "'reward_scope': path" in told
+
+
+def test_an_episode_that_observes_the_same_twice_has_the_advantage_of_one_that_does_not() -> None:
+    chosen, groups = options(Layout.CONCAT, advantages=Baseline.LEAVE_ONE_OUT), Groups()
+    episodes = {"once": turns(("a", None, 1.0), ("b", None, 1.0), ("c", None, 1.0), seconds=1.0), "twice": WALL}
+    for name, nodes in episodes.items():
+        groups.add("g", scored_session(SessionRecord(name, group_id="g"), nodes, chosen).values(), [])
+    for name, nodes in episodes.items():
+        found = lay_out(SessionRecord(name, group_id="g"), nodes, chosen, groups)
+        assert [row.columns()["advantages"].tolist() for row in found.rows] == [[0.0]] * 3
+
+
+def test_a_scope_that_is_asked_for_ends_the_warning_and_comes_before_the_tree() -> None:
+    for how, expected in ((RewardScope.PATH, [1.0, 1.0, 1.0]), (RewardScope.SESSION, [3.0, 3.0, 3.0])):
+        by_export, by_start = options(Layout.CONCAT, reward_scope=how), options(Layout.CONCAT)
+        assert (rewards(laid(WALL, by_export)), warned(laid(WALL, by_export), by_export)) == (expected, "")
+        found = laid(WALL, by_start, reward_scope=how)
+        assert (rewards(found), found.entry["reward_scope"], warned(found, by_start)) == (expected, how, "")
+    both = laid(WALL, options(Layout.CONCAT, reward_scope=RewardScope.SESSION), reward_scope=RewardScope.PATH)
+    assert rewards(both) == [3.0, 3.0, 3.0]
+    assert rewards(laid(BEST_OF_4, options(Layout.CONCAT, reward_scope=RewardScope.SESSION))) == [2.0] * 4
+
+
+def test_answers_that_overlapped_are_alternatives_and_the_entry_warns() -> None:
+    found = laid(BEST_OF_4, chosen := options(Layout.CONCAT))
+    assert found.entry["reward_scope"] == "path"
+    assert "x1 and x2" in (told := warned(found, chosen)) and "'reward_scope': session" in told
+
+
+def test_one_answer_that_overlapped_with_an_earlier_one_makes_all_answers_alternatives() -> None:
+    nodes = turns(("x1", None, 1.0), ("x2", None, 0.5), ("x3", None, 0.0), seconds=1.0)
+    nodes[0].completed_at = 2.5  # while the third was sampled
+    assert rewards(laid(nodes, options(Layout.CONCAT))) == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["rewarded", "rewarded further down"])
+def test_choices_of_one_request_are_alternatives_without_a_warning(below: bool) -> None:
+    nodes = turns(("x", None, None), ("x.1", None, None), ("b", "x", 1.0), ("c", "x.1", 0.25), seconds=1.0)
+    for node in nodes[:2]:
+        node.state_hash, node.created_at = "x", 0.0
+    if not below:
+        del nodes[2:]
+        nodes[0].reward, nodes[1].reward = 1.0, 0.25
+    found = laid(nodes, chosen := options(Layout.CONCAT))
+    assert (rewards(found), found.entry["reward_scope"], warned(found, chosen)) == ([1.0, 0.25], "path", "")
+
+
+def test_of_answers_that_overlapped_those_without_a_reward_do_not_count() -> None:
+    nodes = turns(("x1", None, None), ("x2", None, 1.0))
+    found = laid(nodes, chosen := options(Layout.CONCAT))
+    assert (rewards(found), found.entry["reward_scope"], warned(found, chosen)) == ([1.0, 1.0], "session", "")
+
+
+def test_a_score_that_the_end_gave_comes_before_the_tree_and_after_a_scope() -> None:
+    for nodes in (WALL, BEST_OF_4, SUCCESS):
+        found = laid(nodes, chosen := options(Layout.CONCAT), score=7.0)
+        assert set(rewards(found)) == {7.0} and warned(found, chosen) == ""
+        assert (found.entry["reward_scope"], found.entry["score"]) == ("session", 7.0)
+        by_path = laid(nodes, options(Layout.CONCAT, reward_scope=RewardScope.PATH), score=7.0)
+        assert rewards(by_path) == rewards(laid(nodes, options(Layout.CONCAT, reward_scope=RewardScope.PATH)))
+        assert (by_path.entry["reward_scope"], by_path.entry["episode_score"]) == ("path", 7.0)
+    assert "episode_score" not in laid(WALL, options(Layout.CONCAT)).entry
+
+
+def test_a_named_reward_that_the_export_asks_for_comes_before_the_given_score() -> None:
+    nodes = turns(("a", None, 1.0), ("b", "a", 2.0))
+    nodes[1].rewards = {"style": 0.5}
+    assert rewards(laid(nodes, options(Layout.CONCAT, reward=MainReward("style")), score=7.0)) == [1.5]
+    assert rewards(laid(nodes, options(Layout.CONCAT, reward=MainReward("tone")), score=7.0)) == [7.0]
+
+
+def test_a_group_whose_sessions_are_scored_by_different_scopes_warns() -> None:
+    chosen, groups = options(Layout.CONCAT, advantages=Baseline.GRPO), Groups()
+    sessions = {"best": BEST_OF_4, "success": SUCCESS}
+    for name, nodes in sessions.items():
+        scored = scored_session(SessionRecord(name, group_id="g"), nodes, chosen)
+        groups.add("g", scored.values(), [])
+        groups.note_scope("g", scored.scores.scope, name)
+    for name, nodes in sessions.items():
+        told = warned(lay_out(SessionRecord(name, group_id="g"), nodes, chosen, groups), chosen)
+        assert "path ('best')" in told and "session ('success')" in told and "'reward_scope'" in told
