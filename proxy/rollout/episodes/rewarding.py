@@ -99,6 +99,7 @@ class Rewarding:
         if given is None:
             return await self._set(of_agent, "agent")
         episode.scores.update(scores)
+        episode.ending.pop("score", None)  # the agent's, in place of which this reward counts
         return await self._set_scores(scores) or await self._set(given, "reward")
 
     def _copied(self) -> EpisodePlan:

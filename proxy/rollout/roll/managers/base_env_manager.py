@@ -113,7 +113,13 @@ class BaseEnvManager:
         self.output_queue.put(place, self.episode_id, self.start_step, rollout, env_id)
 
 
+def say_once(line: str, log: logging.Logger = logger) -> None:
+    """Warn, once for each process."""
+    if line not in _said:
+        _said.add(line)
+        log.warning("%s", line)
+
+
 def _say_unused(arguments: dict[str, Any]) -> None:
-    for name in [name for name, value in arguments.items() if value is not None and name not in _said]:
-        _said.add(name)
-        logger.warning("%s of an environment manager has no effect here: the server renders prompts", name)
+    for name in [name for name, value in arguments.items() if value is not None]:
+        say_once(f"{name} of an environment manager has no effect here: the server renders prompts")

@@ -100,14 +100,17 @@ class EpisodeSession:
         session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
         return cls(client, session, traj_group_id, env_id, api_key, given["discount"])
 
-    def finish(self, result: EpisodeResult, rewards: Mapping[str, float] | None = None) -> None:
-        """End the session with what the runner says of it: outcome, reason, metrics and rewards.
+    def finish(
+        self, result: EpisodeResult, rewards: Mapping[str, float] | None = None, score: float | None = None
+    ) -> None:
+        """End the session with what the runner says of it: outcome, reason, metrics, score and rewards.
 
+        `score` is that of the episode, by default the result's. It stands beside the rewards, and is their sum or not.
         `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
         completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
-        the last turn has the sum, so that none is lost. Without step scores the last turn has `score`. A score that is
-        no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session has
-        ended.
+        the last turn has the sum, so that none is lost. Without step scores the last turn has the score. A score that
+        is no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session
+        has ended.
         """
         if self.outcome is not None:
             return
@@ -119,8 +122,7 @@ class EpisodeSession:
         if outcome == "Timeout":
             ending["finished"] = False
         try:
-            given: EndOptions = self._rewards(result) if rewards is None else {"rewards": rewards}
-            self._end({**ending, **given})
+            self._end({**ending, **self._earned(result, rewards, float(result.score if score is None else score))})
         except (InvalidRequest, NotFound) as error:
             logger.warning("session %s: %s", self.session.session_id, error)
             self.fail(error)
@@ -149,20 +151,23 @@ class EpisodeSession:
     def _tree(self) -> SessionTree:
         return retried_here(lambda: self.client.session_tree(self.session.session_id, ["times"]), _RETRY_S)
 
-    def _rewards(self, result: EpisodeResult) -> EndOptions:
+    def _earned(self, result: EpisodeResult, rewards: Mapping[str, float] | None, score: float) -> EndOptions:
+        """The score of the episode, and the rewards of its turns; neither without a turn."""
         turns = len(self.turns())
         if not turns:
             return {}
-        scores = [float(score) for score in result.step_scores]
+        if rewards is not None:
+            return {"score": score, "rewards": rewards}
+        scores = [float(each) for each in result.step_scores]
         if not scores:
-            return {"reward": float(result.score)}
+            return {"score": score, "reward": score}
         if len(scores) != turns:
             logger.warning(
                 "session %s: the runner has %d step scores for %d turns; %s",
                 *(self.session.session_id, len(scores), turns),
                 "the last turns have none" if len(scores) < turns else "the last turn has the sum of those left over",
             )
-        return {"step_scores": zipped(scores, turns), "align": "first"}
+        return {"score": score, "step_scores": zipped(scores, turns), "align": "first"}
 
     def _end(self, options: EndOptions, within_s: float = _RETRY_S) -> None:
         with self._ending:  # a manager may be stopped from another thread
