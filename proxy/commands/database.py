@@ -55,6 +55,20 @@ def db_check(
         raise typer.Exit(1)
 
 
+@db_app.command("scores")
+def db_scores(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
+    """List sessions whose score is another than in 0.1.0, where repeated prompts made alternatives. Changes nothing."""
+    from proxy.commands.rescored import rescored
+    from proxy.store.inspection import inspecting
+
+    count = 0
+    with inspecting(database_url_of(database_url, config)) as inspection:
+        for found in rescored(inspection):
+            count += 1
+            print(found)
+    print(f"{count} sessions have another score; with 'reward_scope': path an export compares their paths as before")
+
+
 @db_app.command("prune")
 def db_prune(
     older_than: Annotated[

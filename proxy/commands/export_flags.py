@@ -84,7 +84,7 @@ class ExportFlags:
     reward_name: str | None = _flag(_SAMPLES, "Name of the reward to use (default: the unnamed one).")
     reward_granularity: str | None = _flag(_SAMPLES, "pass_rate or binary, as in ROLL: that metric, else the score.")
     reward_scope: str | None = _flag(
-        _SAMPLES, "session, path or agent: whose rewards a sample sums (default session; for format areal path)."
+        _SAMPLES, "session, path or agent: whose rewards a sample sums (default: the session's; for format areal path)."
     )
     unrewarded: str | None = _flag(
         _SAMPLES,

@@ -141,9 +141,9 @@ def score_session(
     sums = {end: total(main[name] for name in names) for end, names in paths.items()}
     whole = total(main[name] for name in through)
     score = total(main.values()) if whole is None else whole
-    answers = rewarded_answers(nodes, main) if scope is None and given is None else RewardedAnswers()
-    scope = scope or (RewardScope.PATH if answers.are_alternatives else RewardScope.SESSION)
-    if answers.are_alternatives:
+    answers, tree_decides = rewarded_answers(nodes, main), scope is None and given is None
+    scope = scope or (RewardScope.PATH if tree_decides and answers.are_alternatives else RewardScope.SESSION)
+    if scope is RewardScope.PATH and answers != RewardedAnswers():
         score = _mean(list(sums.values()))
     elif scope is RewardScope.SESSION and given is not None:
         score = given
@@ -163,7 +163,7 @@ def score_session(
         compared_agents=frozenset(agent_of[name] for name in chosen if name in through),
         agents={agent: total(rewards) for agent, rewards in rewards_of.items()},
         agent_of=agent_of,
-        answers=answers,
+        answers=answers if tree_decides else RewardedAnswers(),
     )
 
 

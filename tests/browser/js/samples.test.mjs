@@ -9,7 +9,7 @@ const { countsOf, ofSession, piecesOf, turnsOf } = await import(`${at}samples/sa
 const option = (name) => [...OPTIONS, ...PADDED_OPTIONS].find((each) => each.name === name);
 
 test("without options the export is that of the API's defaults, as an outline", () => {
-  assert.deepEqual(bodyOf("s", "g", {}), { session_id: "s", layout: "concat", reward_scope: "session", drift: "fork", outline: true });
+  assert.deepEqual(bodyOf("s", "g", {}), { session_id: "s", layout: "concat", drift: "fork", outline: true });
 });
 
 test("advantages ask for the whole group, validation sessions too, where there is one", () => {

@@ -8,7 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import commands
+from proxy.reasons import Reason
 from proxy.store import migrations, schema
+from proxy.store.store import Store
+from proxy.types import Interaction, SessionRecord
+from tests.interactions import interaction
 
 
 def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(
@@ -36,3 +40,24 @@ def test_an_upgrade_tells_its_steps_on_stderr_only(tmp_path: Path, monkeypatch: 
         older.setattr(migrations, "head", lambda: "9999")
         done = CliRunner().invoke(commands.app, command)
     assert done.stderr.splitlines()[0] == f"upgrading the database from revision {newest} to 9999"
+
+
+async def test_sessions_whose_score_is_another_than_before_are_listed(tmp_path: Path) -> None:
+    def asked(name: str, *rewards: float, together: bool = False) -> tuple[SessionRecord, list[Interaction]]:
+        nodes = [interaction(f"{name}{at}", seq=at, reward=value) for at, value in enumerate(rewards)]
+        for at, node in enumerate(nodes):
+            node.session_id, node.state_hash, node.reason = name, "wall", Reason.RESAMPLED if at else Reason.FIRST
+            node.created_at, node.completed_at = float(at), at + (100.0 if together else 0.5)
+        return SessionRecord(name), nodes
+
+    sessions = [asked("walls", 1.0, 0.5), asked("best", 1.0, 0.5, together=True), asked("once", 1.0)]
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    store = Store.open(url, migrate=True)
+    for record, nodes in sessions:
+        await store.starts.create_session(record)
+        for node in nodes:
+            await store.turns.append(node)
+    await store.close()
+    ran = CliRunner().invoke(commands.app, ["db", "scores", "--database-url", url])
+    assert ran.exit_code == 0 and ran.output.splitlines()[:-1] == ["session walls: 0.75 -> 1.5"]
+    assert ran.output.splitlines()[-1].startswith("1 sessions have another score")

@@ -104,9 +104,16 @@ async def test_rewards_of_two_answers_to_one_prompt_are_averaged_as_in_an_export
     async def twice(episode: Episode) -> dict[str, float]:
         return {await turn(episode): 1.0, await turn(episode): 0.0}
 
-    result = await played(client, twice)
+    result = await played(client, twice, options={"reward_scope": "path"})
     export = await client.export(session_id="episode")
     assert result.reward == export.sessions["episode"]["score"] == 0.5
+
+
+async def test_an_agent_that_observes_the_same_twice_has_the_sum_of_its_rewards(client: AsyncClient) -> None:
+    async def wall(episode: Episode) -> dict[str, float]:
+        return {await turn(episode): 1.0, await turn(episode): 2.0}
+
+    assert (await played(client, wall)).reward == 3.0
 
 
 async def test_a_validation_episode_is_never_claimed(client: AsyncClient) -> None:

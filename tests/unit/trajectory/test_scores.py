@@ -348,3 +348,9 @@ def test_a_group_whose_sessions_are_scored_by_different_scopes_warns() -> None:
     for name, nodes in sessions.items():
         told = warned(lay_out(SessionRecord(name, group_id="g"), nodes, chosen, groups), chosen)
         assert "path ('best')" in told and "session ('success')" in told and "'reward_scope'" in told
+
+
+def test_the_score_of_alternatives_is_the_mean_of_their_paths_however_the_scope_became_path() -> None:
+    asked = turns(("x1", None, 1.0), ("x2", None, 0.0), seconds=1.0)
+    for nodes, how in ((BEST_OF_4, None), (asked, RewardScope.PATH)):
+        assert laid(nodes, options(Layout.CONCAT, reward_scope=how)).entry["score"] == 0.5

@@ -4,7 +4,7 @@
 export const OPTIONS = [
   { name: "layout", label: "Layout", values: ["concat", "individual", "tree", "padded"] },
   { name: "drift", label: "Unaligned turns", values: ["fork", "mask"], words: { fork: "begin a sample", mask: "stay, masked" } },
-  { name: "reward_scope", label: "Reward of", values: ["session", "path", "agent"] },
+  { name: "reward_scope", label: "Reward of", values: ["", "session", "path", "agent"], words: { "": "default" } },
   { name: "advantages", label: "Advantages", values: ["", "grpo", "leave_one_out"], words: { "": "none" } },
   { name: "step_advantages", label: "Of steps", values: ["", "grpo", "leave_one_out"], words: { "": "none" } },
   { name: "unrewarded", label: "Unrewarded", values: ["", "zero", "skip"], words: { "": "default" } },
@@ -45,7 +45,8 @@ export function bodyOf(sessionId, groupId, query) {
   const { layout, drift, reward_scope, advantages, step_advantages, unrewarded, turns, constrained } = chosen;
   const compares = Boolean(advantages || step_advantages);
   const which = compares && groupId ? { filter: { group_id: groupId, validation: "include" } } : { session_id: sessionId };
-  const body = { ...which, layout, reward_scope, outline: true };
+  const body = { ...which, layout, outline: true };
+  if (reward_scope) body.reward_scope = reward_scope;
   if (layout !== "tree") body.drift = drift;
   if (advantages) body.advantages = advantages;
   if (step_advantages) body.step_advantages = step_advantages;

@@ -1,0 +1,40 @@
+"""Stored sessions whose score is not the one that 0.1.0 gave them: answers to one prompt, one after the other.
+
+There, any two rewarded answers to one prompt were alternatives, and the score was the mean of the rewarded paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+
+from proxy.store.inspection import Broken, Inspection
+from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.scored_session import scored_session
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A session and its scores: as it was, and as exports give it now."""
+
+    session_id: str
+    before: float
+    now: float
+
+    def __str__(self) -> str:
+        return f"session {self.session_id}: {self.before:g} -> {self.now:g}"
+
+
+def rescored(inspection: Inspection) -> Iterator[Rescored]:
+    """The sessions whose score changed, in order of creation. Those with a damaged row are left to `db check`."""
+    for stored in inspection.sessions():
+        nodes = [node for node in stored.interactions if not isinstance(node, Broken)]
+        if isinstance(stored.record, Broken) or len(nodes) < len(stored.interactions):
+            continue
+        scores = scored_session(stored.record, nodes, LayoutOptions()).scores
+        if scores.answers.successive is None or scores.answers.are_alternatives or scores.score is None:
+            continue
+        before = fmean(score for score in scores.paths.values() if score is not None)
+        if before != scores.score:
+            yield Rescored(stored.session_id, before, scores.score)
