@@ -21,7 +21,7 @@ import numpy as np
 from proxy.client import Session
 from proxy.client.exit_reason import exit_reason
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
+from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager, say_once
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.history import Layout, amended, earned
 from proxy.rollout.roll.managers.live_session import LiveSession
@@ -84,6 +84,9 @@ class DirectEnvManager(BaseEnvManager, ABC):
         self._live = LiveSession(generate_scheduler, self._running_session)
         if self.tokenizer is None:
             self.tokenizer = ServerTokenizer(self._live)
+        if (self.env_config.get("config") or {}).get("reward_granularity") is not None:
+            tag = self.env_config["tag"]
+            say_once(f"{tag}: reward_granularity has no effect without a runner: a score is the sum of the rewards")
 
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
