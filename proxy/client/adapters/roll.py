@@ -54,7 +54,8 @@ class RollFields:
     [B, L]; `scores` float32 [B, L]; `infer_logprobs` float32 [B, L - 1]: column t is of token t + 1, as in ROLL. Of the
     same shape: `returns`, `token_rewards` and, if the export has them, `advantages` and `step_advantages`, all 0 on
     tokens that are not trained (token rewards: where none was set). `versions` int32 [B, L]: weight versions of the
-    trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn.
+    trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn: ROLL's
+    `compute_discounted_returns` with credit `linear`, which sessions of ROLL's managers have.
 
     Of samples of a model that sees, `position_ids` is [B, 3, L] (time, height, width), as ROLL's manager of images has
     it, and `non_tensor_batch` has `multi_modal_inputs`: per row a dict of tensors, what the processor gave for its

@@ -96,6 +96,9 @@ class Rewarding:
         if given is None:
             return await self._set(of_agent, "agent")
         episode.scores.update(scores)
+        replaced = episode.ending.pop("score", None)
+        if replaced is not None and not isinstance(given, dict):  # in place of the agent's, whose steps keep theirs
+            episode.ending["score"] = given
         return await self._set_scores(scores) or await self._set(given, "reward")
 
     def _copied(self) -> EpisodePlan:

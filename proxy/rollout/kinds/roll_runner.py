@@ -131,10 +131,14 @@ def _checked(result: Any, name: str) -> EpisodeResult:
 
 
 async def _earned(result: EpisodeResult, episode: Episode) -> float | None:
-    """Set the scores of steps, if there are any; return what is to be set for the whole episode."""
+    """Set the scores of steps, if there are any; return what is to be set as the reward of the last turn.
+
+    The score of the episode is that of the result, whatever its steps add up to.
+    """
     turns = len(complete(await read_tree(episode.client, episode.session.session_id)))
     if not turns:
         return None
+    episode.ending["score"] = result.score
     if not result.step_scores:
         return result.score
     scores = zipped(result.step_scores, turns)

@@ -116,6 +116,8 @@ class Runner(AgentRunner):
                 return EpisodeResult("Failed", 0.25, [0.25], "a wall")
             case "nothing":
                 return EpisodeResult("NoData", 0.0)
+            case "disagree":
+                return EpisodeResult("Finished", 5.0, [1.0, 2.0], metrics={"pass_rate": 0.25})
         return EpisodeResult("Finished", 0.75, [0.5, 0.25], metrics={"seed": seed})
 
     def _count(self, what: str) -> None:

@@ -71,3 +71,38 @@ class Talking(Counting):
             self.messages.append({"role": "assistant", "content": action})
         self.messages.append({"role": "user", "content": observation})
         return self.messages, reward, terminated, truncated, info
+
+
+class Paid(Env):
+    """Shows `observations` in turn, and gives the reward of `rewards` at the same place, whatever the action is.
+
+    `as_messages`: the environment owns the conversation; with `forgets` each is the current observation alone.
+    """
+
+    def __init__(
+        self,
+        observations: list[str],
+        rewards: list[float],
+        as_messages: bool = False,
+        forgets: bool = False,
+        **others: Any,
+    ) -> None:
+        self.observations, self.rewards = list(observations), list(rewards)
+        self.as_messages, self.forgets = as_messages, forgets
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.at = 0
+        self.messages: list[dict[str, Any]] = []
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward, self.at = self.rewards[self.at], self.at + 1
+        self.messages = [] if self.forgets else [*self.messages, {"role": "assistant", "content": action}]
+        return self._observation(), reward, self.at == len(self.rewards), False, {}
+
+    def _observation(self) -> Any:
+        text = f"Say exactly: {self.observations[min(self.at, len(self.observations) - 1)]}"
+        if not self.as_messages:
+            return text
+        self.messages = [*self.messages, {"role": "user", "content": text}]
+        return list(self.messages)

@@ -125,6 +125,23 @@ async def test_a_workflow_has_no_client_with_the_admin_key(tmp_path: Path) -> No
     assert (result.failure, result.message, result.turns) == (None, None, 1)
 
 
+async def test_the_score_of_a_runner_is_that_of_its_episode_whatever_its_steps_add_up_to(tmp_path: Path) -> None:
+    async with connected(tmp_path) as client:
+        result = await played(client, f"{HERE}:Runner", {"config": {"then": "disagree"}})
+        nodes = (await client.session_tree("episode")).interactions
+        (sample,) = {(each.score, each.reward) for each in (await client.export(session_id="episode")).samples}
+    assert (result.failure, result.reward) == (None, 5.0)
+    assert [node.reward for node in nodes] == [1.0, 2.0]
+    assert sample == (5.0, 5.0)
+
+
+async def test_a_reward_function_counts_in_place_of_the_score_of_a_runner(tmp_path: Path) -> None:
+    async with connected(tmp_path) as client:
+        given = {"reward": "tests.unit.rollout.run_agents:half"}
+        result = await played(client, f"{HERE}:Runner", {"config": {"then": "disagree"}}, **given)
+    assert (result.failure, result.reward) == (None, 0.5)
+
+
 @pytest.mark.parametrize(
     ("then", "failure", "reward", "told"),
     [("fail", "agent", 0.25, "a wall"), ("nothing", "no_data", 0.0, "no reason")],

@@ -82,7 +82,7 @@ def told_of(url: str, name: str) -> dict[str, Any]:
 
 async def test_step_scores_reward_the_turns_in_their_order(url: str) -> None:
     result = await played(url, "scores", max_steps=3)
-    assert (result.failure, result.reward, result.turns) == (None, 3.0, 3)
+    assert (result.failure, result.reward, result.turns) == (None, 0.5, 3)  # the runner's score, not the sum
     assert told_of(url, "scores") == {"outcome": "Finished", "rewards": [0.0, 1.0, 2.0]}
     assert Runner.log == ["setup", "seed 7", "teardown"]
 
@@ -100,7 +100,7 @@ async def test_one_environment_plays_one_episode_after_another(url: str) -> None
 async def test_episodes_at_once_have_an_environment_each(url: str) -> None:
     agent = agent_of()
     results = await asyncio.gather(*(play(plan_of(url, f"once-{number}"), agent) for number in range(4)))
-    assert {result.reward for result in results} == {1.0}
+    assert {result.reward for result in results} == {0.5}
     assert Runner.log.count("setup") == 4
     await agent.close()
 
@@ -160,7 +160,7 @@ async def test_a_yaml_of_roll_is_played_as_a_run_and_its_sessions_are_samples(ur
     file = read(path, given={"url": url, "admin_key": "the-key", "folder": str(tmp_path / "runs")})
     played = await run_episodes(RunOptions(**file.values), tasks=file.tasks)
     summary = played.summary
-    assert (summary.done, summary.mean_reward, summary.turns) == (4, 1.0, 8)
+    assert (summary.done, summary.mean_reward, summary.turns) == (4, 0.5, 8)
     with Client(url, "the-key") as client:
         samples = client.export(session_ids=played.session_ids).samples
         found = client.sessions({"metadata": {"tag": "Steps", "exp_name": "steps", "mode": "train"}})
@@ -169,3 +169,20 @@ async def test_a_yaml_of_roll_is_played_as_a_run_and_its_sessions_are_samples(ur
     assert {line for line in Runner.log if line.startswith("seed")} == {
         f"seed {task.data['seed']}" for task in file.tasks or ()
     }
+
+
+async def test_the_metric_that_is_named_is_the_score_of_a_run(url: str) -> None:
+    result = await played(url, "rated", env={"reward_granularity": "pass_rate"})
+    assert (result.failure, result.reward) == (None, 0.25)
+    assert told_of(url, "rated")["rewards"] == [0.0, 1.0]
+
+
+async def test_a_metric_that_the_first_group_never_had_fails_all_episodes_from_then_on(url: str) -> None:
+    agent = agent_of({"reward_granularity": "passrate"})
+    results = [await play(plan_of(url, f"unrated-{number}"), agent) for number in range(3)]
+    await agent.close()
+    assert [result.failure for result in results] == [None, "agent", "agent"]
+    for result in results[1:]:
+        assert "reward_granularity of 'Steps' is 'passrate'" in str(result.message)
+        assert "Metrics that were seen: pass_rate" in str(result.message)
+    assert [line for line in Runner.log if line.startswith("seed")] == ["seed 7", "seed 7"]

@@ -90,7 +90,7 @@ def test_of_answers_of_which_some_are_turns_only_the_turns_are_trained() -> None
         {"interaction_id": "d", "prompt_ids": [9], "response_ids": [10], "reward": 0.0},  # without a logprob
     ]
     history = [{**entry, "messages": []} for entry in entries]
-    episode: Any = SimpleNamespace(session=SimpleNamespace(session_id="s"), traj_group_id="g")
+    episode: Any = SimpleNamespace(session=SimpleNamespace(session_id="s"), traj_group_id="g", discount=0.5)
     (whole,) = amended([], history, episode, "concat", [])
     assert whole.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert whole.loss_mask.tolist() == [0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
@@ -99,7 +99,10 @@ def test_of_answers_of_which_some_are_turns_only_the_turns_are_trained() -> None
     assert [turn["span"] for turn in whole.turns] == [[2, 3], [4, 6], [7, 8], [9, 10]]
     steps = amended([], history, episode, "individual", [])
     assert [step.loss_mask.tolist() for step in steps] == [[0, 0, 1], [0, 0, 0], [0, 1], [0, 0]]
-    assert [sample.reward for sample in (whole, *steps)] == [1.75, 1.0, 0.5, 0.25, 0.0]
+    returns = [1.3125, 0.625, 0.25, 0.0]
+    assert [turn["return"] for turn in whole.turns] == returns
+    assert [sample.reward for sample in (whole, *steps)] == [1.75, *returns]
+    assert [float(step.raw_rewards[0]) for step in steps] == [1.0, 0.5, 0.25, 0.0]
     assert {sample.score for sample in (whole, *steps)} == {1.75}
 
 

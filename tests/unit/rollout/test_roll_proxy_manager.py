@@ -355,7 +355,8 @@ def test_the_score_is_the_metric_that_the_granularity_names(client: Client) -> N
         assert traj.non_tensor_batch["episode_scores"][0] == step.non_tensor_batch["episode_scores"][0]
         return float(traj.batch["scores"].sum()), step.non_tensor_batch["step_scores"].tolist()
 
-    assert scores() == (0.75, [0.0, 0.75])
+    assert scores() == (1.0, [0.0, 1.0])
+    assert scores(reward_granularity="pass_rate") == (0.75, [0.0, 0.75])
     assert scores(reward_granularity="binary") == (1.0, [0.0, 1.0])
     assert scores(reward_granularity="ratio") == (0.125, [0.0, 0.125])
 
@@ -371,6 +372,60 @@ def test_a_score_that_is_not_the_sum_of_the_steps_stands_beside_them(client: Cli
     assert traj.batch["scores"].sum() == 1.0 and traj.non_tensor_batch["step_scores"].tolist() == [[0.125, 0.25]]
     assert step.non_tensor_batch["step_scores"].tolist() == [0.125, 0.25]
     assert step.non_tensor_batch["episode_scores"].tolist() == [1.0, 1.0]
+
+
+class Rated(Runner):
+    """What the runner says of an episode disagrees with itself: its score, its steps, and a metric."""
+
+    def run_job(self, seed: int) -> EpisodeResult:
+        super().run_job(seed)
+        return EpisodeResult("Finished", 5.0, [1.0, 2.0], "", {"pass_rate": 0.25, "board": "#"})
+
+
+@pytest.mark.parametrize(("config", "score"), [({}, 5.0), ({"reward_granularity": "pass_rate"}, 0.25)])
+def test_a_metric_replaces_a_score_only_where_it_is_named_and_step_scores_survive(
+    client: Client, config: dict[str, Any], score: float
+) -> None:
+    (traj,) = played(client, Rated, **config).rollouts
+    (step,) = played(client, Rated, trajectory_mode="step", **config).rollouts
+    assert traj.batch["scores"].sum(axis=1).tolist() == traj.non_tensor_batch["episode_scores"].tolist() == [score]
+    assert traj.non_tensor_batch["step_scores"].tolist() == [[1.0, 2.0]]
+    assert step.batch["scores"].sum(axis=1).tolist() == step.non_tensor_batch["step_scores"].tolist() == [1.0, 2.0]
+    assert step.non_tensor_batch["episode_scores"].tolist() == [score, score]
+    assert step.batch["step_rewards"].tolist() == [2.0, 2.0]  # gamma 0.5
+    assert [node.reward for node in shown(client, traj).interactions] == [1.0, 2.0]
+    (sample,) = exported(client, traj)
+    assert (sample.reward, sample.score, sample.reward_scope) == (score, score, "session")
+    metrics = shown(client, traj).extra["metrics"]
+    assert (metrics["score"], metrics["pass_rate"]) == (5.0, 0.25)
+
+
+def test_the_log_says_once_that_a_metric_is_the_score(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.rollout.roll.managers.base_env_manager._said", set())
+    played(client, Rated, episodes=2)
+    assert "score" not in caplog.text
+    played(client, Rated, episodes=2, reward_granularity="pass_rate")
+    [told] = [record.getMessage() for record in caplog.records if "pass_rate" in record.getMessage()]
+    assert told == "Sums: the metric 'pass_rate' is the score of an episode, in place of the runner's"
+
+
+def test_an_episode_without_the_metric_that_is_named_has_its_score_and_the_log_names_it(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    (rollout,) = played(client, Rated, reward_granularity="passrate").rollouts
+    assert rollout.non_tensor_batch["episode_scores"].tolist() == [5.0]
+    assert f"session {rollout.meta_info['session_id']}: no metric 'passrate', so the runner's score 5.0" in caplog.text
+
+
+def test_a_score_beyond_the_steps_is_discounted_from_the_last_turn(client: Client) -> None:
+    discounted = {"pipeline": {"apply_reward_discount": True}}
+    (traj,) = played(client, Rated, **discounted).rollouts
+    (step,) = played(client, Rated, trajectory_mode="step", **discounted).rollouts
+    assert traj.batch["scores"].sum() == 1.0 + 0.5 * (2.0 + 2.0)  # 5.0 is 2.0 more than the steps
+    assert traj.non_tensor_batch["episode_scores"].tolist() == [5.0]
+    assert step.batch["scores"].sum(axis=1).tolist() == [2.0, 2.0]
 
 
 def test_forks_are_rows_and_no_sampled_token_is_trained_twice_or_lost(client: Client) -> None:

@@ -259,13 +259,14 @@ def test_what_has_no_effect_is_said_once_and_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_roll, "_said", set())
-    path = written(tmp_path, ROLL)
+    path = written(tmp_path, f"{ROLL}\napply_reward_discount: true\n")
     with caplog.at_level(logging.WARNING):
         read(path)
         read(path)
     [told] = [record.getMessage() for record in caplog.records if "in a run" in record.getMessage()]
     for name in ("max_steps (a run", "eval_steps (tokengrove eval", "max_env_num_per_worker", "group_size_redundancy"):
         assert name in told
+    assert "apply_reward_discount (give export: {layout: individual}" in told
 
 
 def test_processes_take_the_place_of_workers(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from proxy.client import Client
 from proxy.client.options import EndOptions
+from proxy.errors import InvalidRequest
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.episodes import Episode, EpisodeEnded, Server
 from proxy.rollout.episodes.agent import Reward
@@ -18,6 +19,7 @@ from proxy.rollout.roll.config import AgenticConfig, resolve
 from proxy.rollout.roll.episodes.environment_slot import EnvironmentSlot
 from proxy.rollout.roll.episodes.given_session import SessionGiver
 from proxy.rollout.roll.values import Section
+from proxy.rollout.roll.values.score_metric import ScoreMetric, ScoreMetrics
 from proxy.rollout.threads import in_thread
 
 _CLOSE_S = 30.0
@@ -40,9 +42,17 @@ class EnvironmentAgent:
         self._free: dict[tuple[str, Server], list[EnvironmentSlot]] = defaultdict(list)
         self._slots: set[EnvironmentSlot] = set()
         self._numbers = itertools.count()
+        self._score_metrics = ScoreMetrics()
+        self._groups: dict[str, list[ScoreMetric]] = defaultdict(list)
+        self._refused: InvalidRequest | None = None
 
     async def play(self, episode: Episode) -> Reward:
-        """Raises EpisodeEnded for an episode that ends otherwise than by being played, and what its manager raises."""
+        """Raises EpisodeEnded for an episode that ends otherwise than by being played, and what its manager raises.
+
+        Once a group has not the metric that `reward_granularity` names, raises InvalidRequest for every episode.
+        """
+        if self._refused is not None:
+            raise self._refused
         data, place = episode.task.data, (str(episode.task.data["tag"]), episode.plan.server)
         slot = self._slot(place)
         playing = slot.play(int(data["group_id"]), int(data["seed"]), episode.session)
@@ -59,6 +69,7 @@ class EnvironmentAgent:
             self._slots.discard(slot)  # its loop ends
         else:
             self._free[place].append(slot)
+            self._check(episode.task.task_id, slot.score_metric)
         return await _judged(episode, ending)
 
     async def close(self) -> None:
@@ -68,6 +79,21 @@ class EnvironmentAgent:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+
+    def _check(self, task_id: str, metric: ScoreMetric | None) -> None:
+        """Note the metric that scores an episode of a task, whose episodes are a group."""
+        if metric is None:
+            return
+        group = self._groups[task_id]
+        group.append(metric)
+        if len(group) < self._manager_config.group_size:
+            return
+        del self._groups[task_id]
+        try:
+            self._score_metrics.check(group)
+        except InvalidRequest as error:
+            self._refused = error
+            raise
 
     def _slot(self, place: tuple[str, Server]) -> EnvironmentSlot:
         """A free slot of a tag, or a new one."""
@@ -109,6 +135,9 @@ async def _judged(episode: Episode, ending: EndOptions | None) -> Reward:
         if name in ending:
             episode.ending[name] = ending[name]
     rewards, outcome = await _rewards(episode, ending), ending.get("outcome", "Finished")
+    by_turn = isinstance(rewards, Mapping) and len(rewards) > 0
+    if "score" in ending and (outcome == "Finished" or by_turn):
+        episode.ending["score"] = ending["score"]
     if outcome == "Finished":
         return rewards
     if isinstance(rewards, Mapping) and rewards:

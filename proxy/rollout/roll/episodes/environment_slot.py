@@ -15,6 +15,7 @@ from proxy.client.operations import StartedSession
 from proxy.client.options import EndOptions
 from proxy.rollout.roll.episodes.given_session import GivenSession, SessionGiver
 from proxy.rollout.roll.values import DataProto
+from proxy.rollout.roll.values.score_metric import SCORE_METRIC, ScoreMetric
 
 MakeManager = Callable[[SessionGiver, "EnvironmentSlot"], Any]
 """Makes a manager, whose client and whose output queue these are."""
@@ -34,11 +35,13 @@ class EnvironmentSlot:
     """Makes a manager and runs its loop in a thread. `play` gives it an episode, one at a time.
 
     The manager keeps its environment from one episode to the next, as in ROLL. `is_done`: its loop has ended, because
-    it failed, had nothing to play any more, or was stopped.
+    it failed, had nothing to play any more, or was stopped. `score_metric`: the metric that scores the environment, as
+    its latest episode had it; None without one.
     """
 
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
+        self.score_metric: ScoreMetric | None = None
         self._make_manager, self._giver = make_manager, SessionGiver(client)
         self._episodes: SimpleQueue[SlotEpisode | None] = SimpleQueue()
         self._playing: SlotEpisode | None = None
@@ -91,6 +94,7 @@ class EnvironmentSlot:
     ) -> None:
         """For the manager: the episode has ended."""
         episode, self._playing = self._playing, None
+        self.score_metric = None if rollout is None else rollout.meta_info.get(SCORE_METRIC)
         if episode is not None:
             episode.ending.set_result(self._given.ending if self._given is not None else None)
 

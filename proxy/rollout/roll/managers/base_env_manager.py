@@ -60,6 +60,11 @@ class BaseEnvManager:
         self.env_step_limiter = env_step_limit(given, mode)
         _say_unused({f"argument {9 + at}": value for at, value in enumerate(args)} | kwargs)
 
+    @property
+    def is_discounted(self) -> bool:
+        """Whether scores are returns: `apply_reward_discount` of the pipeline."""
+        return bool(getattr(self.pipeline_config, "apply_reward_discount", False))
+
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
         """Further fields of `start_session` for the episodes of an environment: how the model answers in them."""
@@ -108,7 +113,13 @@ class BaseEnvManager:
         self.output_queue.put(place, self.episode_id, self.start_step, rollout, env_id)
 
 
+def say_once(line: str, log: logging.Logger = logger) -> None:
+    """Warn, once for each process."""
+    if line not in _said:
+        _said.add(line)
+        log.warning("%s", line)
+
+
 def _say_unused(arguments: dict[str, Any]) -> None:
-    for name in [name for name, value in arguments.items() if value is not None and name not in _said]:
-        _said.add(name)
-        logger.warning("%s of an environment manager has no effect here: the server renders prompts", name)
+    for name in [name for name, value in arguments.items() if value is not None]:
+        say_once(f"{name} of an environment manager has no effect here: the server renders prompts")

@@ -21,7 +21,7 @@ import numpy as np
 from proxy.client import Session
 from proxy.client.exit_reason import exit_reason
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
+from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager, say_once
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.history import Layout, amended, earned
 from proxy.rollout.roll.managers.live_session import LiveSession
@@ -84,6 +84,9 @@ class DirectEnvManager(BaseEnvManager, ABC):
         self._live = LiveSession(generate_scheduler, self._running_session)
         if self.tokenizer is None:
             self.tokenizer = ServerTokenizer(self._live)
+        if (self.env_config.get("config") or {}).get("reward_granularity") is not None:
+            tag = self.env_config["tag"]
+            say_once(f"{tag}: reward_granularity has no effect without a runner: a score is the sum of the rewards")
 
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
@@ -215,6 +218,8 @@ class DirectEnvManager(BaseEnvManager, ABC):
             mode="traj" if self.layout == "concat" else "step",
             sequence_length=self.pipeline_config.sequence_length,
             pad_token_id=getattr(self.tokenizer, "pad_token_id", None) or 0,
+            score=earned(rollout_cache.history)[1],
+            discounted=self.is_discounted,
             amended=lambda samples: amended(samples, rollout_cache.history, episode, self.layout, self.tools),
         )
         rollout.meta_info["metrics"] |= {

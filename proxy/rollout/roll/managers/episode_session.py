@@ -32,12 +32,20 @@ class EpisodeSession:
     """A live session of one episode, started by `start`, which `finish` or `fail` ends.
 
     `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
-    group of the session: the episodes that are compared have one.
+    group of the session: the episodes that are compared have one. `discount` is that of its returns.
     """
 
-    def __init__(self, client: Client, session: Session, traj_group_id: str, env_id: int, api_key: str | None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        session: Session,
+        traj_group_id: str,
+        env_id: int,
+        api_key: str | None,
+        discount: float,
+    ) -> None:
         self.client, self.session = client, session
-        self.traj_group_id, self.env_id = traj_group_id, env_id
+        self.traj_group_id, self.env_id, self.discount = traj_group_id, env_id, discount
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
@@ -87,16 +95,19 @@ class EpisodeSession:
         if api_key is not None:
             given["api_key"] = api_key
         session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
-        return cls(client, session, traj_group_id, env_id, api_key)
+        return cls(client, session, traj_group_id, env_id, api_key, given["discount"])
 
-    def finish(self, result: EpisodeResult, rewards: Mapping[str, float] | None = None) -> None:
-        """End the session with what the runner says of it: outcome, reason, metrics and rewards.
+    def finish(
+        self, result: EpisodeResult, rewards: Mapping[str, float] | None = None, score: float | None = None
+    ) -> None:
+        """End the session with what the runner says of it: outcome, reason, metrics, score and rewards.
 
+        `score` is that of the episode, by default the result's. It stands beside the rewards, and is their sum or not.
         `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
         completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
-        the last turn has the sum, so that none is lost. Without step scores the last turn has `score`. A score that is
-        no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session has
-        ended.
+        the last turn has the sum, so that none is lost. Without step scores the last turn has the score. A score that
+        is no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session
+        has ended.
         """
         if self.outcome is not None:
             return
@@ -108,8 +119,7 @@ class EpisodeSession:
         if outcome == "Timeout":
             ending["finished"] = False
         try:
-            given: EndOptions = self._rewards(result) if rewards is None else {"rewards": rewards}
-            self._end({**ending, **given})
+            self._end({**ending, **self._earned(result, rewards, float(result.score if score is None else score))})
         except (InvalidRequest, NotFound) as error:
             logger.warning("session %s: %s", self.session.session_id, error)
             self.fail(error)
@@ -127,10 +137,10 @@ class EpisodeSession:
         how: ExportOptions = {"layout": layout, "include": ["messages"], **options}  # type: ignore[typeddict-item]
         return self.client.export(session_id=self.session.session_id, **how)
 
-    def turns(self) -> int:
-        """The number of complete turns."""
+    def turns(self) -> list[str]:
+        """The ids of the complete turns, in order of completion."""
         self._seen = self._tree()
-        return sum(node.turn is not None for node in self._seen.interactions)
+        return [node.id for node in self._seen.interactions if node.turn is not None]
 
     def first_token_at(self) -> dict[str, float]:
         """When the first token of each turn came, in Unix seconds, by interaction id."""
@@ -141,20 +151,23 @@ class EpisodeSession:
     def _tree(self) -> SessionTree:
         return self.client.session_tree(self.session.session_id, ["times"])
 
-    def _rewards(self, result: EpisodeResult) -> EndOptions:
-        turns = self.turns()
+    def _earned(self, result: EpisodeResult, rewards: Mapping[str, float] | None, score: float) -> EndOptions:
+        """The score of the episode, and the rewards of its turns; neither without a turn."""
+        turns = len(self.turns())
         if not turns:
             return {}
-        scores = [float(score) for score in result.step_scores]
+        if rewards is not None:
+            return {"score": score, "rewards": rewards}
+        scores = [float(each) for each in result.step_scores]
         if not scores:
-            return {"reward": float(result.score)}
+            return {"score": score, "reward": score}
         if len(scores) != turns:
             logger.warning(
                 "session %s: the runner has %d step scores for %d turns; %s",
                 *(self.session.session_id, len(scores), turns),
                 "the last turns have none" if len(scores) < turns else "the last turn has the sum of those left over",
             )
-        return {"step_scores": zipped(scores, turns), "align": "first"}
+        return {"score": score, "step_scores": zipped(scores, turns), "align": "first"}
 
     def _end(self, options: EndOptions, within_s: float | None = None) -> None:
         with self._ending:  # a manager may be stopped from another thread
@@ -190,7 +203,11 @@ def zipped(scores: Sequence[float], turns: int) -> list[float]:
 
 
 def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
-    """Discount, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together."""
+    """Returns, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together.
+
+    The steps of an episode are its turns in order, also where their prompts do not continue each other, so the returns
+    go along that order (credit `linear`), as ROLL's do along the steps of a trajectory.
+    """
     sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
     limits = {
         "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
@@ -198,6 +215,7 @@ def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[
     }
     return {
         "discount": float(getattr(pipeline_config, "step_reward_gamma", 1.0)),
+        "credit": "linear",
         "sampling": sampling,
         "limits": {name: most for name, most in limits.items() if most},
     }

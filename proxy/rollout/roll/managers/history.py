@@ -41,19 +41,37 @@ def amended(
     """
     answered = [entry for entry in history if "response_ids" in entry]
     if any("interaction_id" not in entry for entry in answered):
-        groups = [answered] if layout == "concat" else [[entry] for entry in answered]
-        return [_sample(entries, episode, history) for entries in groups]
+        steps = [
+            {**entry, "reward": reward, "return": value}
+            for entry, (reward, value) in zip(answered, _returns(history, episode.discount), strict=True)
+        ]
+        groups = [steps] if layout == "concat" else [[step] for step in steps]
+        return [_sample(entries, episode, history, layout) for entries in groups]
     told = {entry["interaction_id"]: {"messages": entry["messages"], "tools": list(tools)} for entry in answered}
     return [
         replace(sample, turns=tuple({**turn, **told.get(_id(turn), {})} for turn in sample.turns)) for sample in samples
     ]
 
 
+def _returns(history: Entries, discount: float) -> list[tuple[float, float]]:
+    """The reward of each answer, with what later steps without an answer have earned, and its discounted return."""
+    rewards: list[float] = []
+    for entry in history:
+        if "response_ids" in entry:
+            rewards.append(0.0)
+        if rewards:
+            rewards[-1] += float(entry.get("reward") or 0.0)
+    returns, future = [0.0] * len(rewards), 0.0
+    for at in reversed(range(len(rewards))):
+        returns[at] = future = rewards[at] + discount * future
+    return list(zip(rewards, returns, strict=True))
+
+
 def _id(turn: Mapping[str, Any]) -> str:
     return str(turn.get("interaction_id"))
 
 
-def _sample(entries: Entries, episode: EpisodeSession, history: Entries) -> Sample:
+def _sample(entries: Entries, episode: EpisodeSession, history: Entries, layout: Layout) -> Sample:
     """These steps as one sample, as the export would have it."""
     ids: list[int] = []
     logprobs: list[float] = []
@@ -68,7 +86,8 @@ def _sample(entries: Entries, episode: EpisodeSession, history: Entries) -> Samp
         logprobs += entry["infer_logprobs"] if is_trained else [0.0] * len(entry["response_ids"])
         turn_ids += [-1] * (start - len(turn_ids)) + [at if is_trained else -1] * len(entry["response_ids"])
         turns.append(_turn(entry, at, (start, len(ids))))
-    reward = np.array([sum(turn["reward"] for turn in turns)], np.float32)
+    score = earned(history)[1]
+    reward = score if layout == "concat" else turns[-1]["return"]
     trained = np.array(turn_ids, np.int32)
     return Sample(
         session_id=episode.session.session_id,
@@ -81,16 +100,15 @@ def _sample(entries: Entries, episode: EpisodeSession, history: Entries) -> Samp
         versions=np.full(len(ids), -1, np.int32),
         turn_ids=trained,
         attention_mask=np.ones(len(ids), np.bool_),
-        rewards=reward,
-        raw_rewards=reward,
+        rewards=np.array([reward], np.float32),
+        raw_rewards=np.array([turns[-1]["reward"]], np.float32),
         rewarded=True,
-        score=earned(history)[1],
+        score=score,
         reward_scope="session",
         turns=tuple(turns),
     )
 
 
 def _turn(entry: Mapping[str, Any], at: int, span: tuple[int, int]) -> dict[str, Any]:
-    reward = float(entry.get("reward") or 0.0)
-    about = {"reward": reward, "return": reward, "span": list(span), "messages": entry["messages"]}
+    about = {**{name: entry[name] for name in ("reward", "return", "messages")}, "span": list(span)}
     return {"interaction_id": entry.get("interaction_id", f"step_{at}"), "state_hash": entry.get("state_hash"), **about}

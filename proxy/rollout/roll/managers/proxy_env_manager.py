@@ -7,18 +7,18 @@ import math
 import threading
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from numbers import Real
 from typing import Any
 
 from proxy.errors import InvalidRequest, KeyInUse, ProxyError
 from proxy.rollout.roll.config.class_names import resolve
-from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
+from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager, say_once
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.rollouts import rollout_of
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.runners.played import earned
 from proxy.rollout.roll.values.data_proto import DataProto
 from proxy.rollout.roll.values.episode_result import EpisodeResult
+from proxy.rollout.roll.values.score_metric import BINARY, SCORE_METRIC, ScoreMetric, metric_value
 
 _GRACE_S = 1.0
 """How much longer than its limit a runner may take to end by itself, with what it knows of the episode."""
@@ -41,7 +41,9 @@ class ProxyEnvManager(BaseEnvManager):
     Settings of `env_config.config`, all optional:
 
     - `trajectory_mode`: `traj`, a row for each branch, or `step`, a row for each turn
-    - `reward_granularity`: the metric that is the score of the episode, if the runner has it; default `pass_rate`
+    - `reward_granularity`: the metric of the runner that is the score of an episode, in place of the runner's `score`,
+      such as `pass_rate`; default: none. An episode without that metric has its `score`. `binary`: the score itself,
+      unless a metric has this name. Step scores stay what they are.
     - `tool_call_parser`: a name of `--tool-parser`; default: the model's
     - `enable_thinking`: of the chat template; default false, as in ROLL
     - `enable_fork`: true, the default: a rewritten conversation begins a row, so that every sampled token is trained;
@@ -74,7 +76,7 @@ class ProxyEnvManager(BaseEnvManager):
         env_config = self.env_config
         config = env_config.get("config") or {}
         self.trajectory_mode = str(config.get("trajectory_mode") or "traj")
-        self.reward_granularity = str(config.get("reward_granularity") or "pass_rate")
+        self.reward_granularity: str | None = config.get("reward_granularity")
         self.tool_call_parser: str | None = config.get("tool_call_parser")
         self.episode: EpisodeSession | None = None
         self._config = config
@@ -150,15 +152,27 @@ class ProxyEnvManager(BaseEnvManager):
             sequence_length=self.pipeline_config.sequence_length,
             pad_token_id=int(getattr(self.tokenizer, "pad_token_id", None) or 0),
             score=self._select_episode_score(result),
-            discounted=bool(getattr(self.pipeline_config, "apply_reward_discount", False)),
-            reward_name=self.reward_granularity,
+            discounted=self.is_discounted,
             drift="mask" if self._config.get("enable_fork") is False else "fork",
         )
 
     def _select_episode_score(self, result: dict[str, Any]) -> float:
         """The number that `reward_granularity` names, else `score`."""
-        named = result.get(self.reward_granularity)
-        return float(named if isinstance(named, Real) and math.isfinite(named) else result.get("score", 0.0))
+        named = None if self.reward_granularity is None else metric_value(result, self.reward_granularity)
+        return float(result.get("score", 0.0)) if named is None else named
+
+    def _tell_score(self, result: EpisodeResult) -> None:
+        """Say what a score is in place of the runner's, once; and of each episode that lacks it."""
+        name, tag = self.reward_granularity, self.env_config["tag"]
+        if name is None or result.status == "NoData":
+            return
+        if metric_value(result.metrics, name) is not None:
+            say_once(f"{tag}: the metric {name!r} is the score of an episode, in place of the runner's", self.logger)
+        elif name == BINARY:
+            say_once(f"{tag}: reward_granularity {BINARY!r}: the score of an episode is the runner's", self.logger)
+        elif self.episode is not None:
+            where = f"session {self.episode.session.session_id}"
+            self.logger.warning("%s: no metric %r, so the runner's score %s counts", where, name, result.score)
 
     def _play_episode(self) -> DataProto | None:
         """Play the episode that the queue gave out; None if there is no rollout, and no further episode."""
@@ -173,11 +187,16 @@ class ProxyEnvManager(BaseEnvManager):
             if not self.running:
                 self.episode.fail("the manager was stopped")
                 return None
-            self.episode.finish(result)
+            self._tell_score(result)
+            self.episode.finish(result, score=self._select_episode_score(result.to_dict()))
             if result.status == "NoData":
                 return None
             with self.thread_lock:
-                return self.formulate_rollouts(result.to_dict())
+                rollout = self.formulate_rollouts(result.to_dict())
+            if (name := self.reward_granularity) is not None:
+                metric = ScoreMetric.of(self.env_config["tag"], name, result.metrics, result.status)
+                rollout.meta_info[SCORE_METRIC] = metric
+            return rollout
         except BaseException as error:
             with suppress(ProxyError):
                 self.episode.fail(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from proxy.client import Sample
@@ -29,7 +31,8 @@ def rollout_of(
 
     The columns are those of `roll.RollFields`; `meta_info` also has the `session_id`. An episode in which nothing was
     sampled has one row of padding, as in ROLL. `score` is that of the episode, by default the sum of its rewards. With
-    `discounted` the scores are returns, under the discount of the session. `amended` may change the samples before.
+    `discounted` the scores are returns, under the discount of the session; those of `traj` add up to the `score`, of
+    which the last turn has earned what the rewards of turns leave. `amended` may change the samples before.
     `options` are those of `Client.export`. If the model sees, rows have the tensors and positions of their images.
     Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
     """
@@ -38,6 +41,8 @@ def rollout_of(
     export = session.exported(_LAYOUTS[mode], **{"multi_modal_inputs": "auto", **options})
     name, samples = session.session.session_id, amended(export.samples)
     scores = {} if score is None else {name: float(score)}
+    if discounted and score is not None and mode == "traj":
+        samples = _with_returns_of(score, samples, session)
     if not samples:
         samples, scores = [roll.placeholder(name, session.traj_group_id, pad_token_id)], {name: 0.0}
     make = roll.trajectories if mode == "traj" else roll.steps
@@ -51,3 +56,23 @@ def rollout_of(
         first_token_at=session.first_token_at(),
     )
     return DataProto(fields.batch, fields.non_tensor_batch, {**fields.meta_info, "session_id": name})
+
+
+def _with_returns_of(score: float, samples: Sequence[Sample], session: EpisodeSession) -> list[Sample]:
+    """The samples with the returns of an episode whose last turn earned what `score` has beyond the rewards."""
+    rewards = {turn["interaction_id"]: float(turn.get("reward") or 0.0) for each in samples for turn in each.turns}
+    beyond = score - math.fsum(rewards.values())
+    if math.isclose(beyond, 0.0, abs_tol=1e-9 * max(1.0, abs(score))):
+        return list(samples)
+    names = session.turns()
+    added = {name: beyond * session.discount ** (len(names) - 1 - at) for at, name in enumerate(names)}
+    return [
+        replace(
+            sample,
+            turns=tuple(
+                {**turn, "return": float(turn.get("return") or 0.0) + added.get(turn["interaction_id"], 0.0)}
+                for turn in sample.turns
+            ),
+        )
+        for sample in samples
+    ]

@@ -18,6 +18,7 @@ from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.env_activity_monitor import EnvActivityMonitor
 from proxy.rollout.roll.scheduler.group_queue import Filter, GroupData, GroupQueue
 from proxy.rollout.roll.values import DataProto
+from proxy.rollout.roll.values.score_metric import SCORE_METRIC, ScoreMetrics
 
 logger = logging.getLogger(__name__)
 Dropped = Callable[[str, Sequence[DataProto]], None]
@@ -55,7 +56,9 @@ class GroupQueueManager:
         if group_filter is None:
             filter_class = resolve(env_manager_config.group_filter_cls, "group_filter_cls")
             group_filter = filter_class(config, env_manager_config, mode)
-        self.group_queue = _group_queues(config, env_manager_config, mode, group_filter.filter)
+        self._group_filter = group_filter
+        self.group_queue = _group_queues(config, env_manager_config, mode, self._is_dropped)
+        self._score_metrics = ScoreMetrics()
         self._episodes = {group_id: threading.Condition(self._lock) for group_id in self.group_queue}
         self.env_monitor.start_monitoring()
 
@@ -100,8 +103,9 @@ class GroupQueueManager:
     ) -> None:
         """Put a result of an episode; None: the environment plays no more, as there are no data left.
 
-        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises. An
-        episode's step is that of its group, whatever `start_step` says.
+        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises, and so
+        it does for a first group without the metric that `reward_granularity` names. An episode's step is that of its
+        group, whatever `start_step` says.
         """
         if rollout is None or episode_id is None:
             self.leave(group_id, env_id)
@@ -209,6 +213,12 @@ class GroupQueueManager:
             self._wake_all()
         self.env_monitor.stop_monitoring()
         self.clear()
+
+    def _is_dropped(self, group_id: int, episode_id: int, group: Sequence[DataProto]) -> bool:
+        """Ask the filter about a complete group. Raises InvalidRequest if it lacks the metric that scores it."""
+        metrics = [rollout.meta_info.pop(SCORE_METRIC, None) for rollout in group]
+        self._score_metrics.check(metric for metric in metrics if metric is not None)
+        return bool(self._group_filter.filter(group_id, episode_id, group))
 
     def _next_group(self) -> GroupData | None:
         """The next complete group, from a queue that had no turn in this round; None if there is none now."""

@@ -123,6 +123,8 @@ class RollFile:
             unused["group_size_redundancy"] = "every episode counts"
         if manager.group_filter_cls != GROUP_FILTER:
             unused["group_filter_cls"] = "no group is dropped"
+        if self._values.get("apply_reward_discount"):
+            unused["apply_reward_discount"] = "give export: {layout: individual}, whose rewards are returns"
         self._say(unused)
 
     def _say(self, unused: Mapping[str, str]) -> None:
