@@ -1,8 +1,8 @@
 """Episodes that fail, as everybody who plays some tells them: a warning, a count, and the end of the run.
 
-The first episode that fails with a type of error is logged as a whole, with its traceback; after it the 2nd, the 4th, the
-8th and so on are, in a line with the count. Whoever plays decides what a failed episode is; one that went well begins
-the count of those in a row anew.
+The first episode that fails with a type of error is logged as a whole, with its traceback; after it the 2nd, the 4th,
+the 8th and so on are, in a line with the count. Whoever plays decides what a failed episode is; one that went well
+begins the count of those in a row anew.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from traceback import format_exception
 from typing import Any, Self
@@ -47,6 +48,12 @@ class FailedEpisode:
             return cls(error.kind, error.message, str(task), session, without_keys(error.traceback))
         name = type(error).__name__
         return cls(name, exit_reason(error).removeprefix(f"{name}: "), str(task), session, traceback_of(error))
+
+    @classmethod
+    def told_in(cls, meta_info: Mapping[str, Any]) -> Self | None:
+        """What `as_dict` gave as `failure` of a rollout's `meta_info`; None if its episode has not failed."""
+        told = meta_info.get("failure")
+        return None if told is None else cls(**told)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name."""

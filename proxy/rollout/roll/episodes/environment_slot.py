@@ -37,6 +37,9 @@ class EnvironmentSlot:
     it failed, had nothing to play any more, or was stopped.
     """
 
+    counts_failures = True
+    """The run does it, of the results of its episodes."""
+
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
         self._make_manager, self._giver = make_manager, SessionGiver(client)
