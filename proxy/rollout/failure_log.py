@@ -89,6 +89,12 @@ class FailureLog:
         self._examples: dict[str, FailedEpisode] = {}
         self._lock = threading.Lock()
 
+    def set_most(self, most: int | None, group_size: int) -> None:
+        """Let another number end the run, if one is given, and groups have at least so many episodes."""
+        given = checked_most(most)
+        self._given = self._given if given is None else given
+        self.group_size = max(self.group_size, group_size)
+
     @property
     def most(self) -> int | None:
         """How many failed episodes in a row end the run; None: any number may fail."""
