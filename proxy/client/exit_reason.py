@@ -25,8 +25,13 @@ def exit_reason(error: BaseException) -> str:
 
 def storable(text: str) -> str:
     """`text` as a server takes it: not too long, and without keys and what no database stores."""
-    text = _KEYS.sub("...", text)
+    text = without_keys(text)
     if (extra := len(text) - _MOST) > 0:
         half = _MOST // 2
         text = f"{text[:half]} [... {extra} characters ...] {text[-half:]}"
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def without_keys(text: str) -> str:
+    """`text` without the keys and secrets in addresses of sessions."""
+    return _KEYS.sub("...", text)

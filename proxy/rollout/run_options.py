@@ -106,6 +106,12 @@ class RunOptions:
     max_failures: int = _option(
         _FAILURES, "Failed episodes that are no error (default 0): with more, the exit code is 1.", 0, min=0
     )
+    max_failed_episodes: int | None = _option(
+        _FAILURES,
+        "Failed episodes in a row after which the run stops; -1: never (default: three groups' worth, or one more than "
+        "--max-failures).",
+        min=-1,
+    )
     fail_fast: bool = _option(_FAILURES, "Stop as soon as more than --max-failures episodes have failed.", False)
     sampling: Mapping[str, Any] = _mapping(_SESSIONS, "Sampling of all turns (temperature, max_tokens, ...):")
     sampling_policy: str | None = _option(
@@ -138,6 +144,8 @@ class RunOptions:
             _check_one_of("retry_on", kind, RETRYABLE)
         if self.sampling_policy is not None:
             _check_one_of("sampling_policy", self.sampling_policy, ("default", "override"))
+        if self.max_failed_episodes == 0:
+            raise ConfigurationError("--max-failed-episodes must be at least 1, or -1 for no end, not 0")
         _check_session_fields(self.session)
         self._check_executor()
         self._check_output()
@@ -169,6 +177,15 @@ class RunOptions:
     def exports(self) -> bool:
         """Whether training samples are written at the end."""
         return self.output is not None or (self.folder is not None and not self.validation)
+
+    @property
+    def most_failed(self) -> int | None:
+        """`max_failed_episodes`; None for the default, where `max_failures` does not allow for more."""
+        from proxy.rollout.failure_log import GROUPS
+
+        if self.max_failed_episodes is None and self.max_failures >= GROUPS * self.group_size:
+            return self.max_failures + 1
+        return self.max_failed_episodes
 
     def session_fields(self) -> SessionOptions:
         """The fields of `start_session` that all sessions have in common, without the metadata of the run."""

@@ -15,13 +15,23 @@ from typing import Any, Literal
 from proxy.rollout.areal.group import group_set
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.areal.tensor_rows import concat_padded_tensors
+from proxy.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
+
+
+class GroupResult(dict[str, Any]):
+    """The interactions of a group by id, or its tensors. `failed_episodes`: how many of its `episodes` are missing."""
+
+    episodes: int = 0
+    failed_episodes: int = 0
 
 
 class GroupedRolloutWorkflow(RolloutWorkflow):
     """Runs `workflow` on the same data `group_size` times at once; the sessions have a `group_id` in common.
 
     `on_failure` says what an exception of one episode means: `drop`, the others are the group; or `raise`, it ends the
-    others and is raised. Raises ValueError for a group of none, and for another word.
+    others and is raised. `failures` counts the episodes without a result: those of an OpenAIProxyWorkflow are its own.
+    After `max_failed_episodes` of them in a row (default: the workflow's, or else those of three groups; -1: never)
+    `arun_episode` raises TooManyFailedEpisodes. Raises ValueError for a group of none, and for another word.
     """
 
     def __init__(
@@ -31,6 +41,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         logger: logging.Logger | None = None,
         *,
         on_failure: Literal["drop", "raise"] = "drop",
+        max_failed_episodes: int | None = None,
     ) -> None:
         if group_size < 1:
             raise ValueError(f"group_size must be >= 1, got {group_size}")
@@ -39,15 +50,22 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         self.workflow, self.group_size = workflow, group_size
         self.logger = logger or logging.getLogger(__name__)
         self._on_failure = on_failure
+        own = getattr(workflow, "failures", None)
+        self._counts = not isinstance(own, FailureLog)
+        self.failures = own if isinstance(own, FailureLog) else FailureLog()
+        self.failures.set_most(max_failed_episodes, group_size)
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run the group; return the interactions of all its episodes by id, or their tensors one below the other.
+        """Run the group; return the interactions of all its episodes by id, or their tensors one below the other, as a
+        `GroupResult`.
 
         Tensors of different lengths are padded with zeros on the right. None if no episode has a result. If all have
-        failed, the first exception is raised.
+        failed, the first exception is raised, or TooManyFailedEpisodes.
         """
         results = await self._results(engine, data)
         failures = [result for result in results if isinstance(result, BaseException)]
+        if (ended := next((each for each in failures if isinstance(each, TooManyFailedEpisodes)), None)) is not None:
+            raise ended
         found = [result for result in results if result is not None and not isinstance(result, BaseException)]
         if not found and failures:
             raise failures[0]
@@ -57,11 +75,30 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                 "GroupedRolloutWorkflow: %d/%d trajectories returned None or failed, using remaining results%s",
                 *(self.group_size - len(found), self.group_size, told),
             )
-        return _merged(found)
+        if (merged := _merged(found)) is None:
+            return None
+        group = GroupResult(merged)
+        group.episodes, group.failed_episodes = self.group_size, self.group_size - len(found)
+        return group
+
+    async def _episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        """One episode, noted unless the workflow does so itself."""
+        given = data.get("task_id") if isinstance(data, Mapping) else None
+        task = type(self.workflow).__name__ if given is None else str(given)
+        try:
+            result: dict[str, Any] | None = await self.workflow.arun_episode(engine, data)
+        except Exception as error:
+            if self._counts:
+                self.failures.note(FailedEpisode.by(error, task))
+            raise
+        if self._counts:
+            missing = FailedEpisode("NoResult", "the workflow has returned None", task)
+            self.failures.note(missing if result is None else None)
+        return result
 
     async def _results(self, engine: Any, data: dict[str, Any]) -> list[dict[str, Any] | BaseException | None]:
         with group_set(f"group-{secrets.token_hex(8)}"):
-            episodes = [asyncio.ensure_future(self.workflow.arun_episode(engine, data)) for _ in range(self.group_size)]
+            episodes = [asyncio.ensure_future(self._episode(engine, data)) for _ in range(self.group_size)]
         try:
             return [*await asyncio.gather(*episodes, return_exceptions=self._on_failure == "drop")]
         except BaseException:

@@ -7,7 +7,6 @@ agent gets the addresses and the key of its own session only.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
@@ -22,12 +21,11 @@ from proxy.rollout.areal.interaction import InteractionWithTokenLogpReward
 from proxy.rollout.areal.online import ended_sessions
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
+from proxy.rollout.failure_log import FailedEpisode, FailureLog
 from proxy.rollout.processes import shared_pool
 from proxy.rollout.returned_rewards import returned_rewards
 from proxy.rollout.script import stop_import
 from proxy.rollout.session_start import unused_session_id
-
-logger = logging.getLogger(__name__)
 
 """How long rewards are sent again while the server restarts; they may be repeated."""
 
@@ -54,8 +52,9 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     long an episode waits for a place on the server. `task_id`: what the sessions are named after, by default
     `data["task_id"]` or the agent's class. `is_eval`: the sessions measure the policy and are never trained on.
     `grant_capacity`: each episode brings the grant for its own session, as AReaL's do; with False it waits for one
-    (`--capacity-control`). All other arguments are fields of `start_session`: `group_id`, `metadata`, `sampling`,
-    `limits` and so on.
+    (`--capacity-control`). After `max_failed_episodes` failed episodes in a row `arun_episode` raises
+    TooManyFailedEpisodes (default: those of three groups; -1: never); `failures` counts them. All other arguments are
+    fields of `start_session`: `group_id`, `metadata`, `sampling`, `limits` and so on.
 
     Raises ValueError or TypeError for arguments that make no workflow.
     """
@@ -78,6 +77,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         is_eval: bool = False,
         grant_capacity: bool = True,
         filter: SessionFilter | None = None,
+        max_failed_episodes: int | None = None,
         **options: Any,
     ) -> None:
         if mode not in get_args(Mode):
@@ -102,6 +102,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         self.discount, self.export_style, self.subproc_max_workers = discount, export_style, subproc_max_workers
         self.timeout_s, self.start_timeout_s, self.task_id = timeout_s, start_timeout_s, task_id
         self.filter = filter
+        self.failures = FailureLog(max_failed_episodes)
         self._admin_api_key, self._client = admin_api_key, client
         if is_eval:
             options["metadata"] = {**options.get("metadata", {}), "validate": True}
@@ -112,22 +113,32 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
 
         `engine` is not used. What the agent raises is raised, after the session has ended as Failed; so are
         TimeoutError after `timeout_s` seconds, TypeError and ValueError for a result that is no reward, and NotFound
-        for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start.
+        for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start, and
+        TooManyFailedEpisodes that so many episodes in a row have raised or made no call.
         """
         stop_import()
         async with self._connected() as client:
-            if self.mode == "online":
-                return await self._wait(client)
             session = self._session(client, data)
-            async with session:
-                run = self._run_in_process if self.mode == "subproc" else self._run_inline
-                result = await run(client, session, data)
-                rewarded = await _reward(client, session, returned_rewards(result, self._who))
-            interactions = await self._exported(session)
-        if not rewarded or not interactions:
-            logger.warning("%s made no call in session %s: there is nothing to train", self._who, session.session_id)
-            return None
-        return interactions
+            try:
+                if self.mode == "online":
+                    found = await self._wait(client)
+                else:
+                    found = await self._play(client, session, data)
+            except Exception as error:
+                self.failures.note(FailedEpisode.by(error, session.task_id, session.session_id or None))
+                raise
+        message = f"{self._who} made no call: there is nothing to train"
+        silent = FailedEpisode("NoTurns", message, session.task_id, session.session_id or None)
+        self.failures.note(silent if found is None else None)
+        return found
+
+    async def _play(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Interactions | None:
+        async with session:
+            run = self._run_in_process if self.mode == "subproc" else self._run_inline
+            result = await run(client, session, data)
+            rewarded = await _reward(client, session, returned_rewards(result, self._who))
+        interactions = await self._exported(session)
+        return interactions if rewarded and interactions else None
 
     async def _wait(self, client: AsyncClient) -> Interactions | None:
         """Export what others have done."""
@@ -191,7 +202,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     def _session(self, client: AsyncClient, data: Any) -> OpenAIProxyClient:
         """A session with an id that nobody else uses, so that a start whose answer is lost can be repeated."""
         given = data.get("task_id") if isinstance(data, Mapping) else None
-        task_id = str(next(name for name in (self.task_id, given, type(self.agent).__name__) if name is not None))
+        agent = "online" if self.agent is None else type(self.agent).__name__
+        task_id = str(next(name for name in (self.task_id, given, agent) if name is not None))
         options = {"session_id": unused_session_id(task_id), **self._options}
         if (group_id := current_group()) is not None:
             options.setdefault("group_id", group_id)

@@ -11,6 +11,7 @@ from proxy.client.exit_reason import exit_reason
 from proxy.errors import ProxyError
 from proxy.rollout.episodes.ended import EpisodeEnded, RewardFailed, Unfinished
 from proxy.rollout.episodes.result import FailureKind
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.failures import AgentFailed, WorkerDied
 
 _KINDS: dict[Unfinished, FailureKind] = {"Failed": "agent", "NoData": "no_data", "Timeout": "timeout"}
@@ -18,11 +19,12 @@ _KINDS: dict[Unfinished, FailureKind] = {"Failed": "agent", "NoData": "no_data",
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`kind` and `message` are those of the result, `outcome` and `message` those of the session."""
+    """`kind`, `message` and `traceback` are those of the result, `outcome` and `message` those of the session."""
 
     kind: FailureKind
     message: str
     outcome: Unfinished = "Failed"
+    traceback: str = ""
 
 
 def failure_of_agent(error: BaseException, addresses: Sequence[str]) -> Failure:
@@ -32,13 +34,15 @@ def failure_of_agent(error: BaseException, addresses: Sequence[str]) -> Failure:
     those that it is reached by.
     """
     if isinstance(error, EpisodeEnded):
-        return Failure(_KINDS[error.outcome], str(error), error.outcome)
+        traceback = "" if error.__cause__ is None else FailedEpisode.by(error.__cause__, "").traceback
+        return Failure(_KINDS[error.outcome], str(error), error.outcome, traceback)
     if isinstance(error, RewardFailed):
         return Failure("reward", str(error))
     told = str(error) if isinstance(error, AgentFailed) else exit_reason(error)
     if isinstance(error, WorkerDied):
         return Failure("worker", told)
-    return Failure("server" if _is_of_server(error, addresses) else "agent", told)
+    traceback = FailedEpisode.by(error, "").traceback
+    return Failure("server" if _is_of_server(error, addresses) else "agent", told, traceback=traceback)
 
 
 def _is_of_server(error: BaseException, addresses: Sequence[str]) -> bool:

@@ -142,4 +142,5 @@ def _result(
         prompt_tokens=sum(node.prompt_tokens for node in nodes),
         output_tokens=sum(node.output_tokens for node in nodes),
         seconds=time.monotonic() - begun,
+        traceback=(failure.traceback or None) if failure is not None else None,
     )

@@ -14,6 +14,7 @@ from proxy.rollout.episodes.failure import Failure
 from proxy.rollout.episodes.plan import EpisodePlan
 from proxy.rollout.episodes.result import FailureKind
 from proxy.rollout.episodes.reward_function import RewardFunction
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.failures import AgentFailed
 from proxy.rollout.returned_rewards import returned_rewards
 from proxy.rollout.scorers import load_scorer, score_trajectory
@@ -92,7 +93,7 @@ class Rewarding:
             given, scores = await function.reward(episode.client, self._copied(), tree, of_agent)
         except Exception as error:
             told = str(error) if isinstance(error, AgentFailed) else exit_reason(error)
-            return Failure("reward", f"{path}: {told}")
+            return Failure("reward", f"{path}: {told}", traceback=FailedEpisode.by(error, "").traceback)
         if given is None:
             return await self._set(of_agent, "agent")
         episode.scores.update(scores)

@@ -21,7 +21,7 @@ from proxy.rollout.named_arguments import parameters
 from proxy.rollout.roll.managers.episode_session import storable_metrics, zipped
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.values import Section
-from proxy.rollout.roll.values.episode_result import EpisodeResult
+from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, not_a_result, status_of
 from proxy.rollout.threads import in_thread
 from proxy.rollout.trajectory import complete, read_tree
 
@@ -61,7 +61,7 @@ class RunnerAgent:
             return reward
         if reward is not None:
             await episode.session.set_reward(reward)
-        raise _ended(result, self.name)
+        raise _ended(result, self.name) from result.error
 
     async def close(self) -> None:
         """Tear down the runners, each of which may take half a minute; one that hangs is left."""
@@ -125,9 +125,13 @@ def _checked(result: Any, name: str) -> EpisodeResult:
         scores = [float(score) for score in getattr(result, "step_scores", None) or ()]
         reason = str(getattr(result, "agent_exit_reason", "") or "")
         metrics = getattr(result, "metrics", None) or {}
-        return EpisodeResult(str(result.status), float(result.score), scores, reason, metrics)
+        checked = EpisodeResult(status_of(result), float(result.score), scores, reason, metrics)
+    except InvalidResult as error:
+        raise InvalidResult(f"{name}: {error}") from None
     except (AttributeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name}.run_job returned {result!r:.200}: {error}") from error
+        raise InvalidResult(f"{name}: {not_a_result(result, error)}") from None
+    checked.error = getattr(result, "error", None)
+    return checked
 
 
 async def _earned(result: EpisodeResult, episode: Episode) -> float | None:
@@ -152,4 +156,4 @@ def _ended(result: EpisodeResult, name: str) -> EpisodeEnded:
         return EpisodeEnded("NoData", reason)
     if result.status == "Timeout":
         return EpisodeEnded("Timeout", reason)
-    return EpisodeEnded("Failed", reason if result.status == "Failed" else f"{result.status}: {reason}")
+    return EpisodeEnded("Failed", reason)

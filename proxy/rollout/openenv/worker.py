@@ -6,7 +6,6 @@ Every session that was created is closed.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -16,13 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.rollout.contract import AgentSession, AgentSessionFactory, GenerateAPI, RolloutMessages
+from proxy.rollout.failure_log import FailedEpisode, FailureLog
 from proxy.rollout.failures import AgentFailed
 from proxy.rollout.openenv.completion_text import message_of
 from proxy.rollout.openenv.rollout_clock import Clock, close_session
 from proxy.rollout.openenv.verified import reward_of
 from proxy.rollout.session_start import unused_session_id
-
-_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -44,14 +42,21 @@ class RolloutFailure:
     error: Exception
 
 
+class PlayedGroups(list[list[RolloutMessages]]):
+    """The rollouts of each task, in order. `failed_episodes`: how many are missing, because they failed."""
+
+    failed_episodes: int = 0
+
+
 class HarnessRolloutWorker:
     """Plays tasks and emits message-level rollouts. Use it for as many runs as you like, one at a time.
 
     `generate`: a `GenerateAPI`, or a function of its signature; one that `TakesRollouts` gets each rollout, too.
     `sampling` goes with every turn, over what the harness asks for; of two `max_tokens` the smaller one holds.
     `group_size`: rollouts of each task; `concurrency`: how many play at once. After `timeout_s` seconds a rollout is
-    closed, and fails. After `max_turns` turns it is scored as it is. `on_failure` is called with each failure, which
-    `failures` also has.
+    closed, and fails. After `max_turns` turns it is scored as it is. One whose agent asks nothing fails. `on_failure`
+    is called with each failure, which `failures` also has. After `max_failed_episodes` failed rollouts in a row, also
+    of several runs, the run ends with TooManyFailedEpisodes (default: those of three groups; -1: never).
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class HarnessRolloutWorker:
         max_turns: int | None = None,
         name: str = "rollout",
         on_failure: Callable[[RolloutFailure], None] | None = None,
+        max_failed_episodes: int | None = None,
     ) -> None:
         """Raises InvalidRequest for a number that is not positive, and for a factory that is a class."""
         if isinstance(factory, type):
@@ -82,15 +88,22 @@ class HarnessRolloutWorker:
         self._live: dict[int, AgentSession] = {}  # by identity: sessions of others need not be hashable
         self._lock, self._stopped = threading.Lock(), False
         self.failures: list[RolloutFailure] = []
+        self._log = FailureLog(max_failed_episodes, group_size, "a rollout")
 
-    def run(self, tasks: Iterable[Any]) -> list[list[RolloutMessages]]:
-        """Play all tasks; return the rollouts of each, in order. A group lacks those that failed (`failures`)."""
+    def run(self, tasks: Iterable[Any]) -> PlayedGroups:
+        """Play all tasks; return the rollouts of each, in order. A group lacks those that failed (`failures`).
+
+        Raises TooManyFailedEpisodes after so many of them in a row, and so does `rollouts`.
+        """
+        failed = len(self.failures)
         groups: dict[int, dict[int, RolloutMessages]] = {}
         counted = _Counted(tasks)
         for group, sample, rollout in self._played(counted):
             groups.setdefault(group, {})[sample] = rollout
         found = [groups.get(number, {}) for number in range(counted.count)]
-        return [[group[sample] for sample in sorted(group)] for group in found]
+        played = PlayedGroups([group[sample] for sample in sorted(group)] for group in found)
+        played.failed_episodes = len(self.failures) - failed
+        return played
 
     def rollouts(self, tasks: Iterable[Any]) -> Iterator[RolloutMessages]:
         """Yield rollouts as they finish. Tasks are taken as there is room. Leaving the loop closes what still plays."""
@@ -153,6 +166,7 @@ class HarnessRolloutWorker:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     plan = running.pop(future)
                     if (error := future.exception()) is None:
+                        self._log.note(None)
                         yield plan.group, plan.sample, future.result()
                     else:
                         self._note(RolloutFailure(plan.rollout_id, plan.group, plan.task, _exception(error)))
@@ -174,6 +188,8 @@ class HarnessRolloutWorker:
             self._trainer.start(plan.rollout_id, name, group_id=plan.group_id, group_size=self._group_size)
         try:
             rollout = self.play(plan.task, plan.rollout_id)
+            if not rollout.messages:
+                raise AgentFailed("NoTurns", "the agent has ended without any call of the model")
             if self._trainer is not None:
                 self._trainer.accept(rollout)
             return rollout
@@ -184,10 +200,11 @@ class HarnessRolloutWorker:
             raise
 
     def _note(self, failure: RolloutFailure) -> None:
-        _log.warning("rollout %s failed: %s: %s", failure.rollout_id, type(failure.error).__name__, failure.error)
         self.failures.append(failure)
         if self._on_failure is not None:
             self._on_failure(failure)
+        if not self._stopped:  # else it was closed, and has not failed by itself
+            self._log.note(FailedEpisode.by(failure.error, f"{self._name}-{failure.group}", failure.rollout_id))
 
     @contextmanager
     def _open(self, session: AgentSession) -> Iterator[None]:

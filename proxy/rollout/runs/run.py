@@ -14,6 +14,7 @@ from proxy.errors import ConfigurationError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.episodes import EpisodeResult, Task
 from proxy.rollout.executors import Executor
+from proxy.rollout.failure_log import FailureLog, TooManyFailedEpisodes
 from proxy.rollout.run_options import RunOptions
 from proxy.rollout.runs.journal import Journal
 from proxy.rollout.runs.observer import Observer
@@ -45,6 +46,7 @@ class Run:
         self._summary, self._observer, self._journal = summary, observer, journal
         self._playing: set[asyncio.Task[None]] = set()
         self._in_a_row = 0
+        self._failures = FailureLog(options.most_failed, options.group_size)
         self.entries: dict[Slot, EpisodeResult] = {}
         self.server_failed = False
 
@@ -96,6 +98,10 @@ class Run:
         self._observer.finished(result)
         if self._options.fail_fast and self._summary.failed > self._options.max_failures:
             self.stop(f"{self._summary.failed} episodes failed, and {self._options.max_failures} may (--fail-fast)")
+        try:
+            self._failures.note(result.failed)
+        except TooManyFailedEpisodes as error:
+            self.stop(str(error))
 
     async def _ended(self) -> None:
         """Wait until all has been played, or the run was stopped. Raises what a worker raised."""

@@ -23,6 +23,7 @@ from proxy.client.retries import LEAVE_S
 from proxy.errors import ProxyError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.config import Config
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.session_start import start_session
 from proxy.rollout.verl.batches import check_lengths
 from proxy.rollout.verl.loop_base import AgentLoopBase, accepted, run_loop
@@ -39,11 +40,13 @@ _LONGEST_NAME = 80
 
 
 class AgentLoopFailed(RuntimeError):
-    """A sample failed; the message names it, its session and the reason. `row`: its place in the batch."""
+    """A sample failed; the message names it, its session and the reason. `row`: its place in the batch; `failed` says
+    the same for the log.
+    """
 
-    def __init__(self, message: str, row: int | None = None) -> None:
+    def __init__(self, message: str, row: int | None = None, failed: FailedEpisode | None = None) -> None:
         super().__init__(message)
-        self.row = row
+        self.row, self.failed = row, failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,15 @@ class SampleRun:
             at = "" if session is None else f", session {session.session_id!r}"
             uid = f", uid {self.sample['uid']!r}" if "uid" in self.sample else ""
             message = f"sample {self.row} (agent {self._agent!r}{uid}{at}) failed: {exit_reason(error)}"
-            raise AgentLoopFailed(message, self.row) from error
+            failed = FailedEpisode.by(error, self._place, None if session is None else session.session_id)
+            raise AgentLoopFailed(message, self.row, failed) from error
+
+    def judged(self, output: AgentLoopOutput) -> FailedEpisode | None:
+        """Why a sample has failed whose loop returned: nothing in its response was sampled. None: it has not."""
+        if any(output.response_mask):
+            return None
+        message = "no token of the response was sampled, so that there is nothing to train"
+        return FailedEpisode("NothingSampled", message, self._place, output.session_id)
 
     async def _in_session(self, server: Server, session: AsyncSession) -> AgentLoopOutput:
         limit = asyncio.timeout(self.options.sample_timeout_s)
@@ -158,6 +169,10 @@ class SampleRun:
     def _agent(self) -> Any:
         agent: Any = self.sample.get("agent_name")
         return self.options.config.actor_rollout_ref.rollout.agent.default_agent_loop if agent is None else agent
+
+    @property
+    def _place(self) -> str:
+        return f"{self._task_id}, sample {self.row}, agent {self._agent!r}"
 
     @property
     def _task_id(self) -> str:

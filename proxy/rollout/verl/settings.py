@@ -39,7 +39,12 @@ DEFAULTS: dict[str, Any] = {
                 "function_tool_path": None,
                 "format": "hermes",
             },
-            "agent": {"num_workers": 8, "default_agent_loop": "single_turn_agent", "agent_loop_config_path": None},
+            "agent": {
+                "num_workers": 8,
+                "default_agent_loop": "single_turn_agent",
+                "agent_loop_config_path": None,
+                "max_failed_episodes": None,
+            },
             "trace": {},
         },
         "model": {"path": None},
@@ -47,8 +52,9 @@ DEFAULTS: dict[str, Any] = {
     "data": {"apply_chat_template_kwargs": {}, "mm_processor_kwargs": {}},
     "trainer": {"project_name": None, "experiment_name": None},
 }
-"""Those of verl 0.9, and `keep` and `on_tool_error` of ours (see ToolAgentLoop). `tool_response_truncate_side` None is
-verl's `middle`. `free_cache_engine` is false: a server that others may use is put to sleep on request only.
+"""Those of verl 0.9, and of ours `keep` and `on_tool_error` (see ToolAgentLoop) and `max_failed_episodes`.
+`tool_response_truncate_side` None is verl's `middle`. `free_cache_engine` is false: a server that others may use is put
+to sleep on request only.
 """
 
 

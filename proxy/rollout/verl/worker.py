@@ -11,6 +11,7 @@ from uuid import uuid4
 from proxy.client.adapters.parts import objects
 from proxy.client.adapters.verl import VerlBatch
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.rollout.failure_log import FailureLog, TooManyFailedEpisodes
 from proxy.rollout.verl.batches import Prompts, as_given, padded_outputs
 from proxy.rollout.verl.outputs import AgentLoopOutput
 from proxy.rollout.verl.registry import register_file
@@ -45,7 +46,9 @@ class AgentLoopWorker:
     may take `sample_timeout_s` seconds, and the start of its session `start_timeout_s`, while the server is full.
 
     `on_failure`: `raise` ends the other samples, whose sessions end as Failed too, and raises AgentLoopFailed; `drop`
-    leaves failed samples out of the batch and lists them in `meta_info["failed"]`. `pad_token_id`: that of the
+    leaves failed samples out of the batch and lists them in `meta_info["failed"]`. After `max_failed_episodes` failed
+    samples in a row, also over several batches, the batch ends with TooManyFailedEpisodes (default: that of
+    `actor_rollout_ref.rollout.agent`, or else three times the largest group; -1: never). `pad_token_id`: that of the
     tokenizer, or 0.
 
     `teacher_client` and `reward_loop_worker_handles`, actors of verl's own, must be None: a loop returns the reward.
@@ -68,6 +71,7 @@ class AgentLoopWorker:
         sample_timeout_s: float | None = None,
         start_timeout_s: float = 600.0,
         on_failure: OnFailure = "raise",
+        max_failed_episodes: int | None = None,
         pad_token_id: int | None = None,
     ) -> None:
         for name, given in (
@@ -92,6 +96,8 @@ class AgentLoopWorker:
         self.addresses = addresses(server_handles if llm_client is None else llm_client, admin_key)
         if (path := self.rollout_config.agent.agent_loop_config_path) is not None:
             register_file(path)
+        most = self.rollout_config.agent.max_failed_episodes if max_failed_episodes is None else max_failed_episodes
+        self.failures = FailureLog(most, of="a sample")
         self._options = LoopOptions(self.config, tokenizer, self._tools(tools), sample_timeout_s, start_timeout_s)
         self._concurrency, self._on_failure = max_concurrency, on_failure
         padding = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
@@ -111,8 +117,11 @@ class AgentLoopWorker:
         `index` (samples with the same are a group), and `__do_sample__` (false: greedy). `meta_info`: `global_steps`,
         and `validate`, with which `val_kwargs` are used, and exports leave the sessions out unless they ask for them.
 
-        Raises AgentLoopFailed (see `on_failure`; also if all samples failed), InvalidRequest for a batch of another
-        form, and the errors of the servers.
+        `meta_info["failed_episodes"]` of the result is how many samples have failed: those that are left out, and those
+        of whose response nothing was sampled.
+
+        Raises AgentLoopFailed (see `on_failure`; also if all samples failed), TooManyFailedEpisodes, InvalidRequest for
+        a batch of another form, and the errors of the servers.
         """
         return as_given(await self.run_batch(Prompts.of(batch)), batch)
 
@@ -121,6 +130,7 @@ class AgentLoopWorker:
         runs = await self._runs(prompts)
         async with opened(self.addresses) as servers:
             outputs, failed = await self._all(runs, servers)
+        judged = [run.judged(output) for run, output in zip(runs, outputs, strict=True) if output is not None]
         rows = [row for row, output in enumerate(outputs) if output is not None]
         agents = objects([self.rollout_config.agent.default_agent_loop] * len(rows))
         made = padded_outputs(
@@ -130,6 +140,7 @@ class AgentLoopWorker:
             response_length=self.rollout_config.response_length,
             pad_token_id=self._pad_token_id,
         )
+        made.meta_info["failed_episodes"] = len(failed) + sum(each is not None for each in judged)
         if self._on_failure == "drop":
             made.meta_info["failed"] = [{"row": each.row, "error": str(each)} for each in failed]
         return made
@@ -140,6 +151,7 @@ class AgentLoopWorker:
         info = await get_trajectory_info(int(prompts.meta.get("global_steps", -1)), list(index), validate)
         groups = _groups(prompts, int(prompts.meta.get("global_steps", -1)))
         sizes = Counter(groups)
+        self.failures.group_size = max((size for group, size in sizes.items() if group is not None), default=1)
         runs = []
         for row, trajectory in enumerate(info):
             sample = prompts.sample(row)
@@ -172,22 +184,33 @@ class AgentLoopWorker:
         """The outputs by row, None for those that failed, and the failures."""
         room, placement = asyncio.Semaphore(self._concurrency), Placement(len(servers), len(runs))
 
-        async def one(run: SampleRun) -> AgentLoopOutput:
+        async def one(run: SampleRun) -> AgentLoopOutput | AgentLoopFailed:
             async with room, placement.running(str(run.row)) as server:
-                return await run.run(servers[server])
+                try:
+                    output = await run.run(servers[server])
+                except AgentLoopFailed as error:
+                    self.failures.note(error.failed)
+                    if self._on_failure == "raise":
+                        raise
+                    return error
+                self.failures.note(run.judged(output))
+                return output
 
         tasks = [asyncio.create_task(one(run)) for run in runs]
         try:
-            await asyncio.wait(tasks, return_when="FIRST_EXCEPTION" if self._on_failure == "raise" else "ALL_COMPLETED")
+            await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        failed = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-        if failed and (self._on_failure == "raise" or len(failed) == len(tasks)):
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if isinstance(error, TooManyFailedEpisodes)), errors[0])
+        results = [task.result() for task in tasks]
+        failed = [result for result in results if isinstance(result, AgentLoopFailed)]
+        if len(failed) == len(results):
             raise failed[0]
-        outputs = [None if task.cancelled() or task.exception() else task.result() for task in tasks]
-        return outputs, [error for error in failed if isinstance(error, AgentLoopFailed)]
+        return [None if isinstance(result, AgentLoopFailed) else result for result in results], failed
 
 
 def _groups(prompts: Prompts, step: int) -> list[str | None]:

@@ -14,6 +14,8 @@ from openai import AsyncOpenAI
 
 from proxy.client import AsyncClient
 from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow, RolloutWorkflow, resolve_workflow
+from proxy.rollout.areal.grouped import GroupResult
+from proxy.rollout.failure_log import TooManyFailedEpisodes
 from tests.support import real_server, user
 
 DATA = {"messages": [user("Hello")], "task_id": "grouped"}
@@ -39,6 +41,61 @@ class Agent:
             async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
                 await client.chat.completions.create(model="default", messages=data["messages"])
         return float(number)
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 12), ({"max_failed_episodes": 5}, 5)])
+async def test_a_run_in_which_every_episode_fails_ends_with_the_reasons(
+    url: str, caplog: pytest.LogCaptureFixture, options: dict[str, int], most: int
+) -> None:
+    workflow = OpenAIProxyWorkflow("inline", Agent(failing=tuple(range(0, 99, 2)), lazy=tuple(range(1, 99, 2))), url)
+    grouped, raised = GroupedRolloutWorkflow(workflow, 4, **options), 0
+    with pytest.raises(TooManyFailedEpisodes, match=f"^{most} episodes in a row have failed") as caught:
+        for _ in range(4):
+            try:
+                await grouped.arun_episode(None, DATA)
+            except KeyError:
+                raised += 1
+    assert raised == most // 4 - (most % 4 == 0) and caught.value.counts.keys() == {"KeyError", "NoTurns"}
+    assert "Agent.run made no call" in str(caught.value) and "task grouped, session grouped-" in str(caught.value)
+    [told] = [each.getMessage() for each in caplog.records if "failed: KeyError: 'episode" in each.getMessage()]
+    assert "Traceback" in told and "session grouped-" in told
+
+
+async def test_a_group_says_how_many_of_its_episodes_have_failed(url: str) -> None:
+    found = await group(url, Agent(failing=(1,), lazy=(3,)))
+    assert isinstance(found, GroupResult) and (found.episodes, found.failed_episodes) == (4, 2)
+
+
+async def test_one_episode_after_the_other_ends_the_run_and_a_success_begins_the_count_anew(url: str) -> None:
+    workflow = OpenAIProxyWorkflow("inline", Agent(failing=(0, 1, 3, 4, 5)), url)
+    for error in (KeyError, KeyError, None, KeyError, KeyError, TooManyFailedEpisodes):
+        if error is None:
+            assert await workflow.arun_episode(None, DATA)
+            continue
+        with pytest.raises(error):
+            await workflow.arun_episode(None, DATA)
+    assert (workflow.failures.episodes, workflow.failures.total) == (6, 5)
+
+
+class Rejects(RolloutWorkflow):
+    """A workflow of a trainer's own: it raises, or has no result."""
+
+    begun = 0
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        self.begun += 1
+        if self.begun % 2:
+            raise ValueError("no luck")
+        return None
+
+
+async def test_workflows_of_others_are_counted_too() -> None:
+    grouped = GroupedRolloutWorkflow(Rejects(), 2, max_failed_episodes=4)
+    with pytest.raises(ValueError, match="no luck"):
+        await grouped.arun_episode(None, DATA)
+    with pytest.raises(TooManyFailedEpisodes) as caught:
+        await grouped.arun_episode(None, DATA)
+    assert caught.value.counts == {"ValueError": 2, "NoResult": 2}
 
 
 class Tensors(RolloutWorkflow):

@@ -258,7 +258,7 @@ async def test_an_agent_without_calls_has_nothing_to_train(keyed: str, caplog: p
     before, session_id = await capacity(keyed), fresh()
     assert await run(keyed, Of(lazy), session_id=session_id) is None
     assert (await tree(keyed, session_id)).outcome == "NoData"
-    assert f"made no call in session {session_id}" in caplog.text
+    assert f"made no call: there is nothing to train (task areal, session {session_id})" in caplog.text
     assert await capacity(keyed) == before
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.contract import RolloutMessages
+from proxy.rollout.failure_log import TooManyFailedEpisodes
 from proxy.rollout.openenv import (
     EnvironmentSessionFactory,
     HarnessRolloutWorker,
@@ -66,6 +67,34 @@ def test_groups_play_side_by_side_and_a_failure_touches_no_other(both: Servers) 
     group = both.sampling.session_tree(generate.session_id(groups[0][0].rollout_id)).group_id
     exported = both.sampling.export(filter={"group_id": group})
     assert exported.sessions.keys() == {generate.session_id(rollout.rollout_id) for rollout in groups[0]}
+
+
+def answers(*_: Any) -> str:
+    return "yes"
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 6), ({"max_failed_episodes": 4}, 4)])
+def test_so_many_failed_rollouts_in_a_row_end_the_run_with_the_reasons(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any], most: int
+) -> None:
+    factory = ScriptedFactory()
+    worker = HarnessRolloutWorker(factory, answers, group_size=2, concurrency=1, **options)
+    with pytest.raises(
+        TooManyFailedEpisodes, match=rf"^{most} episodes in a row.* {most} x KeyError, such as .*'oops'"
+    ):
+        worker.run([[asked("one"), KeyError("oops")]] * 10)
+    assert len(worker.failures) == most and all(made.closed for made in factory.made)
+    told = caplog.records[0].getMessage()
+    assert told.startswith("a rollout failed: KeyError: 'oops' (task rollout-0, session rollout-0-")
+    assert "Traceback" in told and len(caplog.records) == 3
+
+
+def test_a_run_says_how_many_rollouts_failed_and_one_that_goes_well_begins_the_count_anew() -> None:
+    worker = HarnessRolloutWorker(ScriptedFactory(), answers, concurrency=1, max_failed_episodes=2)
+    for _ in range(2):
+        groups = worker.run([[KeyError("oops")], [asked("one")], [], [asked("one")]])
+        assert ([len(group) for group in groups], groups.failed_episodes) == ([0, 1, 0, 1], 2)
+    assert "NoTurns" in str(worker.failures[-1].error)
 
 
 @dataclass
@@ -317,7 +346,10 @@ def test_an_async_verify_is_awaited(both: Servers) -> None:
     async def verify(task: Any, messages: Any) -> float:
         return 0.5
 
-    worker = HarnessRolloutWorker(HarnessSessionFactory(both.interception, lambda task: None, verify), lambda *_: "yes")
+    def ask(task: Any, base_url: str, http_client: Any) -> None:
+        http_client.post(f"{base_url}/chat/completions", json={"model": "m", "messages": [user("Well?")]})
+
+    worker = HarnessRolloutWorker(HarnessSessionFactory(both.interception, ask, verify), lambda *_: "yes")
     assert [rollout.reward for rollout in worker.rollouts([None])] == [0.5]
 
 

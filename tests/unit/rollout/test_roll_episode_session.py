@@ -141,7 +141,11 @@ def test_a_status_of_its_own_is_a_failure_with_the_reason(client: Client) -> Non
     session = start(client)
     session.finish(EpisodeResult("RunnerError", 0.0, agent_exit_reason="no sandbox"))
     tree = shown(session)
-    assert (tree.outcome, tree.extra["exit_reason"]) == ("Failed", "RunnerError: no sandbox")
+    assert (tree.outcome, tree.extra["exit_reason"]) == (
+        "Failed",
+        "run_job returned the status 'RunnerError', which is none of Finished, Failed, NoData, Timeout; its "
+        "agent_exit_reason: no sandbox",
+    )
 
 
 def test_a_late_episode_is_unfinished(client: Client) -> None:

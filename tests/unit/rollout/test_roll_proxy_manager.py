@@ -276,7 +276,7 @@ def test_a_runner_that_hangs_is_cancelled_and_the_next_of_whatever_class_is_set_
         def run_job(self, seed: int) -> EpisodeResult:
             if self is ready[0]:
                 go_on.wait(60)
-            return EpisodeResult("Finished", float(ready.index(self)))
+            return EpisodeResult("Failed", float(ready.index(self)))
 
         def cancel(self) -> None:
             go_on.set()
@@ -284,7 +284,7 @@ def test_a_runner_that_hangs_is_cancelled_and_the_next_of_whatever_class_is_set_
     manager = manager_of(client, Plain, queue := Queue(2), task_timeout_sec=0.01)
     manager.run_rollout_loop(SEED)
     assert go_on.is_set()
-    assert [shown(client, rollout).outcome for rollout in queue.rollouts] == ["Timeout", "Finished"]
+    assert [shown(client, rollout).outcome for rollout in queue.rollouts] == ["Timeout", "Failed"]
     assert ready == [*ready[:1], manager.agent_runner]
 
 
@@ -505,7 +505,7 @@ def test_failures_and_timeouts_leave_no_grant_and_no_live_session(client: Client
             return EpisodeResult("RunnerError", 0.0, agent_exit_reason="no sandbox")
 
     before = client.grant_capacity(1)
-    assert len(played(client, Fails, episodes=4).rollouts) == 4
+    assert len(played(client, Fails, episodes=4, pipeline={"max_failed_episodes": -1}).rollouts) == 4
     assert client.grant_capacity(1) == before + 1
     assert client.sessions({"status": "active"}) == []
 

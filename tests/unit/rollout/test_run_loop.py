@@ -217,13 +217,13 @@ async def test_fail_fast_stops_with_one_failure_more_than_is_allowed() -> None:
 
 
 async def test_without_fail_fast_all_is_played() -> None:
-    setup = Setup(failing("agent", 9), tasks=10, concurrency=1, max_failures=2)
+    setup = Setup(failing("agent", 9), tasks=10, concurrency=1, max_failures=2, max_failed_episodes=-1)
     await setup.play()
     assert setup.summary.failed == 10 and setup.summary.complete
 
 
 async def test_a_run_stops_when_nothing_but_failures_of_the_server_come() -> None:
-    setup = Setup(failing("server", 9), tasks=100, concurrency=1, retries=0)
+    setup = Setup(failing("server", 9), tasks=100, concurrency=1, retries=0, max_failed_episodes=-1)
     await setup.play()
     assert setup.summary.failed == 32
     assert str(setup.summary.stopped).endswith("(server): server failed")
@@ -231,10 +231,52 @@ async def test_a_run_stops_when_nothing_but_failures_of_the_server_come() -> Non
 
 async def test_one_good_episode_among_failures_of_workers_lets_a_run_go_on() -> None:
     setup = Setup(
-        lambda plan: result_of(plan, None if plan.task.task_id == "t31" else "worker"), 62, concurrency=1, retries=0
+        lambda plan: result_of(plan, None if plan.task.task_id == "t31" else "worker"),
+        62,
+        concurrency=1,
+        retries=0,
+        max_failed_episodes=-1,
     )
     await setup.play()
     assert setup.summary.complete and setup.summary.failed == 61
+
+
+async def test_three_groups_worth_of_failed_episodes_in_a_row_stop_a_run_with_the_reasons(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup(failing("agent", 9), tasks=10, group_size=2, concurrency=1)
+    await setup.play()
+    assert setup.summary.failed == 6 and not setup.summary.succeeded
+    reasons = (
+        "6 episodes in a row have failed (max_failed_episodes is 6): 6 x agent, such as task t0, sample 0, session"
+    )
+    assert str(setup.summary.stopped).startswith(reasons) and setup.summary.stopped in setup.summary.as_json().values()
+    first, second, fourth = (record.getMessage() for record in caplog.records)
+    assert first.startswith("an episode failed: agent: agent failed (task t0, sample 0, session t0-0")
+    assert "2 times by now" in second and "4 times by now" in fourth
+
+
+@pytest.mark.parametrize(("given", "played"), [({"max_failed_episodes": 4}, 4), ({"max_failures": 7}, 8)])
+async def test_how_many_in_a_row_may_fail_is_an_option_and_as_many_as_are_no_error(
+    given: dict[str, int], played: int
+) -> None:
+    setup = Setup(failing("agent", 9), tasks=10, concurrency=1, **given)
+    await setup.play()
+    assert (setup.summary.failed, setup.summary.complete) == (played, False)
+
+
+async def test_one_good_episode_among_failed_ones_lets_a_run_go_on() -> None:
+    setup = Setup(
+        lambda plan: result_of(plan, None if plan.task.task_id in ("t2", "t5") else "agent"), 8, concurrency=1
+    )
+    await setup.play()
+    assert setup.summary.complete and setup.summary.failed == 6
+
+
+def test_no_number_of_failed_episodes_that_makes_no_sense_is_taken() -> None:
+    for wrong, told in ((0, "at least 1, or -1"), (-2, "at least -1")):
+        with pytest.raises(ConfigurationError, match=f"--max-failed-episodes must be {told}"):
+            Setup(max_failed_episodes=wrong)
 
 
 async def test_a_stop_cancels_what_plays_keeps_what_has_ended_and_begins_nothing(tmp_path: Path) -> None:

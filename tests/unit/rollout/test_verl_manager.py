@@ -14,6 +14,7 @@ from proxy.client import AsyncClient, AsyncSession, Client, Sample
 from proxy.client.adapters.verl import VerlBatch
 from proxy.client.options import MemoryTag
 from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.rollout.failure_log import TooManyFailedEpisodes
 from proxy.rollout.verl import (
     AgentLoopBase,
     AgentLoopFailed,
@@ -358,6 +359,54 @@ def test_failed_samples_are_left_out_on_request(url: str) -> None:
         AgentLoopManager(CONFIG, url, admin_key=KEY, on_failure="drop").generate_sequences(
             {**given, "fails": [True] * 3}
         )
+
+
+def failing(**more: Any) -> dict[str, Any]:
+    """Six samples, each a group of its own, that fail."""
+    register("fails")(Fails)
+    return {**batch(*["fails"] * 6, **more), "uid": [f"u{number}" for number in range(6)], "fails": [True] * 6}
+
+
+@pytest.mark.parametrize(("agent", "options", "most"), [({}, {}, 3), ({"max_failed_episodes": 5}, {}, 5)])
+def test_so_many_failed_samples_in_a_row_end_the_batch_with_the_reasons(
+    url: str, caplog: pytest.LogCaptureFixture, agent: dict[str, Any], options: dict[str, Any], most: int
+) -> None:
+    manager = AgentLoopManager(
+        changed(agent=agent), url, admin_key=KEY, on_failure="drop", max_concurrency=1, **options
+    )
+    with pytest.raises(
+        TooManyFailedEpisodes, match=rf"{most} x ValueError, such as task verl-.*no such city"
+    ) as raised:
+        manager.generate_sequences(failing())
+    assert raised.value.counts == {"ValueError": most}
+    told = caplog.records[0].getMessage()
+    assert told.startswith("a sample failed: ValueError: no such city (task verl-") and "Traceback" in told
+    assert "session verl-" in told and "2 times by now" in caplog.records[1].getMessage()
+
+
+def test_failed_samples_are_counted_over_batches_and_a_keyword_wins(url: str) -> None:
+    config = changed(agent={"max_failed_episodes": 7})
+    manager = AgentLoopManager(config, url, admin_key=KEY, on_failure="drop", max_failed_episodes=8)
+    with pytest.raises(AgentLoopFailed):
+        manager.generate_sequences(failing())
+    with pytest.raises(TooManyFailedEpisodes, match="max_failed_episodes is 8"):
+        manager.generate_sequences(failing())
+    with pytest.raises(InvalidRequest, match="max_failed_episodes is 0"):
+        AgentLoopManager(config, url, admin_key=KEY, max_failed_episodes=0)
+
+
+def test_a_batch_says_how_many_of_its_samples_have_failed(url: str) -> None:
+    class Silent(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            if kwargs["fails"] == "raises":
+                raise ValueError("no such city")
+            mask = [int(kwargs["fails"] == "not")]
+            return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=mask, num_turns=2, metrics={})
+
+    register("silent")(Silent)
+    given = {**batch("silent", "silent", "silent"), "fails": ["raises", "asks nothing", "not"]}
+    made = AgentLoopManager(CONFIG, url, admin_key=KEY, on_failure="drop").generate_sequences(given)
+    assert (made.meta_info["failed_episodes"], len(made.meta_info["failed"]), len(made.batch["prompts"])) == (2, 1, 2)
 
 
 def test_a_sample_that_takes_too_long_ends_as_timeout(url: str) -> None:

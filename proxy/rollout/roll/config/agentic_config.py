@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.config import Config
+from proxy.rollout.failure_log import checked_most
 from proxy.rollout.roll.config.batch_sizes import fit_train, fit_val
 from proxy.rollout.roll.config.composition import Composition
 from proxy.rollout.roll.config.env_manager_config import EnvManagerConfig
@@ -70,6 +71,7 @@ class AgenticConfig:
     the number of validation environments. `custom_envs` has the environments by tag; for others `custom_env` is looked
     at, where ROLL's files have them. `apply_reward_discount` makes the scores of turns returns, discounted with
     `step_reward_gamma`; without it they are raw, as ROLL's trainer wants them, because it discounts them itself.
+    After `max_failed_episodes` failed episodes in a row the run ends: None: three groups' worth; -1: never.
 
     Raises InvalidRequest, which names the field and the way out, where ROLL's assertions fail, and for a misspelt name.
     """
@@ -98,6 +100,7 @@ class AgenticConfig:
     step_reward_gamma: float = 0.95
     apply_reward_discount: bool = False
     is_pure_opd: bool = False
+    max_failed_episodes: int | None = None
 
     def __init__(self, values: object = None, /, **more: Any) -> None:
         """`values`: a mapping, also a Config or OmegaConf's DictConfig. Names of `more` win."""
@@ -228,6 +231,7 @@ class AgenticConfig:
             raise InvalidRequest(
                 f"max_steps is {self.max_steps}; it must be positive, or -1 for no end", param="max_steps"
             )
+        checked_most(self.max_failed_episodes)
         if self.async_generation_ratio < 0 or not 0 <= self.step_reward_gamma <= 1:
             name = "step_reward_gamma" if self.async_generation_ratio >= 0 else "async_generation_ratio"
             raise InvalidRequest(

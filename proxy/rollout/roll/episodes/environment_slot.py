@@ -39,6 +39,9 @@ class EnvironmentSlot:
     its latest episode had it; None without one.
     """
 
+    counts_failures = True
+    """The run does it, of the results of its episodes."""
+
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
         self.score_metric: ScoreMetric | None = None

@@ -6,6 +6,7 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from proxy.rollout.failure_log import FailedEpisode, FailureLog
 from proxy.rollout.roll.values.data_proto import DataProto
 from proxy.rollout.roll.values.section import as_section
 from proxy.rollout.roll.values.step_limit import env_step_limit
@@ -22,6 +23,9 @@ class BaseEnvManager:
     `put(group_id, episode_id, start_step, rollout, env_id)`. `thread_lock` is held where the environment's
     `use_thread_lock` asks for it, and `env_step_limiter` around its steps. A subclass that keeps all of this itself may
     call `super().__init__()` without arguments.
+
+    A rollout of an episode that has failed has `meta_info["failure"]`, the fields of a `FailedEpisode`. The queue warns
+    of it if it has `counts_failures`, and else the manager, whose loop ends after `max_failed_episodes` in a row.
 
     ROLL's other arguments, such as `processor` or `collator`, have no effect here: the server renders prompts. The log
     says so once for each.
@@ -53,6 +57,7 @@ class BaseEnvManager:
         self.group_seed: int | None = None
         self.episode_id: int | None = None
         self.start_step = -1
+        self._failures: FailureLog | None = None
         given = {} if env_config is None else env_config
         self.use_thread_lock = bool(given.get("use_thread_lock", False))
         locked = self.use_thread_lock and thread_lock is not None
@@ -108,9 +113,18 @@ class BaseEnvManager:
         return self.group_seed + self.episode_id
 
     def put(self, rollout: DataProto | None) -> None:
-        """Hand the episode's rollout to the queue; None: this environment has no more."""
+        """Hand the episode's rollout to the queue; None: this environment has no more.
+
+        Raises TooManyFailedEpisodes if the queue does not count failed episodes, and it is one too many in a row.
+        """
         place, env_id = self.env_config["group_id"], self.env_config["env_id"]
         self.output_queue.put(place, self.episode_id, self.start_step, rollout, env_id)
+        if rollout is None or getattr(self.output_queue, "counts_failures", False):
+            return
+        if self._failures is None:
+            most = getattr(self.pipeline_config, "max_failed_episodes", None)
+            self._failures = FailureLog(most, getattr(self.worker_config, "group_size", 1), f"{self.mode}: an episode")
+        self._failures.note(FailedEpisode.told_in(getattr(rollout, "meta_info", {})))
 
 
 def say_once(line: str, log: logging.Logger = logger) -> None:

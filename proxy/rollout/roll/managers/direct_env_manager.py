@@ -173,8 +173,6 @@ class DirectEnvManager(BaseEnvManager, ABC):
         if self.episode is None:
             raise error
         self.failure = error
-        place = f"group {self.env_config['group_id']} env {self.env_config['env_id']} episode {self.episode_id}"
-        self.logger.error("%s has failed: %s", place, error, exc_info=error)
 
     def _formulated(self, rollout_cache: RolloutCache) -> DataProto:
         """The rollout, with the names that the trainer groups by, after the end of the session."""
@@ -190,7 +188,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
         for name, value in names.items():
             rollout.non_tensor_batch.setdefault(name, np.array([value] * len(rollout), dtype=object))
         rollout.meta_info.setdefault("session_id", episode.session.session_id)
-        return rollout
+        return episode.told_in(rollout)
 
     def _wait_after_failed_reset(self) -> None:
         self._failed_resets += 1
@@ -268,8 +266,9 @@ class DirectEnvManager(BaseEnvManager, ABC):
             rewards, score = earned(rollout_cache.history)
             reason = self.stop_reason.name.lower() if self.failure is None else exit_reason(self.failure)
             metrics = {**self._metrics(rollout_cache), "truncated": rollout_cache.truncated}
-            status = "Finished" if self.failure is None else "Failed"
-            self.episode.finish(EpisodeResult(status, score, None, reason, metrics), rewards)
+            result = EpisodeResult("Finished" if self.failure is None else "Failed", score, None, reason, metrics)
+            result.error = self.failure
+            self.episode.finish(result, rewards)
         return self.episode
 
     def _end_session(self, reason: str, outcome: str = "Failed") -> None:

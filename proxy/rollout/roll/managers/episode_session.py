@@ -17,22 +17,25 @@ from proxy.client.exit_reason import exit_reason, storable
 from proxy.client.options import EndOptions, ExportOptions, SessionOptions
 from proxy.client.values import SessionTree
 from proxy.errors import EndedOtherwise, InvalidRequest, NotFound, ProxyError, SessionNotFound
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.roll.config import sampling_of
-from proxy.rollout.roll.values.episode_result import EpisodeResult
+from proxy.rollout.roll.values.data_proto import DataProto
+from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, status_of
 from proxy.rollout.session_start import start_session_here, unused_session_id
 
 logger = logging.getLogger(__name__)
 
-OUTCOMES = ("Finished", "Failed", "NoData", "Timeout")
 _START_S = 600.0
 """How long an episode waits for a place on the server."""
+_NO_TURNS = "the episode has no turn: the model was not asked, or has not answered"
 
 
 class EpisodeSession:
     """A live session of one episode, started by `start`, which `finish` or `fail` ends.
 
     `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
-    group of the session: the episodes that are compared have one. `discount` is that of its returns.
+    group of the session: the episodes that are compared have one. `discount` is that of its returns. `failure` says why
+    the episode has failed, once it has ended; None: it has not, or there was nothing to play.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class EpisodeSession:
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
+        self.failure: FailedEpisode | None = None
         self._ending = threading.Lock()
         self._seen: SessionTree | None = None
         self._begun = time.monotonic()
@@ -106,19 +110,19 @@ class EpisodeSession:
         `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
         completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
         the last turn has the sum, so that none is lost. Without step scores the last turn has the score. A score that
-        is no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session
-        has ended.
+        is no finite number, metrics that the server refuses, another status than ROLL's, and a Finished without a turn
+        make the episode Failed. Does nothing if the session has ended.
         """
         if self.outcome is not None:
             return
-        outcome, reason = _outcome(result)
         about = {"traj_time_total": round(time.monotonic() - self._begun, 4), **result.metrics, "score": result.score}
-        ending: EndOptions = {"outcome": outcome, "metrics": storable_metrics(about)}
-        if reason:
-            ending["exit_reason"] = reason
-        if outcome == "Timeout":
-            ending["finished"] = False
         try:
+            outcome, reason = self._judged(result)
+            ending: EndOptions = {"outcome": outcome, "metrics": storable_metrics(about)}
+            if reason:
+                ending["exit_reason"] = reason
+            if outcome == "Timeout":
+                ending["finished"] = False
             self._end({**ending, **self._earned(result, rewards, float(result.score if score is None else score))})
         except (InvalidRequest, NotFound) as error:
             logger.warning("session %s: %s", self.session.session_id, error)
@@ -130,7 +134,15 @@ class EpisodeSession:
         Does nothing if it has ended.
         """
         reason = exit_reason(error) if isinstance(error, BaseException) else error
+        if self.outcome is None and outcome != "NoData":
+            self._failed(outcome, reason, error if isinstance(error, BaseException) else None)
         self._end({"outcome": outcome, "exit_reason": reason}, within_s)
+
+    def told_in(self, rollout: DataProto) -> DataProto:
+        """The rollout of this episode, whose `meta_info` has the `failure` if it has failed."""
+        if self.failure is not None:
+            rollout.meta_info["failure"] = self.failure.as_dict()
+        return rollout
 
     def exported(self, layout: str, **options: Any) -> Export:
         """All samples of the session; `options` are those of `Client.export`."""
@@ -147,6 +159,28 @@ class EpisodeSession:
         tree = self._seen or self._tree()
         times = {node.id: (node.times or {}).get("first_token_at") for node in tree.interactions}
         return {name: at for name, at in times.items() if at is not None}
+
+    def _judged(self, result: EpisodeResult) -> tuple[str, str]:
+        """The outcome and the reason, in which a status that is none of ROLL's is named; notes a failure."""
+        reason = str(getattr(result, "agent_exit_reason", "") or "")
+        try:
+            outcome = status_of(result)
+        except InvalidResult as error:
+            outcome, reason = "Failed", f"{error}; its agent_exit_reason: {reason}" if reason else str(error)
+            self._failed("InvalidResult", reason)
+            return outcome, storable(reason)
+        if outcome == "Finished" and not self.turns():
+            outcome, reason = "Failed", f"{_NO_TURNS}: {reason}" if reason else _NO_TURNS
+            self._failed("NoTurns", reason)
+        elif outcome not in ("Finished", "NoData"):
+            self._failed(outcome, reason, getattr(result, "error", None))
+        return outcome, storable(reason)
+
+    def _failed(self, kind: str, reason: str, error: BaseException | None = None) -> None:
+        """Note why the episode has failed; one that an exception has ended has the type of this."""
+        about = self.traj_group_id, self.session.session_id
+        told = FailedEpisode(kind, storable(reason) or "the runner gave no agent_exit_reason", *about)
+        self.failure = told if error is None else FailedEpisode.by(error, *about)
 
     def _tree(self) -> SessionTree:
         return self.client.session_tree(self.session.session_id, ["times"])
@@ -179,6 +213,8 @@ class EpisodeSession:
             except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
                 logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
                 self.outcome = "Failed"
+                if self.failure is None:
+                    self._failed("Failed", f"the session was ended by somebody else: {exit_reason(error)}")
                 with suppress(ProxyError):  # an expired session still takes rewards
                     self.session.end(**_rewards_of(options))
 
@@ -219,14 +255,6 @@ def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[
         "sampling": sampling,
         "limits": {name: most for name, most in limits.items() if most},
     }
-
-
-def _outcome(result: EpisodeResult) -> tuple[str, str]:
-    """The outcome and the reason; a status that the server does not know is Failed, and stands in the reason."""
-    reason = str(getattr(result, "agent_exit_reason", "") or "")
-    if result.status in OUTCOMES:
-        return result.status, storable(reason)
-    return "Failed", storable(f"{result.status}: {reason}" if reason else str(result.status))
 
 
 def storable_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -17,7 +18,7 @@ from proxy.rollout.roll.managers.rollouts import rollout_of
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.runners.played import earned
 from proxy.rollout.roll.values.data_proto import DataProto
-from proxy.rollout.roll.values.episode_result import EpisodeResult
+from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, not_a_result
 from proxy.rollout.roll.values.score_metric import BINARY, SCORE_METRIC, ScoreMetric, metric_value
 
 _GRACE_S = 1.0
@@ -196,7 +197,7 @@ class ProxyEnvManager(BaseEnvManager):
             if (name := self.reward_granularity) is not None:
                 metric = ScoreMetric.of(self.env_config["tag"], name, result.metrics, result.status)
                 rollout.meta_info[SCORE_METRIC] = metric
-            return rollout
+            return self.episode.told_in(rollout)
         except BaseException as error:
             with suppress(ProxyError):
                 self.episode.fail(error)
@@ -285,12 +286,18 @@ def _checked(result: Any) -> EpisodeResult:
     """The result with numbers for scores; of anything else a failure that says what it was."""
     try:
         scores = [float(score) for score in getattr(result, "step_scores", None) or ()]
-        checked = EpisodeResult(
-            str(result.status), float(result.score), scores, result.agent_exit_reason, result.metrics
-        )
+        status = str(getattr(result.status, "value", result.status))
+        checked = EpisodeResult(status, float(result.score), scores, result.agent_exit_reason, result.metrics)
     except (AttributeError, TypeError, ValueError) as error:
-        return EpisodeResult("Failed", 0.0, agent_exit_reason=f"run_job returned {result!r:.200}: {error}")
+        return _failed(not_a_result(result, error))
     if not all(abs(score) <= _MAX_SCORE for score in (checked.score, *scores)):  # NaN is not, either
         reason = f"run_job returned a score that is no finite number up to {_MAX_SCORE}: {checked.score}, {scores}"
-        return EpisodeResult("Failed", 0.0, agent_exit_reason=reason[:1000], metrics=checked.metrics)
+        return _failed(InvalidResult(reason[:1000]), checked.metrics)
+    checked.error = getattr(result, "error", None)
     return checked
+
+
+def _failed(error: Exception, metrics: Mapping[str, Any] | None = None) -> EpisodeResult:
+    failed = EpisodeResult("Failed", 0.0, agent_exit_reason=str(error), metrics=metrics)
+    failed.error = error
+    return failed

@@ -93,6 +93,7 @@ class RockAgentRunner(AgentRunner):
             agent_command(self._base_job_config.agent)
         self.listen_port = self.env_config.get("proxy_port", 8000)
         self._callback_url: str | None = None
+        self._job_error: BaseException | None = None
         self._lock = threading.Lock()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]] | None = None
 
@@ -231,12 +232,13 @@ class RockAgentRunner(AgentRunner):
     def _build_result_from_metrics(self, metrics: dict[str, Any]) -> EpisodeResult:
         """The episode's result; what is not of it stays among the metrics."""
         status = str(metrics.pop("status", "Failed"))
-        return EpisodeResult(
-            status=_STATUS.get(status.lower(), "NoData" if status == "NoData" else "Failed"),
-            score=float(metrics.pop("score", 0.0)),
-            agent_exit_reason=metrics.pop("agent_exit_reason", ""),
-            metrics=metrics,
-        )
+        known = _STATUS.get(status.lower(), "NoData" if status == "NoData" else "Failed")
+        reason = metrics.pop("agent_exit_reason", "")
+        if known == "Failed" and not reason:
+            reason = f"the job has ended with the status {status!r}, and no exception_info"
+        result = EpisodeResult(known, float(metrics.pop("score", 0.0)), agent_exit_reason=reason, metrics=metrics)
+        result.error, self._job_error = self._job_error, None
+        return result
 
     def _run_async_job(
         self, coro: Coroutine[Any, Any, dict[str, Any]], job_id: str, instance_id: str
@@ -245,7 +247,7 @@ class RockAgentRunner(AgentRunner):
         try:
             return _run(self._cancellable(coro))
         except (Exception, asyncio.CancelledError) as error:
-            self.logger.exception("job %s failed", job_id)
+            self._job_error = error  # whoever plays the episode warns of it
             return {
                 "job_id": job_id,
                 "instance_id": instance_id,

@@ -48,11 +48,10 @@ def earned(runner: Any) -> list[float]:
 def ended_by(error: BaseException, scores: list[float]) -> EpisodeResult:
     """The result of an episode that `error` has ended, with the rewards of its steps before."""
     status = _status(error)
-    if status == "Failed":
-        traced = None if isinstance(error, httpx.HTTPError) else error  # the text of a request's error says it all
-        _log.error("an episode has failed after %d steps: %s", len(scores), exit_reason(error), exc_info=traced)
     metrics = {"truncated": True} if status == "Finished" else None
-    return EpisodeResult(status, float(sum(scores)), scores, exit_reason(error), metrics)
+    result = EpisodeResult(status, float(sum(scores)), scores, exit_reason(error), metrics)
+    result.error = error
+    return result
 
 
 def _status(error: BaseException) -> str:

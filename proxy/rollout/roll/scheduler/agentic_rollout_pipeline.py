@@ -79,7 +79,8 @@ class AgenticRolloutPipeline:
                     metrics |= self._validated(val, global_step)
                 batch = self._batch(train, global_step, metrics)
                 if batch is None:
-                    logger.info("the data have ended before step %d", global_step)
+                    level = logging.INFO if global_step else logging.WARNING  # nothing at all was played
+                    logger.log(level, "the data have ended before step %d", global_step)
                     return
                 yield RolloutStep(global_step, batch, metrics)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from proxy.client.exit_reason import exit_reason
 from proxy.errors import ProxyError
+from proxy.rollout.failure_log import TooManyFailedEpisodes
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.together import Together
 from proxy.rollout.roll.values import DataProto
@@ -123,6 +124,8 @@ class EnvironmentWorker:
                 self.env_managers[env_id].run_rollout_loop(DataProto(meta_info={"seed": seed}))
                 self.output_queue.leave(group_id, env_id)
                 return
+            except TooManyFailedEpisodes:
+                raise
             except Exception as error:
                 if self._stopped:
                     return

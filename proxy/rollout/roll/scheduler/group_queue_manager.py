@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from proxy.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.env_activity_monitor import EnvActivityMonitor
 from proxy.rollout.roll.scheduler.group_queue import Filter, GroupData, GroupQueue
@@ -29,8 +30,12 @@ class GroupQueueManager:
     """The groups of all environments of `env_manager_config`. All methods may be called from any thread.
 
     `group_filter` has a method `filter` as `GroupFilter`; by default it is one of `group_filter_cls`. `dropped` is
-    called without the lock, in the thread that was the cause.
+    called without the lock, in the thread that was the cause. The log warns of episodes that fail, and after
+    `max_failed_episodes` in a row (default: `config`'s, or three groups' worth) `get_batch` raises.
     """
+
+    counts_failures = True
+    """Managers need not warn of failed episodes themselves."""
 
     def __init__(
         self,
@@ -40,8 +45,11 @@ class GroupQueueManager:
         *,
         group_filter: Any = None,
         dropped: Dropped = lambda reason, rollouts: None,
+        max_failed_episodes: int | None = None,
     ) -> None:
         self.mode = mode
+        most = getattr(config, "max_failed_episodes", None) if max_failed_episodes is None else max_failed_episodes
+        self.failures = FailureLog(most, env_manager_config.group_size, f"{mode}: an episode")
         self.env_monitor = EnvActivityMonitor(config.env_monitor)
         self._group_size: int = env_manager_config.group_size
         self._tell_dropped = dropped
@@ -103,13 +111,17 @@ class GroupQueueManager:
     ) -> None:
         """Put a result of an episode; None: the environment plays no more, as there are no data left.
 
-        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises, and so
-        it does for a first group without the metric that `reward_granularity` names. An episode's step is that of its
-        group, whatever `start_step` says.
+        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises, and
+        TooManyFailedEpisodes, and so it does for a first group without the metric that `reward_granularity` names. An
+        episode's step is that of its group, whatever `start_step` says.
         """
         if rollout is None or episode_id is None:
             self.leave(group_id, env_id)
             return
+        try:
+            self.failures.note(FailedEpisode.told_in(getattr(rollout, "meta_info", {})))
+        except TooManyFailedEpisodes as error:
+            self.fail(error)
         queue = self.group_queue[group_id]
         with self._lock:
             filtered = queue.group_filter_count

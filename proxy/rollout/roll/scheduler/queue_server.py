@@ -93,6 +93,9 @@ class RemoteQueue:
     `update_step` is called when an episode comes with a step that is new here.
     """
 
+    counts_failures = True
+    """The queue does it, in its process."""
+
     def __init__(self, address: Address, update_step: Callable[[int], None]) -> None:
         self._address = address
         self._update_step = update_step

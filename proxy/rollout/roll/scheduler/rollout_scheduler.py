@@ -56,6 +56,9 @@ class RolloutScheduler:
 
     `resource_manager` and `infer_cluster` are ROLL's, and nothing is made of them: the server has the engine. What
     managers get as `tokenizer` and `collator` may be given.
+
+    After `max_failed_episodes` failed episodes in a row (default: that of the configuration, or else three groups'
+    worth; -1: never) `get_batch` raises.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class RolloutScheduler:
         tokenizer: Any = None,
         seed: int | None = None,
         processes: int | None = None,
+        max_failed_episodes: int | None = None,
     ) -> None:
         if mode not in ("train", "val"):
             raise InvalidRequest(f"mode is {mode!r}; it has to be 'train' or 'val'", param="mode")
@@ -94,7 +98,11 @@ class RolloutScheduler:
         self._suspended = False
         self._plays = False
         self.env_output_queue = GroupQueueManager(
-            config, env_manager_config, mode, dropped=lambda reason, rollouts: self._acknowledge(rollouts)
+            config,
+            env_manager_config,
+            mode,
+            dropped=lambda reason, rollouts: self._acknowledge(rollouts),
+            max_failed_episodes=max_failed_episodes,
         )
 
     def __enter__(self) -> RolloutScheduler:
@@ -121,9 +129,11 @@ class RolloutScheduler:
         Negative `batch_size`: all episodes until the data end; then the environments begin anew with the next call.
         Fewer episodes mean that the step or the data have no more, and None that the data have ended. A pause by
         `suspend` ends here. The metrics of the episodes are lists in `meta_info["metrics"]`; `reduce_metrics` makes one
-        number of each.
+        number of each. `meta_info["failed_episodes"]` is how many of the episodes have failed, which is also the metric
+        `scheduler/failed_episodes`, and `meta_info["failed"]` says of each which and why.
 
-        Raises what an environment raised that failed several times without a result.
+        Raises what an environment raised that failed several times without a result, and TooManyFailedEpisodes, with
+        the reasons, after so many failed episodes in a row.
         """
         if batch_size == 0:
             raise InvalidRequest("batch_size is 0; negative means all episodes until the data end", param="batch_size")
@@ -213,11 +223,14 @@ class RolloutScheduler:
             append_to_dict(metrics, rollout.meta_info.get("metrics", {}))
         metrics["time/get_batch_cost_gqm"] = time.time() - returned_at
         metrics |= self.env_output_queue.collect_metrics()
+        failed = [failure for rollout in rollouts if (failure := rollout.meta_info.pop("failure", None)) is not None]
+        metrics["scheduler/failed_episodes"] = len(failed)
         names = _session_ids(rollouts)
         batch: DataProto = type(rollouts[0]).concat(list(rollouts))  # a single rollout is the batch itself
         batch.meta_info.pop("session_id", None)
         batch.meta_info["session_ids"] = names
         batch.meta_info["metrics"] = metrics
+        batch.meta_info["failed_episodes"], batch.meta_info["failed"] = len(failed), failed
         batch.meta_info["get_batch_return_start_time"] = time.time()
         return batch
 

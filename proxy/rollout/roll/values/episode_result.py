@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+STATUSES = ("Finished", "Failed", "NoData", "Timeout")
+"""All that an episode can be; NoData: there was nothing to run."""
 
 
 class EpisodeResult:
-    """`status` is Finished, Failed, NoData (there was nothing to run) or Timeout; `score` is the episode's reward.
+    """`status` is one of `STATUSES`, and any other makes the episode a failed one; `score` is the episode's reward.
 
     `step_scores` has a reward for each step, in order; `metrics` are further numbers and texts, such as `pass_rate`.
+    `error` is the exception that has ended the episode, if one has.
     """
+
+    error: BaseException | None = None
 
     def __init__(
         self,
@@ -41,3 +48,25 @@ class EpisodeResult:
             "step_scores": self.step_scores,
             "agent_exit_reason": self.agent_exit_reason,
         }
+
+
+class InvalidResult(ValueError):
+    """What `run_job` returned is no result."""
+
+
+def status_of(result: Any) -> str:
+    """The status of what a runner returned. Raises InvalidResult for one that is none of `STATUSES`."""
+    status = str(getattr(result.status, "value", result.status))
+    if status in STATUSES:
+        return status
+    near = get_close_matches(status, STATUSES, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidResult(f"run_job returned the status {status!r}, which is none of {', '.join(STATUSES)}{meant}")
+
+
+def not_a_result(result: Any, error: Exception) -> InvalidResult:
+    """What is wrong with something that has not the fields of a result, as `error` says."""
+    return InvalidResult(
+        f"run_job returned {type(result).__name__} {result!r:.200}, and must return an EpisodeResult, whose status is "
+        f"one of {', '.join(STATUSES)}: {error}"
+    )
