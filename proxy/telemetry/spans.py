@@ -13,8 +13,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,7 @@ from opentelemetry.trace import (
     Status,
     StatusCode,
     TraceFlags,
+    Tracer,
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -73,13 +74,16 @@ class _Turn:
 class Tracing:
     """Makes the traces of one server process, and hands them to `exporter`. Make it after the process was forked."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        """The SDK reads its sampler, its limits, its resource and its queue from the environment."""
+    def __init__(self, exporter: SpanExporter, *, shutdown_on_exit: bool = False) -> None:
+        """The SDK reads its sampler, its limits, its resource and its queue from the environment.
+
+        `shutdown_on_exit`: nobody calls `close`, and the end of the program exports what is left.
+        """
         self._exporter = exporter
         self.ids = Ids()
         self._errors = _LimitedErrors()
         self._errors.install()
-        self._provider = TracerProvider(resource=_resource(), id_generator=self.ids, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=_resource(), id_generator=self.ids, shutdown_on_exit=shutdown_on_exit)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self._provider.get_tracer("tokengrove")
         self._propagator = TraceContextTextMapPropagator()
@@ -233,6 +237,22 @@ class Trace:
 
     def _ns(self, moment: float) -> int:
         return self._offset + int(moment * 1e9)
+
+
+@contextmanager
+def span_around(tracer: Tracer, name: str, attributes: Attributes) -> Iterator[Span]:
+    """A span around a block of this process, below the one that is current; ERROR if the block raises.
+
+    What it raises is named by its type or code, without its text.
+    """
+    with tracer.start_as_current_span(
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as span:
+        try:
+            yield span
+        except BaseException as error:
+            _fail(span, str(getattr(error, "code", None) or type(error).__name__))
+            raise
 
 
 def _code_of(ended: asyncio.Future[Any]) -> str | None:

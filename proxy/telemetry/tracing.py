@@ -1,4 +1,4 @@
-"""Whether the server makes traces: the variables of OpenTelemetry decide, and without them nothing of it is imported.
+"""Whether a process makes traces: the variables of OpenTelemetry decide, and without them nothing of it is imported.
 
 OTEL_TRACES_EXPORTER or an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) turns traces on,
 OTEL_TRACES_EXPORTER=none or OTEL_SDK_DISABLED=true off.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
     from proxy.telemetry.spans import Tracing
 
 _EXPORTER, _DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
@@ -32,16 +37,19 @@ def tracing_asked_for(environment: Mapping[str, str] = os.environ) -> str | None
     return next((name for name in (_EXPORTER, *_ENDPOINTS) if environment.get(name, "").strip()), None)
 
 
-def start_tracing(environment: Mapping[str, str] = os.environ, *, tell: bool = True) -> Tracing | None:
+def start_tracing(
+    environment: Mapping[str, str] = os.environ, *, tell: bool = True, shutdown_on_exit: bool = False
+) -> Tracing | None:
     """Return what makes traces, None if they are off or cannot be made. The log says so if they were asked for.
 
     It starts a thread, so call it after the process was forked. `tell` False: another worker says it.
+    `shutdown_on_exit`: the end of the program exports the last spans, and nobody closes it.
     """
     asked = tracing_asked_for(environment)
     if asked is None:
         return None
     try:
-        tracing = _start(environment)
+        tracing = _start(environment, shutdown_on_exit)
     except ImportError as error:
         problem = f"the package {error.name or error} is missing: pip install 'tokengrove[otel]'"
     except (ValueError, LookupError) as error:
@@ -55,12 +63,43 @@ def start_tracing(environment: Mapping[str, str] = os.environ, *, tell: bool = T
     return None
 
 
-def _start(environment: Mapping[str, str]) -> Tracing:
+@cache
+def _own_tracing() -> Tracing | None:
+    """What makes the traces of a program that is no server, started once."""
+    return start_tracing(shutdown_on_exit=True)
+
+
+def tracer() -> Tracer | None:
+    """What makes the spans of code that runs beside the server: the program's own provider of OpenTelemetry if it has
+    set one, else one by the variables; None if there is neither.
+    """
+    api = sys.modules.get("opentelemetry.trace")  # who has set a provider has imported it
+    if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
+        made: Tracer = provider.get_tracer("tokengrove")
+        return made
+    own = _own_tracing()
+    return None if own is None else own.tracer
+
+
+@contextmanager
+def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span | None]:
+    """A span around the block, None if traces are off. `attributes` that are None are left out."""
+    made = tracer()
+    if made is None:
+        yield None
+        return
+    from proxy.telemetry.spans import span_around
+
+    with span_around(made, name, {key: value for key, value in attributes.items() if value is not None}) as begun:
+        yield begun
+
+
+def _start(environment: Mapping[str, str], shutdown_on_exit: bool) -> Tracing:
     """Raises ImportError, LookupError for an unknown exporter, or ValueError for a wrong variable of the SDK."""
     from proxy.telemetry.spans import Tracing
 
     name = environment.get(_EXPORTER, "").strip() or "otlp"
-    return Tracing(_exporter(name, environment))
+    return Tracing(_exporter(name, environment), shutdown_on_exit=shutdown_on_exit)
 
 
 def _exporter(name: str, environment: Mapping[str, str]) -> Any:

@@ -50,6 +50,8 @@ class ReplyPlan:
 
 def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
     """Return one turn per choice, not yet started."""
+    if "seed" not in plan.request.given:  # one of the session: with one seed, equal prompts would get equal answers
+        plan.sampling = sampling_of_choice(plan.sampling, plan.session.turns_taken)
     number = plan.request.n
     order = ChoiceOrder(number) if number > 1 else None
     return [_make_turn(plan, k, order, renderer) for k in range(number)]

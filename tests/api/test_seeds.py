@@ -60,6 +60,16 @@ async def test_each_choice_has_its_own_seed_and_the_seed_of_a_session_counts_too
         assert await noted(server) == [["seed"]] * 3
 
 
+async def test_turns_of_a_session_with_a_seed_have_seeds_of_their_own_and_a_request_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, says("one", "two", "three", "four")) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "sampling": {"seed": 40}})
+        for given in ({}, {}, {"seed": 7}, {}):
+            await server.ok("/s/v1/chat/completions", {"messages": [user("what is here?")], **given})
+        assert [request.sampling.seed for request in server.engine.requests] == [40, 41, 7, 43]
+
+
 @pytest.mark.usefixtures("loose")
 @pytest.mark.parametrize("path", [*BODIES, "/v1/generate"])
 async def test_strict_sampling_refuses_a_seed_that_is_only_best_effort(tmp_path: Path, path: str) -> None:

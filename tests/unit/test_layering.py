@@ -257,7 +257,7 @@ PARTS: dict[str, set[str]] = {
     },
     "rollout.sandboxes": {"errors", "rollout"},
     "rollout.trl": {"client", "client.adapters", "errors", "rollout", "rollout.episodes", "rollout.executors"},
-    "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
+    "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools", "telemetry"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
         "api",

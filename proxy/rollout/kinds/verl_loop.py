@@ -18,10 +18,16 @@ from proxy.rollout.verl import AgentLoopBase, ToolListWrap
 from proxy.rollout.verl.registry import register_file, resolve
 from proxy.rollout.verl.sample_run import LoopOptions, SampleRun, ending, set_named_rewards
 from proxy.rollout.verl.servers import Address, Server, opened
-from proxy.rollout.verl.settings import check_settings, trainer_config
+from proxy.rollout.verl.settings import check_settings, sampling_of, trainer_config, warn_of_unused
 from proxy.rollout.verl.tools import load_all_tools
 
-_SAMPLING = ("temperature", "top_p", "top_k")
+_OF_RUNS = {
+    "n": (1, "--group-size says how often a task is played"),
+    "val_kwargs.n": (1, "--group-size says how often a task is played"),
+    "full_determinism": (False, "give --seed"),
+    "seed": (None, "give --seed"),
+}
+"""Settings of rollouts that a run has an option for: the value of which nobody has to be told, and that option."""
 
 
 class LoopAgent:
@@ -70,8 +76,9 @@ class LoopAgent:
 
     def _run(self, episode: Episode) -> SampleRun:
         plan, rollout = episode.plan, self._config.actor_rollout_ref.rollout
-        chosen = rollout.val_kwargs if plan.validation else rollout
-        sampling = {name: chosen[name] for name in _SAMPLING if name not in plan.options.get("sampling", {})}
+        of_run = plan.options.get("sampling", {})
+        configured = sampling_of(rollout, validate=plan.validation)
+        sampling = {name: value for name, value in configured.items() if name not in of_run}
         return SampleRun(
             options=self._options,
             row=plan.sample,
@@ -100,6 +107,7 @@ class LoopAgent:
 def _config(given: Any) -> Config:
     config = trainer_config(_of_file(given) if isinstance(given, str) else given)
     check_settings(config)
+    warn_of_unused(config, _OF_RUNS)
     return config
 
 

@@ -144,7 +144,9 @@ def _what(options: RunOptions, tasks: Sequence[Task]) -> dict[str, Any]:
     what = {name: getattr(options, name) for name in _SAME}
     what["agent_arg"] = {name: _without_secrets(name, value) for name, value in options.agent_arg.items()}
     data = {"tasks": len(tasks), "data": digest_of(tasks)}
-    plain: dict[str, Any] = orjson.loads(orjson.dumps({**what, **data}, default=_plain))
+    plain: dict[str, Any] = orjson.loads(
+        orjson.dumps({**what, **data}, default=_plain, option=orjson.OPT_NON_STR_KEYS)  # YAML has numbers as keys
+    )
     return plain
 
 

@@ -50,7 +50,8 @@ def digest_of(tasks: Sequence[Task]) -> str:
     """A short text that differs where the tasks do."""
     state = blake2b(digest_size=_DIGEST_BYTES)
     for task in tasks:
-        state.update(orjson.dumps([task.task_id, task.data, task.options], option=orjson.OPT_SORT_KEYS, default=repr))
+        what = [task.task_id, task.data, task.options]
+        state.update(orjson.dumps(what, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=repr))
     return state.hexdigest()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +57,45 @@ class Prompts:
     def sample(self, row: int) -> dict[str, Any]:
         """The values of one sample."""
         return {name: column[row] for name, column in self.columns.items()}
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the batch asks for greedy samples, as verl's trainer does for the baseline of ReMax."""
+        return self.meta.get("do_sample", True) is False
+
+    def repeated(self, n: int, name: str) -> Prompts:
+        """Each sample `n` times, side by side, as a group; the batch itself if its samples are repeated already.
+
+        Samples are repeated if two have one `uid`, or without that one `index`, or without both the same messages; a
+        warning that has `name`, that of the setting, says so where a group has neither one nor `n` of them. A sample
+        without a `uid` gets one, and one without an `index` its number.
+        """
+        if n == 1 or self.greedy:
+            return self
+        sizes = Counter(self._groups()).values()
+        if max(sizes) > 1:
+            if wrong := sorted(size for size in set(sizes) if size % n):
+                warnings.warn(
+                    f"{name} is {n}, and the batch has a group of {wrong[0]} samples: it runs as it is; give each "
+                    f"sample once, or {n} times",
+                    stacklevel=2,
+                )
+            return self
+        columns: dict[str, Any] = {"index": list(range(len(self))), **self.columns}
+        if "uid" in columns:
+            columns["uid"] = [uuid4().hex if uid is None else uid for uid in columns["uid"]]
+        rows = [row for row in range(len(self)) for _ in range(n)]
+        repeated: dict[str, Any] = {**Prompts(columns).kept(rows)}
+        return Prompts(repeated, self.meta)
+
+    def _groups(self) -> list[str]:
+        """What samples of one group have in common; of a sample that says nothing its messages."""
+        names = [name for name in ("uid", "index") if name in self.columns]
+        messages = [repr(list(each)) for each in self.columns["raw_prompt"]]
+        if not names:
+            return messages
+        given = self.columns[names[0]]
+        return [text if each is None else f"{names[0]} {each}" for each, text in zip(given, messages, strict=True)]
 
     def kept(self, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
         """The columns of some samples as arrays, of the dtype that they had if they were arrays."""

@@ -87,10 +87,15 @@ class AgentLoopManager:
 
     @_awaited_or_run
     async def generate_sequences(self, prompts: Any) -> Any:
-        """`AgentLoopWorker.generate_sequences`, with `meta_info["timing"]`: minimum, maximum and mean of the seconds of
-        `agent_loop/generate_sequences`, `tool_calls` and `compute_score`, and those of the slowest sample.
+        """`AgentLoopWorker.generate_sequences` of each sample `n` times (of a validation `val_kwargs.n` times), unless
+        the batch has it repeated (`Prompts.repeated`).
+
+        `meta_info["timing"]` has minimum, maximum and mean of the seconds of `agent_loop/generate_sequences`,
+        `tool_calls` and `compute_score`, and those of the slowest sample.
         """
-        read = Prompts.of(prompts)
+        given = Prompts.of(prompts)
+        name = "val_kwargs.n" if given.meta.get("validate") else "n"
+        read = given.repeated(self.rollout_config.select(name), f"actor_rollout_ref.rollout.{name}")
         if self.rollout_config.free_cache_engine:
             found = await self._with_memory(read)
         else:

@@ -73,6 +73,10 @@ class SampleRun:
     group_size: int
     loop_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the loop's class, beside those of its entry in the registry."""
+    seed: int | None = None
+    """Of the sampling in the session; each turn has its own."""
+    spans: bool = True
+    """False: other samples of the step are traced."""
 
     async def run(self, server: Server) -> AgentLoopOutput:
         """Run the loop in a session of `server`. Raises AgentLoopFailed from what went wrong."""
@@ -158,12 +162,23 @@ class SampleRun:
         taken = accepted(loop_class, given)
         if "trainer_config" in taken:
             taken.pop("config", None)  # a class with **kwargs takes both, and either is enough
-        with rollout_trace_attr(name="agent_loop", **self.trajectory):
+        with rollout_trace_attr(name="agent_loop", **self.trajectory, **self._traced):
             loop = loop_class(**{**taken, **kwargs, **self.loop_arguments})
             output = await run_loop(loop, self.sampling_params, self.sample)
         rollout = config.actor_rollout_ref.rollout
         check_lengths(output, rollout.prompt_length, rollout.response_length)
         return output
+
+    @property
+    def _traced(self) -> dict[str, Any]:
+        """How the sample is traced. A `backend` that is null turns spans off; without one the variables decide."""
+        trace, trainer = self.options.config.actor_rollout_ref.rollout.trace, self.options.config.trainer
+        return {
+            "spans": self.spans and ("backend" not in trace.given() or trace.backend is not None),
+            "token2text": trace.token2text,
+            "project": trace.project_name or trainer.project_name,
+            "experiment": trace.experiment_name or trainer.experiment_name,
+        }
 
     @property
     def _agent(self) -> Any:
@@ -193,6 +208,8 @@ class SampleRun:
             "metadata": {name: as_json(value) for name, value in told.items() if value is not None},
             "grant_capacity": True,
         }
+        if self.seed is not None:
+            options["sampling"] = {"seed": self.seed}
         if self.group_id is not None:
             options["group_id"], options["group_size"] = self.group_id, self.group_size
         return options

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,16 +49,18 @@ class PromptTooLong(InvalidRequest, ValueError):
 class Placement:
     """Which of several servers gets a request: the one that had its key before, else the one with the fewest running.
 
-    The keys of the last `max_cache_size` are known.
+    The keys of the last `max_cache_size` are known. `by_hash`: the key alone decides, in every process alike.
     """
 
-    def __init__(self, servers: int, max_cache_size: int) -> None:
+    def __init__(self, servers: int, max_cache_size: int, *, by_hash: bool = False) -> None:
         self._running = Counter(dict.fromkeys(range(servers), 0))
         self._placed: OrderedDict[str, int] = OrderedDict()
-        self._size = max_cache_size
+        self._size, self._by_hash = max_cache_size, by_hash
 
     def choose(self, key: str) -> int:
         """The index of the server for `key`."""
+        if self._by_hash:
+            return int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) % len(self._running)
         server = self._placed.pop(key, None)
         if server is None:
             server = min(self._running, key=self._running.__getitem__)
@@ -66,15 +69,21 @@ class Placement:
             self._placed.popitem(last=False)
         return server
 
+    @contextmanager
+    def counted(self, server: int) -> Iterator[None]:
+        """Count a request as running on a server in the block."""
+        self._running[server] += 1
+        try:
+            yield
+        finally:
+            self._running[server] -= 1
+
     @asynccontextmanager
     async def running(self, key: str) -> AsyncIterator[int]:
         """Count a request of `key` as running in the block, and yield the index of its server."""
         server = self.choose(key)
-        self._running[server] += 1
-        try:
+        with self.counted(server):
             yield server
-        finally:
-            self._running[server] -= 1
 
 
 class AsyncLLMServerManager:
@@ -84,6 +93,9 @@ class AsyncLLMServerManager:
     Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block. One made of
     addresses alone may be pickled, for workers of Ray; the admin key goes with it.
     `answers`: what it sampled in its session, in order. `image_urls` has the images that it sent.
+
+    A subclass may choose the servers by a `_choose_server` of its own, as in verl. Given to AgentLoopWorker it chooses
+    those of the sessions.
     """
 
     def __init__(
@@ -107,7 +119,8 @@ class AsyncLLMServerManager:
         self.server_handles: list[AsyncClient | AsyncSession] = [
             next(made) if isinstance(each, str) else _checked(each) for each in handles
         ]
-        self._placement = Placement(len(handles), max_cache_size)
+        by_hash = self.config is not None and self.config.actor_rollout_ref.rollout.full_determinism
+        self._placement = Placement(len(handles), max_cache_size, by_hash=by_hash)
         self.answers: list[TokenOutput] = []
         self.image_urls = ImageUrls()
         self._end_token_ids: list[int] | None = None
@@ -118,7 +131,7 @@ class AsyncLLMServerManager:
             message = "a server manager of clients or a session cannot be pickled: make it of addresses"
             raise InvalidRequest(message, param="server_handles")
         given = (self.config, [client.url for client in self._own], self._max_cache_size)
-        return partial(AsyncLLMServerManager, admin_key=self._admin_key), given
+        return partial(type(self), admin_key=self._admin_key), given
 
     async def __aenter__(self) -> AsyncLLMServerManager:
         return self
@@ -171,7 +184,8 @@ class AsyncLLMServerManager:
             options["image_data"] = await asyncio.to_thread(self.image_urls.urls, image_data)
         ids = [int(each) for each in prompt_ids]
         params, wants_logprobs = self._sampling(sampling_params, len(ids))
-        async with self._placement.running(request_id) as server:
+        server = self.server_of(request_id)
+        with self._placement.counted(server):
             handle = self.server_handles[server]
             if "stop_token_ids" in params:  # the server takes them in the place of the model's
                 params["stop_token_ids"] = [*params["stop_token_ids"], *await self._end_tokens(handle)]
@@ -188,6 +202,21 @@ class AsyncLLMServerManager:
         if isinstance(handle, AsyncSession):
             self.answers.append(output)
         return output
+
+    def _choose_server(self, request_id: str) -> AsyncClient | AsyncSession:
+        """The one of `server_handles` that samples for a request."""
+        return self.server_handles[self._placement.choose(request_id)]
+
+    def server_of(self, request_id: str) -> int:
+        """The index of the server that `_choose_server` chooses. Raises InvalidRequest if it is none of these."""
+        chosen = self._choose_server(request_id)
+        found = next((at for at, handle in enumerate(self.server_handles) if handle is chosen), None)
+        if found is None:
+            raise InvalidRequest(
+                f"_choose_server of {type(self).__name__} returned {chosen!r:.80}, which is none of its server_handles",
+                param="_choose_server",
+            )
+        return found
 
     async def _end_tokens(self, handle: AsyncClient | AsyncSession) -> list[int]:
         if self._end_token_ids is None:

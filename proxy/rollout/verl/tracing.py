@@ -1,19 +1,39 @@
-"""Times parts of a loop, and writes what ran for which sample to the log of level debug."""
+"""Times parts of a loop, and tells what ran for which sample: spans of OpenTelemetry, and the log of level debug.
+
+Spans are made where the variables of OpenTelemetry or a provider of the program's turn traces on. A span has no text
+of a sample unless `token2text` asks for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
+
+from proxy.telemetry import tracing
 
 _logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_attributes: ContextVar[dict[str, Any] | None] = ContextVar("rollout_trace_attributes", default=None)
+_SPAN = "tokengrove."
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """What runs: `told` names the sample in the log, `attributes` in spans, which are None where there are none."""
+
+    told: dict[str, Any]
+    attributes: dict[str, Any] | None
+    token2text: bool
+
+
+_traced: ContextVar[_Traced | None] = ContextVar("rollout_traced", default=None)
 
 
 @contextmanager
@@ -34,34 +54,92 @@ def rollout_trace_attr(
     name: str = "rollout_trace",
     validate: bool = False,
     trace: bool = True,
+    *,
+    spans: bool = True,
+    token2text: bool = False,
+    project: str | None = None,
+    experiment: str | None = None,
 ) -> Iterator[None]:
-    """Name the sample that runs in the block; `rollout_trace_op` logs it. With `trace` false nothing is logged."""
+    """Name the sample that runs in the block, a span `name`; calls of `rollout_trace_op` in it are spans below.
+
+    With `trace` false nothing is said of it, with `spans` false the log alone says it. `token2text`: the spans have the
+    text of prompts and responses.
+    """
+    if not trace:
+        with _being(None):
+            yield
+        return
     told = {"name": name, "step": step, "sample_index": sample_index, "rollout_n": rollout_n, "validate": validate}
-    token = _attributes.set(told if trace else None)
+    about = {**told, "project": project, "experiment": experiment}
+    attributes = {f"{_SPAN}{key}": _plain(value) for key, value in about.items() if key != "name"}
+    with _being(_Traced(told, attributes if spans else None, token2text)):
+        if not spans:
+            yield
+            return
+        with tracing.span(name, attributes):
+            yield
+
+
+@contextmanager
+def _being(traced: _Traced | None) -> Iterator[None]:
+    token = _traced.set(traced)
     try:
         yield
     finally:
-        _attributes.reset(token)
+        _traced.reset(token)
 
 
 def rollout_trace_op(func: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Log how long each call of an asynchronous method takes and how it ends, within `rollout_trace_attr`.
+    """Make each call of an asynchronous method a span, named as the method, within `rollout_trace_attr`; log how long
+    it takes and how it ends.
 
     The tokens themselves are in the session: the server records every call of the model.
     """
 
     @functools.wraps(func)
     async def traced(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        told = _attributes.get()
-        if told is None or not _logger.isEnabledFor(logging.DEBUG):
+        sample = _traced.get()
+        if sample is None:
             return await func(*args, **kwargs)
         started, end = time.perf_counter(), "failed"
         try:
-            result = await func(*args, **kwargs)
+            result = await _in_span(sample, func, *args, **kwargs)
             end = "ended"
             return result
         finally:
             seconds = time.perf_counter() - started
-            _logger.debug("%s %s after %.3f s", func.__qualname__, end, seconds, extra={"rollout": told})
+            _logger.debug("%s %s after %.3f s", func.__qualname__, end, seconds, extra={"rollout": sample.told})
 
     return traced
+
+
+async def _in_span(
+    sample: _Traced, func: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **kwargs: _P.kwargs
+) -> _R:
+    if sample.attributes is None:
+        return await func(*args, **kwargs)
+    with tracing.span(func.__qualname__, sample.attributes) as span:
+        result = await func(*args, **kwargs)
+        if span is not None:
+            span.set_attributes(await _described(result, args[0] if args else None, sample.token2text))
+        return result
+
+
+async def _described(result: Any, owner: Any, token2text: bool) -> dict[str, Any]:
+    """What a span says of a result with `prompt_ids` or `response_ids`: how many, and with `token2text` their text."""
+    found: dict[str, Any] = {}
+    decode = getattr(getattr(owner, "tokenizer", None), "decode", None)
+    for part in ("prompt", "response"):
+        ids = getattr(result, f"{part}_ids", None)
+        if ids is None:
+            continue
+        found[f"{_SPAN}{part}_tokens"] = len(ids)
+        if token2text and decode is not None:
+            found[f"{_SPAN}{part}_text"] = str(await asyncio.to_thread(decode, list(ids)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value as a span takes it."""
+    value = value.item() if hasattr(value, "item") else value
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, TypeGuard
 from uuid import uuid4
 
 from proxy.client.adapters.parts import objects
@@ -16,13 +18,12 @@ from proxy.rollout.verl.batches import Prompts, as_given, padded_outputs
 from proxy.rollout.verl.outputs import AgentLoopOutput
 from proxy.rollout.verl.registry import register_file
 from proxy.rollout.verl.sample_run import AgentLoopFailed, LoopOptions, SampleRun
-from proxy.rollout.verl.server_manager import Placement
+from proxy.rollout.verl.server_manager import AsyncLLMServerManager, Placement
 from proxy.rollout.verl.servers import Server, addresses, opened
-from proxy.rollout.verl.settings import ToolListWrap, check_settings, trainer_config
+from proxy.rollout.verl.settings import GREEDY, ToolListWrap, check_settings, sampling_of, trainer_config
 from proxy.rollout.verl.tools import load_all_tools
 
 OnFailure = Literal["raise", "drop"]
-_GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 
 
 async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -> list[dict[str, Any]]:
@@ -39,7 +40,8 @@ async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -
 
 class AgentLoopWorker:
     """Runs samples in agent loops. `server_handles`: one or several addresses or clients of servers, or a server
-    manager; a new session goes to the server with the fewest sessions of the batch.
+    manager; a new session goes to the server with the fewest sessions of the batch, or to the one that the manager's
+    own `_choose_server` chooses.
 
     `admin_key` is for addresses. `tokenizer`: one of transformers for the loops; None: the server's. `tools`: those of
     all samples, in place of the files that the configuration names. At most `max_concurrency` samples run at once; each
@@ -93,7 +95,9 @@ class AgentLoopWorker:
                 "chat_template.jinja, and leave this null"
             )
             raise UnsupportedParameter(message, param="actor_rollout_ref.model.custom_chat_template")
-        self.addresses = addresses(server_handles if llm_client is None else llm_client, admin_key)
+        handles = server_handles if llm_client is None else llm_client
+        self.addresses = addresses(handles, admin_key)
+        self._chooser = handles if _chooses(handles) else None
         if (path := self.rollout_config.agent.agent_loop_config_path) is not None:
             register_file(path)
         most = self.rollout_config.agent.max_failed_episodes if max_failed_episodes is None else max_failed_episodes
@@ -115,7 +119,9 @@ class AgentLoopWorker:
 
         A DataProto gives a DataProto, everything else a VerlBatch. Columns that matter here: `agent_name`, `uid` or
         `index` (samples with the same are a group), and `__do_sample__` (false: greedy). `meta_info`: `global_steps`,
-        and `validate`, with which `val_kwargs` are used, and exports leave the sessions out unless they ask for them.
+        `do_sample` (false: all are greedy), and `validate`, with which `val_kwargs` are used, and exports leave the
+        sessions out unless they ask for them. Samples are run as often as they stand in the batch: AgentLoopManager
+        repeats them `n` times.
 
         `meta_info["failed_episodes"]` of the result is how many samples have failed: those that are left out, and those
         of whose response nothing was sampled.
@@ -152,42 +158,58 @@ class AgentLoopWorker:
         groups = _groups(prompts, int(prompts.meta.get("global_steps", -1)))
         sizes = Counter(groups)
         self.failures.group_size = max((size for group, size in sizes.items() if group is not None), default=1)
+        traced = self._traced([str(each["sample_index"]) for each in info])
         runs = []
         for row, trajectory in enumerate(info):
             sample = prompts.sample(row)
-            greedy = not validate and not sample.pop("__do_sample__", True)
+            greedy = prompts.greedy or (not validate and not sample.pop("__do_sample__", True))
             runs.append(
                 SampleRun(
                     self._options,
                     row,
                     sample,
-                    self._sampling(validate) | (_GREEDY if greedy else {}),
+                    self._sampling(validate) | (GREEDY if greedy else {}),
                     trajectory,
                     groups[row],
                     sizes[groups[row]],
+                    seed=self._seed(row, trajectory),
+                    spans=str(trajectory["sample_index"]) in traced,
                 )
             )
         return runs
 
     def _sampling(self, validate: bool) -> dict[str, Any]:
         rollout = self.rollout_config
-        chosen = rollout.val_kwargs if validate else rollout
-        return {
-            **{name: chosen[name] for name in ("temperature", "top_p", "top_k")},
-            "repetition_penalty": 1.0,
-            "logprobs": rollout.calculate_log_probs,
-        }
+        given = sampling_of(rollout, validate=validate)
+        return {**given, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
+
+    def _traced(self, samples: Sequence[str]) -> Collection[str]:
+        """The samples that have spans: `max_samples_per_step_per_worker` of them, drawn, with all their rollouts."""
+        most, of_batch = self.rollout_config.trace.max_samples_per_step_per_worker, dict.fromkeys(samples)
+        return of_batch if most is None or most >= len(of_batch) else random.sample(list(of_batch), most)
+
+    def _seed(self, row: int, trajectory: Mapping[str, Any]) -> int | None:
+        """With `full_determinism` the seed of a sample, by its place in its step; else None."""
+        rollout = self.rollout_config
+        if not rollout.full_determinism:
+            return None
+        text = f"{rollout.seed or 0}\0{_key(row, trajectory)}"
+        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
 
     async def _all(
         self, runs: Sequence[SampleRun], servers: Sequence[Server]
     ) -> tuple[list[AgentLoopOutput | None], list[AgentLoopFailed]]:
         """The outputs by row, None for those that failed, and the failures."""
-        room, placement = asyncio.Semaphore(self._concurrency), Placement(len(servers), len(runs))
+        room = asyncio.Semaphore(self._concurrency)
+        placement = Placement(len(servers), len(runs), by_hash=self.rollout_config.full_determinism)
 
         async def one(run: SampleRun) -> AgentLoopOutput | AgentLoopFailed:
-            async with room, placement.running(str(run.row)) as server:
+            async with room:
+                key = _key(run.row, run.trajectory)
+                server = placement.choose(key) if self._chooser is None else self._chooser.server_of(key)
                 try:
-                    output = await run.run(servers[server])
+                    with placement.counted(server):
+                        output = await run.run(servers[server])
                 except AgentLoopFailed as error:
                     self.failures.note(error.failed)
                     if self._on_failure == "raise":
@@ -211,6 +233,17 @@ class AgentLoopWorker:
         if len(failed) == len(results):
             raise failed[0]
         return [None if isinstance(result, AgentLoopFailed) else result for result in results], failed
+
+
+def _chooses(handles: Any) -> TypeGuard[AsyncLLMServerManager]:
+    """Whether it is a server manager that chooses servers by a method of its own."""
+    chooses = AsyncLLMServerManager._choose_server
+    return isinstance(handles, AsyncLLMServerManager) and type(handles)._choose_server is not chooses
+
+
+def _key(row: int, trajectory: Mapping[str, Any]) -> str:
+    """Which sample of which step it is: the same in every run of the step."""
+    return "-".join(str(each) for each in (trajectory["step"], trajectory["sample_index"], row, trajectory["validate"]))
 
 
 def _groups(prompts: Prompts, step: int) -> list[str | None]:

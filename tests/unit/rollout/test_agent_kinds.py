@@ -113,6 +113,24 @@ async def test_a_loop_samples_an_episode_for_validation_by_the_settings_of_valid
             assert (await client.show_turn(name, 0, ["messages"]))["sampling"]["temperature"] == temperature
 
 
+@pytest.mark.parametrize(
+    ("rollout", "told"),
+    [
+        ({"n": 4}, "rollout.n=4 has no effect: --group-size says"),
+        ({"val_kwargs": {"n": 4}}, "val_kwargs.n=4 has no effect: --group-size says"),
+        ({"full_determinism": True}, "full_determinism=True has no effect: give --seed"),
+    ],
+)
+async def test_settings_of_loops_that_a_run_has_options_for_are_told(
+    tmp_path: Path, rollout: dict[str, Any], told: str
+) -> None:
+    async with connected(tmp_path) as client:
+        config = {"config": {"actor_rollout_ref": {"rollout": {**rollout, "do_sample": False}}}}
+        with pytest.warns(UserWarning, match=told):
+            assert (await played(client, f"{HERE}:Loop", config, session_id="greedy")).failure is None
+        assert (await client.show_turn("greedy", 0, ["messages"]))["sampling"]["temperature"] == 0
+
+
 async def test_a_workflow_has_no_client_with_the_admin_key(tmp_path: Path) -> None:
     class Greedy(Workflow):
         async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:

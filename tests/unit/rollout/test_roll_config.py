@@ -339,6 +339,32 @@ def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:
             "temperature",
         ),
         ({"rollout_mock": {"mode": "dumps"}}, "rollout_mock.mode", "dump or mock"),
+        ({"max_steps": 3, "max_stepz": 4}, "max_stepz", "did you mean 'max_steps'"),
+        ({"seed": 1, "sequence_lengths": 4}, "sequence_lengths", "did you mean 'sequence_length'"),
+        (
+            {"custom_envs": {"Boxes": {"env_type": "b", "max_steps": 1, "max_stepz": 2}}},
+            "custom_envs.Boxes.max_stepz",
+            "'max_steps'",
+        ),
+        (
+            {
+                "custom_envs": {
+                    "Boxes": {"env_type": "b", "env_config": {"trajectory_mode": "step", "trajectory_mod": 1}}
+                }
+            },
+            "custom_envs.Boxes.env_config.trajectory_mod",
+            "'trajectory_mode'",
+        ),
+        (
+            {"custom_envs": {"Boxes": {"env_type": "b", "env_config": {"episode_timeouts": 3}}}},
+            "custom_envs.Boxes.env_config.episode_timeouts",
+            "'episode_timeout'",
+        ),
+        (
+            {"actor_infer": {"generating_args": {}, "generating_arg": {"temperature": 1}}},
+            "actor_infer.generating_arg",
+            "'generating_args'",
+        ),
     ],
 )
 def test_what_roll_asserts_and_what_is_misspelt_is_an_error_that_names_the_field(
@@ -371,6 +397,20 @@ def test_batches_decide_how_often_an_environment_plays() -> None:
 def test_the_validation_batch_is_by_default_one_episode_of_each_environment() -> None:
     config = AgenticConfig(small(val_env_manager={"num_env_groups": 3, "group_size": 2, "tags": ["Boxes"]}))
     assert (config.val_batch_size, config.val_env_manager.max_traj_per_env) == (6, 1)
+
+
+def test_names_of_users_that_stand_beside_settings_are_their_own() -> None:
+    mine = {"max_actions_per_traj": 4, "all_response_pattern": "^(.*)$", "format_penalty_of_boxes": -0.1, "runner": 3}
+    environment = {"env_type": "boxes", "env_config": {"max_steps": 4, "num_boxes": 1, "model": "m", "modes": 2}}
+    config = AgenticConfig(small(**mine, custom_envs={"Boxes": environment}))
+    assert config.max_actions_per_traj == 4
+    assert config.train_env_manager.env_configs[0][0]["config"]["modes"] == 2
+
+
+def test_environments_may_be_those_of_the_included_file_alone() -> None:
+    environments = {"Boxes": {"env_type": "boxes", "env_config": {"grid_lookup": {0: "W", 1: "."}}}}
+    config = AgenticConfig(small(custom_envs=None, custom_env=environments))
+    assert config.train_env_manager.env_configs[0][0]["config"]["grid_lookup"] == {0: "W", 1: "."}
 
 
 def test_a_tag_may_name_an_environment_of_the_included_file(run_yaml: Path) -> None:

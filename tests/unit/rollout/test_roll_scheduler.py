@@ -19,12 +19,13 @@ from proxy.app import build_app
 from proxy.client import Client, ServerUnreachable
 from proxy.errors import InvalidRequest
 from proxy.rollout.failures import WorkerDied
+from proxy.rollout.roll.config import AgenticConfig
 from proxy.rollout.roll.rock import reset_datasets
 from proxy.rollout.roll.scheduler import RolloutScheduler, get_episode_scores, reduce_metrics
 from proxy.rollout.roll.values import DataProto
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer
-from tests.unit.rollout.roll_players import LENGTH, DropsFirst, OwnWorker, Player, settings
+from tests.unit.rollout.roll_players import LENGTH, DropsFirst, OwnWorker, Player, path_of, settings
 
 KEY = "the-admin-key"
 
@@ -110,6 +111,50 @@ def test_a_batch_has_whole_groups_with_one_seed_each_and_the_tokens_of_its_sessi
     assert first.meta_info["metrics"]["env/length"] == [8] * 4
     assert reduce_metrics(first.meta_info["metrics"])["env/id_max"] == 3.0
     assert first.meta_info["metrics"]["scheduler/group_filter_count"] == 0
+
+
+def plan_of(client: Client, config: AgenticConfig) -> list[tuple[Any, ...]]:
+    """What a batch played: environment, seed of the episode, and seed and tokens of its answers."""
+    with scheduler(client, config) as train:
+        batch = train.get_batch(at(0), 4)
+    assert batch is not None
+    samples = {each.session_id: each for each in client.export(session_ids=batch.meta_info["session_ids"]).samples}
+    played = [samples[name] for name in batch.meta_info["session_ids"]]
+    answers = [(sample.turns[0]["sampling"]["seed"], sample.input_ids.tolist()) for sample in played]
+    return sorted(zip(column(batch, "env_ids"), column(batch, "seed"), *zip(*answers, strict=True), strict=True))
+
+
+def test_two_runs_of_a_yaml_with_a_seed_have_one_plan_and_others_have_others(client: Client) -> None:
+    def config(**given: Any) -> AgenticConfig:
+        environment = {"env_type": "none", "env_manager_cls": path_of(Player), "max_tokens_per_step": 8}
+        return AgenticConfig(
+            rollout_batch_size=4,
+            sequence_length=LENGTH,
+            train_env_manager={"num_env_groups": 2, "group_size": 2, "tags": ["Plays"]},
+            custom_envs={"Plays": environment},
+            actor_infer={"generating_args": {"max_new_tokens": 8}},
+            **given,
+        )
+
+    first = plan_of(client, config(seed=3))
+    assert first == plan_of(client, config(seed=3))
+    assert len({seed for _, seed, _, _ in first}) == 2 and len({seed for _, _, seed, _ in first}) == 4
+    assert {seed for _, seed, _, _ in first}.isdisjoint(seed for _, seed, _, _ in plan_of(client, config(seed=4)))
+
+
+@pytest.mark.parametrize(("config", "base"), [({"seed": 3}, 3), ({}, None), ({"seed": None}, None)])
+def test_only_a_seed_that_is_given_is_the_base_of_training(
+    client: Client, config: dict[str, Any], base: int | None
+) -> None:
+    def base_of(**options: Any) -> int:
+        made = scheduler(client, AgenticConfig(sequence_length=LENGTH, **config), **options)
+        made.shutdown()
+        return made._base_seed()
+
+    found = {base_of() for _ in range(4)}
+    assert found == {base} if base is not None else len(found) > 1
+    assert base_of(mode="val") == (base or 42)
+    assert base_of(seed=9) == 9
 
 
 def test_a_batch_of_one_episode_names_its_session_too(client: Client) -> None:

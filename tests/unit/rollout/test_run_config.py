@@ -11,7 +11,7 @@ import pytest
 
 from proxy.errors import ConfigurationError
 from proxy.rollout.roll.config import AgenticConfig
-from proxy.rollout.runs import RunOptions
+from proxy.rollout.runs import RunOptions, prepare
 from proxy.rollout.runs.config import of_roll, read
 
 OWN = """
@@ -150,6 +150,7 @@ def test_a_command_is_a_list_of_words_or_a_text_as_in_a_shell(
         ("group-size: 3", [], "there is no setting 'group-size'; did you mean 'group_size'?"),
         ("scorers: [a:b]", [], "there is no setting 'scorers'; did you mean 'scorer'?"),
         ("qqq: 3", [], "there is no setting 'qqq'; there are agent, command,"),
+        ("3: many\nagent: a:B", [], "there is no setting 3; there are agent, command,"),
         ("validation: true", [], "there is no setting 'validation'"),
         ("group_size: many", [], "group_size must be an integer, not 'many'"),
         ("agent: 3", [], "agent must be a text or null, not 3"),
@@ -199,6 +200,44 @@ def test_an_agentic_yaml_of_roll_is_one_batch_whose_groups_play_in_turns(tmp_pat
     assert first["seed"] == 7 + groups[0][0]["group_seed"]
     RunOptions(**file.values).checked()
     pickle.loads(pickle.dumps(file))
+
+
+NUMBERED = """
+sequence_length: 512
+rollout_batch_size: 2
+train_env_manager: {num_env_groups: 1, group_size: 2, tags: [Signs]}
+marks:
+  Signs:
+    env_type: sokoban
+    agent_template: "{observation}"
+    max_steps: 3
+    env_config:
+      dim_room: [6, 6]
+      num_boxes: 1
+      grid_lookup: {0: W, 1: _, 2: G, 3: C, 4: B, 5: A, 6: X}
+      grid_vocab: {W: wall, _: floor, true: yes}
+custom_envs: ${marks}
+metadata: {5: five}
+"""
+
+
+def test_numbers_may_be_keys_of_a_run_that_is_started_and_resumed(tmp_path: Path) -> None:
+    path = written(tmp_path, NUMBERED)
+    made = []
+    for resumed in (False, True):
+        file = read(path)
+        prepared = prepare(RunOptions(**file.values, folder=str(tmp_path / "out")), file.tasks)
+        assert prepared.folder is not None and prepared.folder.resumed is resumed
+        prepared.folder.write_summary({})
+        made.append(prepared.folder.path)
+        prepared.folder.close()
+        environments = AgenticConfig(file.values["agent_arg"]["config"]).train_env_manager.env_configs
+        assert environments[0][0]["config"]["grid_lookup"][6] == "X"
+    assert made[0] == made[1]
+    before = read(written(tmp_path, NUMBERED.replace("6: X", "6: Y")))
+    other = prepare(RunOptions(**before.values, folder=str(tmp_path / "out")), before.tasks)
+    assert other.folder is not None and other.folder.path != made[0]
+    other.folder.close()
 
 
 def test_sessions_of_a_tag_are_sampled_as_its_manager_wants_it(tmp_path: Path) -> None:

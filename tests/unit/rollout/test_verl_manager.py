@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from proxy.rollout.verl import (
     AgentLoopManager,
     AgentLoopOutput,
     AgentLoopWorker,
+    AsyncLLMServerManager,
     get_trajectory_info,
     register,
 )
@@ -243,6 +244,107 @@ def test_sampling_follows_the_configuration(
 ) -> None:
     made = AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences({**batch("two_turns", **meta), **row})
     assert made.non_tensor_batch["sampling"][0] == {**expected, "repetition_penalty": 1.0, "logprobs": True}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "meta", "temperature"),
+    [
+        ({"do_sample": False}, {}, 0),
+        ({"do_sample": True}, {}, 0.9),
+        ({}, {"do_sample": False}, 0),
+        ({"do_sample": False}, {"validate": True}, 0.1),
+        ({"val_kwargs": {"do_sample": False, "top_k": 5}}, {"validate": True}, 0),
+        ({"val_kwargs": {"temperature": 0.6}}, {"validate": True}, 0.6),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*do_sample is false")
+def test_without_do_sample_a_batch_is_greedy(
+    url: str, rollout: dict[str, Any], meta: dict[str, Any], temperature: float
+) -> None:
+    manager = AgentLoopManager(changed(**rollout), url, admin_key=KEY)
+    found = manager.generate_sequences(batch("two_turns", **meta)).non_tensor_batch["sampling"][0]
+    assert found["temperature"] == temperature
+    if not temperature:
+        assert (found["top_p"], found["top_k"]) == (1.0, -1)
+
+
+def test_samples_are_repeated_n_times_as_groups(url: str) -> None:
+    manager = AgentLoopManager(changed(n=3, val_kwargs={"n": 2}), url, admin_key=KEY)
+    given = {**batch("two_turns", "two_turns", global_steps=131), "uid": ["a", "b"], "index": [4, 9]}
+    given["kept"] = np.array([1.5, 2.5])
+    made = manager.generate_sequences(given)
+    assert made.non_tensor_batch["uid"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert made.non_tensor_batch["kept"].tolist() == [1.5] * 3 + [2.5] * 3
+    assert made.batch["responses"].shape[0] == 6
+    told = listed(url, step=131)
+    assert sorted((each["group_id"], each["metadata"]["rollout_n"]) for each in told) == [
+        (uid, rollout) for uid in "ab" for rollout in range(3)
+    ]
+    assert {each["group_size"] for each in told} == {3}
+    validated = manager.generate_sequences({**given, "meta_info": {"global_steps": 132, "validate": True}})
+    assert validated.non_tensor_batch["uid"].tolist() == ["a", "a", "b", "b"]
+
+
+def test_samples_without_uid_and_index_become_groups_when_they_are_repeated(url: str) -> None:
+    made = AgentLoopManager(changed(n=2), url, admin_key=KEY).generate_sequences(
+        {
+            "raw_prompt": [[user("hi")], [user("ho")]],
+            "agent_name": ["two_turns"] * 2,
+            "meta_info": {"global_steps": 133},
+        }
+    )
+    assert [messages[0]["content"] for messages in made.non_tensor_batch["raw_prompt"]] == ["hi", "hi", "ho", "ho"]
+    groups = [(each["metadata"]["sample_index"], each["group_id"]) for each in listed(url, step=133)]
+    assert len(set(groups)) == 2 and all(group is not None for _, group in groups)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"uid": ["a", "a", "b", "b"]}, {"index": [0, 0, 1, 1]}, {"raw_prompt": [[user(text)] for text in "ccdd"]}],
+)
+def test_a_batch_that_is_repeated_already_runs_as_it_is(url: str, columns: dict[str, Any]) -> None:
+    given = {"raw_prompt": [[user("hi")]] * 4, "agent_name": ["two_turns"] * 4, **columns}
+    manager = AgentLoopManager(changed(n=2), url, admin_key=KEY)
+    assert len(manager.generate_sequences(given).batch["responses"]) == 4
+    baseline = {**batch("two_turns"), "meta_info": {"do_sample": False}}
+    assert len(manager.generate_sequences(baseline).batch["responses"]) == 1
+
+
+def test_a_group_of_another_size_than_n_is_told(url: str) -> None:
+    with pytest.warns(UserWarning, match="rollout.n is 3, and the batch has a group of 2 samples"):
+        made = AgentLoopManager(changed(n=3), url, admin_key=KEY).generate_sequences(batch("two_turns", "two_turns"))
+    assert len(made.batch["responses"]) == 2
+
+
+def test_full_determinism_seeds_each_turn_by_the_seed_and_its_place_in_the_step(url: str) -> None:
+    def played(seed: int) -> list[int]:
+        manager = AgentLoopManager(changed(full_determinism=True, seed=seed), url, admin_key=KEY)
+        made = manager.generate_sequences(batch("two_turns", "two_turns", global_steps=135))
+        ids = made.non_tensor_batch["session_id"]
+        turns = [turn for name in ids for turn in exported(url, name).turns]
+        return [turn["sampling"]["seed"] for turn in turns]
+
+    seeds = played(1)
+    assert seeds == played(1)
+    assert len(set(seeds)) == 4 and set(seeds).isdisjoint(played(2))
+
+
+class Chooses(AsyncLLMServerManager):
+    """Sends everything to the server that it was given last."""
+
+    asked: ClassVar[list[str]] = []
+
+    def _choose_server(self, request_id: str) -> AsyncClient | AsyncSession:
+        self.asked.append(request_id)
+        return self.server_handles[-1]
+
+
+def test_the_servers_of_sessions_are_those_that_a_manager_of_ones_own_chooses(url: str) -> None:
+    nobody = "http://127.0.0.1:1"
+    AgentLoopManager(CONFIG, Chooses(CONFIG, [nobody, url], admin_key=KEY), admin_key=KEY).generate_sequences(
+        batch("two_turns", "two_turns", global_steps=136)
+    )
+    assert len(listed(url, step=136)) == 2 and len(set(Chooses.asked)) == 2
 
 
 def test_sessions_of_a_validation_are_exported_on_request_only(url: str) -> None:

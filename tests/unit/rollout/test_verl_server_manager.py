@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Client
+from proxy.client import AsyncClient, Client, ServerUnreachable
 from proxy.errors import InvalidRequest, Unauthorized, UnsupportedParameter
 from proxy.rollout.verl import AsyncLLMServerManager, PromptTooLong, ServerTokenizer, SingleTurnAgentLoop
 from proxy.rollout.verl.server_manager import Placement
@@ -249,3 +249,28 @@ async def test_a_single_turn_is_cut_to_the_response_length_with_its_logprobs(url
     assert output.response_ids == answer[:8]
     assert output.response_logprobs == (answer.log_probs or [])[:8]
     assert (output.response_mask, output.stop_reason) == ([1] * 8, "response_length")
+
+
+class Chooses(AsyncLLMServerManager):
+    """Chooses the server by the request's name, as a subclass for verl does."""
+
+    def _choose_server(self, request_id: str) -> Any:
+        return self.server_handles[int(request_id)] if request_id.isdecimal() else self.config
+
+
+async def test_a_subclass_chooses_the_server_of_each_call(url: str) -> None:
+    async with Chooses(config(), [url, "http://127.0.0.1:1"], admin_key=KEY) as manager:
+        assert len(await manager.generate("0", prompt_ids=[1, 2], sampling_params=SAMPLING)) > 0
+        with pytest.raises(ServerUnreachable):
+            await manager.generate("1", prompt_ids=[1, 2], sampling_params=SAMPLING)
+        with pytest.raises(InvalidRequest, match=r"_choose_server of Chooses returned .* none of its server_handles"):
+            await manager.generate("other", prompt_ids=[1, 2], sampling_params=SAMPLING)
+        assert type(pickle.loads(pickle.dumps(manager))) is Chooses
+
+
+def test_the_server_of_a_request_follows_from_its_name_with_full_determinism() -> None:
+    def chosen() -> list[int]:
+        manager = AsyncLLMServerManager(config(full_determinism=True), ["http://a", "http://b", "http://c"])
+        return [manager.server_of(f"request {number}") for number in range(40)]
+
+    assert chosen() == chosen() and set(chosen()) == {0, 1, 2}

@@ -19,7 +19,7 @@ from proxy.rollout.roll.config.batch_sizes import fit_train, fit_val
 from proxy.rollout.roll.config.composition import Composition
 from proxy.rollout.roll.config.env_manager_config import EnvManagerConfig
 from proxy.rollout.roll.config.environments import env_configs_of
-from proxy.rollout.roll.config.fields import as_mapping, checked, made, nearest
+from proxy.rollout.roll.config.fields import as_mapping, check_near, checked, made, nearest
 from proxy.rollout.roll.config.generating_arguments import GeneratingArguments
 from proxy.rollout.roll.config.overrides import parse_overrides
 from proxy.rollout.roll.config.training_settings import DEFAULTS, OF_WORKERS, ROLES
@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 _MANAGERS = {"train_env_manager": "train_env", "val_env_manager": "val_env"}
 _SECTIONS = ("custom_envs", "actor_infer")
-_NEAR = 0.9
+_NEAR = 0.85
 """How much of a name must be right for it to be misspelt, where users may have names of their own."""
+_INCLUDED = "custom_env"
+"""What ROLL's files call the environments from which `custom_envs` chooses."""
 _said: set[str] = set()
 
 
@@ -139,6 +141,11 @@ class AgenticConfig:
         return f"AgenticConfig({self.to_dict()!r})"
 
     @property
+    def seed_is_given(self) -> bool:
+        """Whether the configuration has a `seed`, from which the plan of a run follows; else plans are drawn."""
+        return self._config.get("seed") is not None
+
+    @property
     def async_pipeline(self) -> bool:
         """Whether episodes are played ahead of the batch that needs them."""
         return self.async_generation_ratio > 0
@@ -186,6 +193,7 @@ class AgenticConfig:
 
     def _read_generating_args(self) -> None:
         """As in ROLL: those of actor_infer are also those of both managers; else the train manager's are."""
+        check_near(self.actor_infer, ("generating_args",), "actor_infer", beside=OF_WORKERS)
         if self.is_pure_opd:
             self.actor_infer = Section(as_mapping(self.student_infer, "student_infer"))
         managers = self.train_env_manager, self.val_env_manager
@@ -244,7 +252,7 @@ class AgenticConfig:
             )
 
     def _make_environments(self) -> None:
-        seed = self.seed if "seed" in self._config else None
+        seed = self.seed if self.seed_is_given else None
         for manager in (self.train_env_manager, self.val_env_manager):
             manager.model_args = Section(model_name_or_path=self.pretrain)
             manager.system_envs = {
@@ -261,7 +269,7 @@ class AgenticConfig:
     def _environments_of(self, manager: EnvManagerConfig) -> Mapping[str, Any]:
         """`custom_envs`, and for tags that it lacks those of `custom_env`, where ROLL's files have them."""
         lacking = [tag for tag in manager.tags if tag not in self.custom_envs]
-        others = self._config.get("custom_env") if lacking else None
+        others = self._config.get(_INCLUDED) if lacking else None
         found = {tag: others[tag].to_dict() for tag in lacking if isinstance(others, Config) and tag in others}
         if found:
             _say_once(f"environments that custom_envs lacks are those of custom_env: {', '.join(found)}")
@@ -306,17 +314,16 @@ def _is_setting(path: tuple[str, ...]) -> bool:
 
 
 def _settings() -> list[str]:
-    return [*(each.name for each in dataclasses.fields(AgenticConfig)), *DEFAULTS, *ROLES]
+    return [*(each.name for each in dataclasses.fields(AgenticConfig)), *DEFAULTS, *ROLES, _INCLUDED]
 
 
 def _check_names(config: Config) -> None:
     """Raises InvalidRequest for a name that is nearly that of a setting and that no interpolation uses."""
     given = set(map(str, config))
     known = _settings()
-    lacking = [name for name in known if name not in given]
     needed = set(referred(config.source()))
     for name in sorted(given - {*known, *needed}):
-        if near := get_close_matches(name, lacking, 1, _NEAR):
+        if near := get_close_matches(name, known, 1, _NEAR):
             raise InvalidRequest(f"the configuration has no setting {name!r}; did you mean {near[0]!r}?", param=name)
     _say("", sorted(given & {*DEFAULTS, *ROLES}))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.config.env_manager_config import EnvManagerConfig
-from proxy.rollout.roll.config.fields import as_mapping, nearest
+from proxy.rollout.roll.config.fields import as_mapping, check_near, nearest
 from proxy.rollout.roll.values import Section
 
 TRAJ_ENV_MANAGER = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
@@ -16,7 +16,17 @@ _KNOWN = (
     *("env_type", "max_steps", "max_tokens_per_step", "env_manager_cls", "agent_runner_cls", "use_thread_lock"),
     *("agent_system_template", "agent_template", "tool_wrapper", "history_length", "max_env_step_concurrent"),
     *("pre_step_template", "next_step_template", "env_config"),
+    *("http_timeout", "episode_timeout", "task_timeout_sec"),
 )
+_OF_MANAGERS = (
+    *("trajectory_mode", "reward_granularity", "tool_call_parser", "enable_thinking", "enable_fork"),
+    *("http_timeout", "episode_timeout", "task_timeout_sec", "max_tokens_per_step", "infer_callback_url"),
+    *("dataset_name", "job_config_path", "job_config", "sandbox_cls", "max_iterations", "num_retries", "model_name"),
+    *("scaffold_config", "model_service_cls", "model_service_port", "max_new_tokens"),
+)
+"""What managers and runners read of an `env_config`, beside what its environment has."""
+_NEAR = 0.85
+"""How much of a name must be right for it to be a misspelt one of these, and none of the environment."""
 _MOST = 2**31 - 1
 
 
@@ -61,10 +71,9 @@ def _template(tag: str, custom_envs: Mapping[str, Any], manager: EnvManagerConfi
         )
     if not isinstance(found, Mapping):
         raise InvalidRequest(f"{path} must be a mapping, not {found!r}", param=path)
-    lacking = [name for name in _KNOWN if name not in found]
-    for name in found:
-        if name not in _KNOWN and (hint := nearest(str(name), lacking)):
-            raise InvalidRequest(f"{path} has {name!r}, which no manager reads{hint}", param=f"{path}.{name}")
+    check_near(found, _KNOWN, path)
+    if isinstance(env_config := found.get("env_config"), Mapping):
+        check_near(env_config, _OF_MANAGERS, f"{path}.env_config", cutoff=_NEAR)
     if "env_type" not in found:
         raise InvalidRequest(f"{path} has no env_type; write the name by which gem makes it", param=f"{path}.env_type")
     return found

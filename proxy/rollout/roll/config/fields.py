@@ -52,6 +52,22 @@ def check_names(values: Mapping[str, Any], known: Iterable[str], path: str, *, i
             raise InvalidRequest(f"{path} has no setting {name!r}{hint or _listed(known)}", param=f"{path}.{name}")
 
 
+def check_near(
+    values: Mapping[Any, Any], known: Iterable[str], path: str, *, beside: Iterable[str] = (), cutoff: float = _NEAR
+) -> None:
+    """Raises InvalidRequest for a name that is neither `known` nor among those `beside` them, and near a known one.
+
+    For sections in which users have names of their own: a name that is near none passes.
+    """
+    known = tuple(known)
+    allowed = {*known, *beside}
+    for name in values:
+        if name not in allowed and (near := get_close_matches(str(name), known, 1, cutoff)):
+            raise InvalidRequest(
+                f"{path} has {name!r}, which nothing reads; did you mean {near[0]!r}?", param=f"{path}.{name}"
+            )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?` if a known name is near, else nothing."""
     near = get_close_matches(name, list(known), 1, _NEAR)

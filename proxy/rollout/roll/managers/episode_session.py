@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from hashlib import blake2b
 from typing import Any, cast
 
 from proxy.client import Client, Export, Session
@@ -25,6 +26,8 @@ from proxy.rollout.session_start import start_session_here, unused_session_id
 
 logger = logging.getLogger(__name__)
 
+_DETERMINISTIC = "deterministic"
+"""The capability of engines that sample equal tokens for equal seeds."""
 _START_S = 600.0
 """How long an episode waits for a place on the server."""
 _NO_TURNS = "the episode has no turn: the model was not asked, or has not answered"
@@ -84,6 +87,9 @@ class EpisodeSession:
         tag, env_id = env_config.get("tag", "proxy"), env_config["env_id"]
         traj_group_id = f"{tag}_{env_config['group_id']}_{episode_id}_{group_seed}"
         numbers = {"env_id": env_id, "episode_id": episode_id, "seed": seed, "step": step}
+        terms = terms_of(env_config, worker_config, pipeline_config)
+        if getattr(pipeline_config, "seed_is_given", False):
+            terms["sampling"] = {**_sampling_seed(client, seed, env_id), **terms["sampling"]}
         given: dict[str, Any] = {
             "session_id": unused_session_id(f"{traj_group_id}-{env_id}"),
             "group_id": traj_group_id,
@@ -93,7 +99,7 @@ class EpisodeSession:
                 **numbers,
             },
             "grant_capacity": True,
-            **terms_of(env_config, worker_config, pipeline_config),
+            **terms,
             **options,
         }
         if api_key is not None:
@@ -255,6 +261,16 @@ def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[
         "sampling": sampling,
         "limits": {name: most for name, most in limits.items() if most},
     }
+
+
+def _sampling_seed(client: Client, seed: int, env_id: int) -> dict[str, int]:
+    """The seed of the sampling in an episode: another for each environment, so that a group differs.
+
+    An engine that is not deterministic would only note that it ignores it, or refuse it.
+    """
+    if _DETERMINISTIC not in client.engine().capabilities:
+        return {}
+    return {"seed": int.from_bytes(blake2b(f"{seed}\0{env_id}".encode(), digest_size=4).digest())}
 
 
 def storable_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

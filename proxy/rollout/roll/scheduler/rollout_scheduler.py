@@ -51,8 +51,9 @@ class RolloutScheduler:
     threads; several workers (`max_env_num_per_worker`) are in processes of their own, at most `processes` (default: as
     many as there are processors), unless that is 0 or the server is an app of this process.
 
-    `mode` is `train` or `val`, whose sessions count as validation. The base of all seeds is `seed`, by default a random
-    one for training and `config.seed` for validation; the seed of an episode is base + group_seed + episode id.
+    `mode` is `train` or `val`, whose sessions count as validation. The base of all seeds is `seed`, by default
+    `config.seed`; for training a random one if the configuration gives none. The seed of an episode is
+    base + group_seed + episode id.
 
     `resource_manager` and `infer_cluster` are ROLL's, and nothing is made of them: the server has the engine. What
     managers get as `tokenizer` and `collator` may be given.
@@ -213,7 +214,9 @@ class RolloutScheduler:
     def _base_seed(self) -> int:
         if self._seed is not None:
             return self._seed
-        return random.randint(0, 1_000_000) if self.mode == "train" else int(self.config.seed)
+        if self.mode == "train" and not getattr(self.config, "seed_is_given", False):
+            return random.randint(0, 1_000_000)
+        return int(self.config.seed)
 
     def _joined(self, rollouts: Sequence[DataProto]) -> DataProto:
         metrics: dict[str, Any] = {}

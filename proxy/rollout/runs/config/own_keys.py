@@ -40,9 +40,9 @@ def converted(name: str, value: Any, folder: Path) -> Any:
     return found
 
 
-def near(name: str, *, closely: bool = False) -> str:
+def near(name: object, *, closely: bool = False) -> str:
     """`; did you mean X?` if there is a similar name, else nothing."""
-    found = get_close_matches(name.replace("-", "_"), [*NAMES, SERVER], 1, 0.85 if closely else 0.6)
+    found = get_close_matches(str(name).replace("-", "_"), [*NAMES, SERVER], 1, 0.85 if closely else 0.6)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 

@@ -98,7 +98,7 @@ def _check_names(values: Mapping[str, Any], used: Collection[str]) -> None:
     """
     _, of_roll, others = _divided(values)
     known = f"; there are {', '.join(NAMES)} and {SERVER}"
-    for name in sorted(others - set(used)):
+    for name in sorted(others - set(used), key=str):
         hint = near(name, closely=bool(of_roll))
         if hint or not of_roll:
             raise InvalidRequest(f"there is no setting {name!r}{hint or known}")
