@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -26,6 +26,7 @@ from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.sql import writes
+from proxy.store.sql.answers import Answered, Noted, answered
 from proxy.store.writer import Writer
 from proxy.telemetry.store_metrics import StoreMetrics
 
@@ -113,6 +114,14 @@ class OpenDatabase:
         if away is not None:
             self.absence.over(away)
         return result
+
+    def submit_noted(
+        self, write: writes.BatchWrite, payload: Any, noted: Noted | None, *, urgent: bool = True
+    ) -> asyncio.Future[Any]:
+        """As `Writer.submit`; the answer that `noted` makes of the result is stored in the same transaction."""
+        if noted is None:
+            return self.write.submit(write, payload, urgent=urgent)
+        return self.write.submit(answered, Answered(write, payload, noted))
 
     def look_for_it(self) -> asyncio.Future[None]:
         """Done once the database takes writes again, or is given up; it raises StoreUnavailable then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from proxy.errors import StoreUnavailable
 from proxy.store import database, schema
 from proxy.store.absence import Patience
+from proxy.store.answers import Answers
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
 from proxy.store.counted_backlog import CountedBacklog
@@ -40,6 +41,7 @@ class Store:
     `metrics`: what all of them count.
     `pauses`: notes of paused engine servers.
     `images`: images of conversations, by digest.
+    `answers`: what control calls were answered, for those who repeat one.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -60,6 +62,7 @@ class Store:
         self.metrics = opened.metrics
         self.pauses = EnginePauses(opened)
         self.images = StoredImages(opened)
+        self.answers = Answers(opened)
 
     @property
     def label(self) -> str:
