@@ -352,6 +352,7 @@ _MARKS = {
     "agent": "x-tokengrove-agent",
     "state_hash": "x-tokengrove-state-hash",
     "idempotency_key": "idempotency-key",
+    "traceparent": "traceparent",
 }
 """The options of `generate` that are headers."""
 
@@ -360,7 +361,7 @@ def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, 
     """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
     marks = {name: text for name in _MARKS if (text := str(given.get(name) or ""))}
     for name, text in marks.items():
-        if session is None:
+        if session is None and name != "traceparent":
             raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
         if not (text.isascii() and text.isprintable()) or text != text.strip():
             raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
