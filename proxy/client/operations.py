@@ -373,6 +373,7 @@ _MARKS = {
     "agent": "x-tokengrove-agent",
     "state_hash": "x-tokengrove-state-hash",
     "idempotency_key": "idempotency-key",
+    "traceparent": "traceparent",
 }
 """The options of `generate` that are headers."""
 
@@ -381,7 +382,7 @@ def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, 
     """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
     marks = {name: text for name in _MARKS if (text := str(given.get(name) or ""))}
     for name, text in marks.items():
-        if session is None:
+        if session is None and name != "traceparent":
             raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
         _check_header(name, text)
     return {_MARKS[name]: text for name, text in marks.items()}

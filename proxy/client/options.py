@@ -53,6 +53,8 @@ class GenerateOptions(TypedDict, total=False):
     In a session, `agent` marks the turn as that of one of several agents, and `state_hash` names the state that it was
     sampled in, for `step_advantages`. With the `idempotency_key` of an earlier call, whose answer may have been lost,
     it gets that answer: nothing is sampled. All three are visible ASCII characters.
+
+    `traceparent` makes the server's spans a part of the caller's trace, in W3C's form.
     """
 
     sampling_params: Mapping[str, Json]
@@ -64,6 +66,7 @@ class GenerateOptions(TypedDict, total=False):
     agent: str
     state_hash: str
     idempotency_key: str
+    traceparent: str
 
 
 class ParseOptions(TypedDict, total=False):

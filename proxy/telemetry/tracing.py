@@ -94,6 +94,14 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span | None]:
         yield begun
 
 
+def traceparent() -> str | None:
+    """The current span as W3C's header has it, for a server that continues its trace; None if there is none."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or not (context := api.get_current_span().get_span_context()).is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
 def _start(environment: Mapping[str, str], shutdown_on_exit: bool) -> Tracing:
     """Raises ImportError, LookupError for an unknown exporter, or ValueError for a wrong variable of the SDK."""
     from proxy.telemetry.spans import Tracing

@@ -15,7 +15,7 @@ from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.verl.batches import Prompts, as_given, timed
 from proxy.rollout.verl.servers import opened
-from proxy.rollout.verl.worker import AgentLoopWorker
+from proxy.rollout.verl.worker import AgentLoopWorker, repeats
 
 _logger = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ class AgentLoopManager:
         `tool_calls` and `compute_score`, and those of the slowest sample.
         """
         given = Prompts.of(prompts)
-        name = "val_kwargs.n" if given.meta.get("validate") else "n"
-        read = given.repeated(self.rollout_config.select(name), f"actor_rollout_ref.rollout.{name}")
+        read = given.repeated(*repeats(self.rollout_config, given))
         if self.rollout_config.free_cache_engine:
             found = await self._with_memory(read)
         else:

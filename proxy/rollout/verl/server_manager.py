@@ -23,7 +23,7 @@ from proxy.client.options import GenerateOptions
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.verl.outputs import TokenOutput
 from proxy.rollout.verl.settings import trainer_config
-from proxy.rollout.verl.tracing import rollout_trace_op
+from proxy.rollout.verl.tracing import rollout_trace_op, traceparent
 
 Handle: TypeAlias = str | AsyncClient | AsyncSession
 """The address of a server, a client of it, or a session."""
@@ -177,6 +177,8 @@ class AsyncLLMServerManager:
                 message = f"'{name}' is not supported: the server's models read texts and images"
                 raise UnsupportedParameter(message, param=name)
         options: GenerateOptions = {"request_id": request_id}
+        if (parent := traceparent()) is not None:
+            options["traceparent"] = parent
         if _is_given(image_data):
             if mm_processor_kwargs:
                 message = "'mm_processor_kwargs' is not supported: the processor is as the server's model folder says"

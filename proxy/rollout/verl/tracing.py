@@ -113,6 +113,12 @@ def rollout_trace_op(func: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P
     return traced
 
 
+def traceparent() -> str | None:
+    """The span that runs, for the server, which makes its own spans part of the trace; None without spans."""
+    sample = _traced.get()
+    return None if sample is None or sample.attributes is None else tracing.traceparent()
+
+
 async def _in_span(
     sample: _Traced, func: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **kwargs: _P.kwargs
 ) -> _R:

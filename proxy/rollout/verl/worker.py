@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
@@ -13,6 +14,7 @@ from uuid import uuid4
 from proxy.client.adapters.parts import objects
 from proxy.client.adapters.verl import VerlBatch
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.rollout.config import Config
 from proxy.rollout.failure_log import FailureLog, TooManyFailedEpisodes
 from proxy.rollout.verl.batches import Prompts, as_given, padded_outputs
 from proxy.rollout.verl.outputs import AgentLoopOutput
@@ -129,7 +131,15 @@ class AgentLoopWorker:
         Raises AgentLoopFailed (see `on_failure`; also if all samples failed), TooManyFailedEpisodes, InvalidRequest for
         a batch of another form, and the errors of the servers.
         """
-        return as_given(await self.run_batch(Prompts.of(batch)), batch)
+        prompts = Prompts.of(batch)
+        n, name = repeats(self.rollout_config, prompts)
+        if prompts.repeated(n, name) is not prompts:
+            message = (
+                f"{name} is {n}, and each sample of the batch runs once: AgentLoopWorker runs a batch as it is, and "
+                "AgentLoopManager repeats its samples"
+            )
+            warnings.warn(message, stacklevel=2)
+        return as_given(await self.run_batch(prompts), batch)
 
     async def run_batch(self, prompts: Prompts) -> VerlBatch:
         """`generate_sequences` of a batch that has been read."""
@@ -233,6 +243,12 @@ class AgentLoopWorker:
         if len(failed) == len(results):
             raise failed[0]
         return [None if isinstance(result, AgentLoopFailed) else result for result in results], failed
+
+
+def repeats(rollout: Config, prompts: Prompts) -> tuple[int, str]:
+    """How often each sample of a batch runs, and the setting that says so."""
+    name = "val_kwargs.n" if prompts.meta.get("validate") else "n"
+    return rollout.select(name), f"actor_rollout_ref.rollout.{name}"
 
 
 def _chooses(handles: Any) -> TypeGuard[AsyncLLMServerManager]:

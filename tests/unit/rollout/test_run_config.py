@@ -294,6 +294,21 @@ def test_an_agent_of_the_run_plays_with_the_numbers_of_roll(tmp_path: Path, give
     }
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sequence_length: 512", "sequence_length: 512\nsequence_lenght: 64", "did you mean 'sequence_length'?"),
+        ("  group_size: 2", "  group_size: 2\n  group_sise: 4", "train_env_manager has no setting 'group_sise'"),
+    ],
+)
+def test_a_misspelt_name_of_roll_is_told_with_an_agent_of_the_run_too(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        read(written(tmp_path, ROLL.replace(old, new, 1)), given={"agent": "my:Agent"})
+    assert message in str(error.value)
+
+
 def test_what_has_no_effect_is_said_once_and_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

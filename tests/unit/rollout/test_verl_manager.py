@@ -310,6 +310,11 @@ def test_a_batch_that_is_repeated_already_runs_as_it_is(url: str, columns: dict[
     assert len(manager.generate_sequences(baseline).batch["responses"]) == 1
 
 
+async def test_a_worker_that_repeats_nothing_says_so(url: str) -> None:
+    with pytest.warns(UserWarning, match=r"rollout.n is 2, and each sample .* AgentLoopManager repeats"):
+        await AgentLoopWorker(changed(n=2), url, admin_key=KEY).generate_sequences(batch("two_turns"))
+
+
 def test_a_group_of_another_size_than_n_is_told(url: str) -> None:
     with pytest.warns(UserWarning, match="rollout.n is 3, and the batch has a group of 2 samples"):
         made = AgentLoopManager(changed(n=3), url, admin_key=KEY).generate_sequences(batch("two_turns", "two_turns"))

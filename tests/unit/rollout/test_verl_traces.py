@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from proxy.client import AsyncClient
 from proxy.rollout.verl import AgentLoopManager, rollout_trace_attr, rollout_trace_op
 from proxy.telemetry import tracing
+from proxy.telemetry.spans import Tracing
 from tests.e2e.collector import collecting
-from tests.support import real_server, user
+from tests.support import real_server, says, serving, user
 
 KEY = "the-admin-key"
 
@@ -89,6 +92,21 @@ def test_a_backend_that_is_null_turns_spans_off(
 ) -> None:
     played(url, configured(**trace))
     assert bool(exported.get_finished_spans()) is spans
+
+
+async def test_the_spans_of_the_server_are_below_those_of_the_loop(
+    tmp_path: Path, exported: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_server = InMemorySpanExporter()
+    monkeypatch.setattr("proxy.app.start_tracing", lambda tell: Tracing(of_server))
+    prompts = {"raw_prompt": [[user("hi")]]}
+    async with serving(tmp_path, says("one", "two")) as server, AsyncClient(app=server.app) as client:
+        await AgentLoopManager(configured(backend="otel"), client).generate_sequences(prompts)
+        await AgentLoopManager(configured(backend=None), client).generate_sequences(prompts)
+    below = by_name(exported)["AsyncLLMServerManager.generate"].context
+    first, second = [span for span in of_server.get_finished_spans() if span.name == "POST /v1/generate"]
+    assert first.parent is not None and second.parent is None
+    assert (first.context.trace_id, first.parent.span_id) == (below.trace_id, below.span_id)
 
 
 async def test_a_method_that_raises_is_an_error_without_its_text(exported: InMemorySpanExporter) -> None:

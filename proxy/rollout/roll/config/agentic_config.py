@@ -109,7 +109,7 @@ class AgenticConfig:
         config = Config({} if values is None else values)
         self._config = Config({**config, **more}) if more else config
         self._objects = {name: value for name, value in more.items() if dataclasses.is_dataclass(value)}
-        _check_names(self._config)
+        check_setting_names(self._config)
         self._read_values()
         self._check_values()
         self._read_generating_args()
@@ -317,8 +317,11 @@ def _settings() -> list[str]:
     return [*(each.name for each in dataclasses.fields(AgenticConfig)), *DEFAULTS, *ROLES, _INCLUDED]
 
 
-def _check_names(config: Config) -> None:
-    """Raises InvalidRequest for a name that is nearly that of a setting and that no interpolation uses."""
+def check_setting_names(config: Config) -> None:
+    """Raises InvalidRequest for a name that is nearly that of a setting and that no interpolation uses.
+
+    What has no effect is said in the log.
+    """
     given = set(map(str, config))
     known = _settings()
     needed = set(referred(config.source()))

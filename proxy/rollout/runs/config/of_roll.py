@@ -13,8 +13,9 @@ from typing import Any, Literal
 from proxy.rollout.config import Config
 from proxy.rollout.episodes import Task
 from proxy.rollout.roll.config import AgenticConfig, EnvManagerConfig, GeneratingArguments, referred, sampling_of
+from proxy.rollout.roll.config.agentic_config import check_setting_names
 from proxy.rollout.roll.config.env_manager_config import GROUP_FILTER
-from proxy.rollout.roll.config.fields import made
+from proxy.rollout.roll.config.fields import check_names, made
 from proxy.rollout.roll.config.training_settings import DEFAULTS, OF_WORKERS, ROLES
 from proxy.rollout.roll.episodes import tasks_of
 
@@ -82,8 +83,13 @@ class RollFile:
         return found, tasks
 
     def options(self) -> dict[str, Any]:
-        """The options of a run with an agent of its own: sizes, seed, sampling and the limit of tokens."""
+        """The options of a run with an agent of its own: sizes, seed, sampling and the limit of tokens.
+
+        Raises InvalidRequest for a misspelt name.
+        """
+        check_setting_names(self._config)
         manager = self._config.select(self._manager) or {}
+        check_names(manager, [each.name for each in fields(EnvManagerConfig)], self._manager, ignored=OF_WORKERS)
         group_size, groups = manager.get("group_size"), manager.get("num_env_groups")
         batch, sequence_length = self._config.get(self._batch), self._config.get("sequence_length")
         found = {
