@@ -13,6 +13,7 @@ from typing import Any
 from proxy.client import Client
 from proxy.client.operations import StartedSession
 from proxy.client.options import EndOptions
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.roll.episodes.given_session import GivenSession, SessionGiver
 from proxy.rollout.roll.values import DataProto
 
@@ -34,7 +35,7 @@ class EnvironmentSlot:
     """Makes a manager and runs its loop in a thread. `play` gives it an episode, one at a time.
 
     The manager keeps its environment from one episode to the next, as in ROLL. `is_done`: its loop has ended, because
-    it failed, had nothing to play any more, or was stopped.
+    it failed, had nothing to play any more, or was stopped. `failure`: why the last episode has failed, if it has.
     """
 
     counts_failures = True
@@ -42,6 +43,7 @@ class EnvironmentSlot:
 
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
+        self.failure: FailedEpisode | None = None
         self._make_manager, self._giver = make_manager, SessionGiver(client)
         self._episodes: SimpleQueue[SlotEpisode | None] = SimpleQueue()
         self._playing: SlotEpisode | None = None
@@ -94,6 +96,7 @@ class EnvironmentSlot:
     ) -> None:
         """For the manager: the episode has ended."""
         episode, self._playing = self._playing, None
+        self.failure = FailedEpisode.told_in(getattr(rollout, "meta_info", {}))
         if episode is not None:
             episode.ending.set_result(self._given.ending if self._given is not None else None)
 
