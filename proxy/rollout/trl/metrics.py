@@ -36,6 +36,8 @@ def of_group(results: Sequence[EpisodeResult]) -> dict[str, Value]:
     count = float(len(played))
     lengths = [result.output_tokens for result in played]
     failures = Counter(f"rollout/failed_{result.failure}_total" for result in results if result.failure)
+    if failures:
+        failures["rollout/failed_episodes_total"] = failures.total()
     rates: dict[str, Value] = {
         "rollout/turns_mean": (float(sum(result.turns for result in played)), count),
         "rollout/duration_s": (sum(result.seconds for result in played), count),

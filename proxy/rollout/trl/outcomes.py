@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.rollout.episodes import EpisodeResult
-
-MOST_FAILED_GROUPS = 8
-"""Groups in a row of which nothing was played: more are no bad luck."""
+from proxy.rollout.failure_log import FailureLog
 
 
 class NothingPlayed(RuntimeError):
-    """All episodes fail, or the server is lost."""
+    """The server is lost."""
 
 
 def compared(result: EpisodeResult) -> bool:
@@ -20,23 +18,14 @@ def compared(result: EpisodeResult) -> bool:
 
 
 class Outcomes:
-    """The groups that have ended."""
+    """The groups that have ended. `failures` counts the episodes that are not compared."""
 
-    def __init__(self, most_failed: int = MOST_FAILED_GROUPS) -> None:
-        self._most = most_failed
-        self._failed = 0
+    def __init__(self, failures: FailureLog) -> None:
+        self._failures = failures
 
     def note(self, results: Sequence[EpisodeResult]) -> None:
-        """Note a group. Raises NothingPlayed if the server is lost, or so many groups in a row had no result."""
-        if any(map(compared, results)):
-            self._failed = 0
-            return
-        self._failed += 1
-        last = results[-1]
+        """Note a group. Raises NothingPlayed if the server is lost, and TooManyFailedEpisodes."""
+        for result in results:
+            self._failures.note(None if compared(result) else result.failed)
         if all(result.failure == "server" for result in results):
-            raise NothingPlayed(f"the server is lost: {last.message}")
-        if self._failed >= self._most:
-            raise NothingPlayed(
-                f"the episodes of {self._failed} groups in a row have all failed, the last ({last.failure}) with: "
-                f"{last.message}"
-            )
+            raise NothingPlayed(f"the server is lost: {results[-1].message}")

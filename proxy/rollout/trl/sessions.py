@@ -18,6 +18,7 @@ from proxy.client.options import SessionOptions, Train
 from proxy.client.values import Json
 from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server
 from proxy.rollout.executors import Executor, ExecutorOptions, executor_for
+from proxy.rollout.failure_log import FailureLog
 from proxy.rollout.session_start import unused_session_id
 from proxy.rollout.trl.loop_thread import LoopThread, Running
 from proxy.rollout.trl.outcomes import compared
@@ -57,7 +58,7 @@ class AgentSession:
         """Wait until the agent has ended: 0, or 1 if it failed.
 
         Raises TimeoutError if the time of the episode, or `timeout_s`, is over, after the agent was ended; and
-        RuntimeError if nothing was played, or the session was closed.
+        RuntimeError if nothing was played, or the session was closed, or if too many episodes in a row have failed.
         """
         try:
             result = self._playing.result(timeout_s)
@@ -112,7 +113,9 @@ class SessionFactory:
 
     TRL calls it with `sampling=`, which then holds for each turn, whatever the agent asks for. `agent` and `reward` are
     functions or classes of modules, or their paths; a list of words is a command. The other arguments are those of
-    `AgentWorker`; `train` chooses the turns to train, as in an export.
+    `AgentWorker`; `train` chooses the turns to train, as in an export. After `max_failed_episodes` failed episodes in a
+    row `wait_for_completion` raises TooManyFailedEpisodes (default: those of three groups, as large as the largest; -1:
+    never).
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class SessionFactory:
         options: SessionOptions | None = None,
         executor: ExecutorOptions | None = None,
         train: Train | None = None,
+        max_failed_episodes: int | None = None,
     ) -> None:
         self._server, self._client = Server(url, admin_key), Client(url, admin_key)
         self._agent: AgentSpec = spec_of(agent, arguments)
@@ -137,6 +141,8 @@ class SessionFactory:
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._executor: Executor = executor_for(executor or ExecutorOptions(), url)
         self._loop = LoopThread("tokengrove-openenv")
+        self.failures = FailureLog(max_failed_episodes)
+        self._latest, self._of_latest = -1, 0
         self._run = f"openenv-{secrets.token_hex(4)}"
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> AgentSession:
@@ -145,6 +151,8 @@ class SessionFactory:
         options = options_of(played, self._options)
         if seed is not None:
             options["group_id"] = f"{self._run}-{seed}"
+            self._latest, self._of_latest = seed, self._of_latest + 1 if seed == self._latest else 1
+            self.failures.set_most(None, self._of_latest)
         plan = EpisodePlan(
             task=played,
             sample=0,
@@ -158,7 +166,13 @@ class SessionFactory:
             reward=self._reward,
             options=options,
         )
-        return AgentSession(self._client, plan, self._loop.submit(self._executor.play(plan)), self._train)
+        return AgentSession(self._client, plan, self._loop.submit(self._play(plan)), self._train)
+
+    async def _play(self, plan: EpisodePlan) -> EpisodeResult:
+        result = await self._executor.play(plan)
+        if result.failure != "cancelled":
+            self.failures.note(None if compared(result) else result.failed)
+        return result
 
     def close(self) -> None:
         """End all episodes that still run. Its sessions can not be read any more. May be called again."""

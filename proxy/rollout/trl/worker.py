@@ -16,6 +16,7 @@ from proxy.client import AsyncClient
 from proxy.client.options import SessionOptions
 from proxy.rollout.episodes import Server
 from proxy.rollout.executors import ExecutorOptions, executor_for
+from proxy.rollout.failure_log import FailureLog
 from proxy.rollout.trl.attempts import play_until_it_ends
 from proxy.rollout.trl.buffer import Buffer
 from proxy.rollout.trl.delivery import Delivery
@@ -38,7 +39,8 @@ class AgentWorker:
     `at_once` has room for, and one more. `max_staleness`: rows that are older by more weight versions are dropped here
     (default: TRL drops its own). `retries`: how often an episode that fails is played again. `options` are those of
     `Client.start_session`; `timeout_s`: how long an agent may run; `start_timeout_s`: how long a full or absent server
-    is waited for.
+    is waited for. After `max_failed_episodes` failed episodes in a row the worker ends (default: those of three groups;
+    -1: never).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class AgentWorker:
         options: SessionOptions | None = None,
         executor: ExecutorOptions | None = None,
         seed: int = 0,
+        max_failed_episodes: int | None = None,
     ) -> None:
         self.url = url
         self.model_version = 0
@@ -81,6 +84,7 @@ class AgentWorker:
             seed=seed,
         )
         self._ahead = -(-self._executor.concurrency // group_size) + 1
+        self.failures = FailureLog(max_failed_episodes, group_size)
         self._max_staleness, self._retries = max_staleness, retries
         self._loop = LoopThread("tokengrove-trl-worker")
         self._running: Running[None] | None = None
@@ -113,7 +117,7 @@ class AgentWorker:
     async def _play(self) -> None:
         """Play groups until this is cancelled. Raises what ends the worker."""
         room = asyncio.Semaphore(self._ahead)
-        outcomes = Outcomes()
+        outcomes = Outcomes(self.failures)
         async with executor_for(self._executor, self.url) as executor, AsyncClient(*self._address()) as client:
             delivery = Delivery(client, self.rollout_buffer, self._metrics, self._max_staleness)
 

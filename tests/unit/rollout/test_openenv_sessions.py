@@ -13,6 +13,7 @@ import pytest
 
 from proxy.client import Client, SessionTree
 from proxy.errors import SessionNotFound
+from proxy.rollout.failure_log import TooManyFailedEpisodes
 from proxy.rollout.trl import AgentSession, SessionFactory, sessions
 from tests.support import real_server
 from tests.unit.rollout import trl_players
@@ -133,6 +134,18 @@ def test_an_agent_that_raises_gives_code_1_and_no_reward(url: str, make: Factori
     assert (verified.env_reward, verified.artifacts["failure"]) == (None, "agent")
     assert len(session.fetch_proxy_trace()) == 1
     assert tree(url, session).outcome == "Failed"
+
+
+def test_so_many_failed_episodes_in_a_row_end_the_rollouts_with_the_reasons(
+    make: Factories, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = make()
+    for seed in (1, 1, 2, 2, 3):
+        assert factory.create({"fails": [0]}, seed).wait_for_completion(60) == 1
+    with pytest.raises(TooManyFailedEpisodes, match=r"^6 episodes in a row have failed.* 6 x ValueError, such as task"):
+        factory.create({"fails": [0]}, 3).wait_for_completion(60)
+    assert "an episode failed: ValueError: sample 0 has failed" in caplog.text and "Traceback" in caplog.text
+    assert factory.create({}, 4).wait_for_completion(60) == 0
 
 
 def test_an_agent_whose_time_is_over_is_a_timeout_with_the_turns_that_it_made(url: str, make: Factories) -> None:

@@ -118,6 +118,25 @@ async def test_what_was_earned_before_a_runner_raised_stays(url: str) -> None:
     result = await played(url, "raised", {"raises": "the board fell"})
     assert result.failure == "agent" and result.message is not None and "the board fell" in result.message
     assert told_of(url, "raised") == {"outcome": "Failed", "rewards": [0.0, 1.0]}
+    assert result.traceback is not None and "in run_job" in result.traceback
+    assert (failed := result.failed) is not None
+    assert (failed.type, failed.message) == ("RuntimeError", "the board fell")
+
+
+async def test_a_run_of_a_yaml_whose_runner_always_fails_stops_with_the_reasons(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "steps.yaml"
+    raising = ROLL.replace(".Runner}", ".Runner, env_config: {raises: the board fell}}").replace(
+        "steps\n", "falls\n", 1
+    )
+    path.write_text(raising + "max_failed_episodes: 3\n")
+    file = read(path, given={"url": url, "admin_key": "the-key", "folder": str(tmp_path / "runs"), "concurrency": 1})
+    played = await run_episodes(RunOptions(**file.values), tasks=file.tasks)
+    reasons = "3 episodes in a row have failed (max_failed_episodes is 3): 3 x RuntimeError, such as task "
+    assert str(played.summary.stopped).startswith(reasons) and not played.summary.succeeded
+    [first, _] = [each.getMessage() for each in caplog.records if "failed: RuntimeError" in each.getMessage()]
+    assert "the board fell" in first and "in run_job" in first
 
 
 async def test_an_episode_that_is_cancelled_cancels_its_runner_and_frees_its_thread(url: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.rollout.episodes import EpisodeResult
+from proxy.rollout.failure_log import FailureLog, TooManyFailedEpisodes
 from proxy.rollout.trl.outcomes import NothingPlayed, Outcomes, compared
 
 
@@ -32,19 +33,21 @@ def test_an_episode_is_compared_if_it_ended_or_was_rewarded_when_its_time_was_ov
 
 
 def test_one_result_among_groups_that_fail_lets_the_worker_go_on() -> None:
-    outcomes = Outcomes(most_failed=2)
+    outcomes = Outcomes(FailureLog(None, 2))
     for _ in range(3):
-        outcomes.note([result("agent"), result("agent")])
+        for _ in range(2):
+            outcomes.note([result("agent"), result("agent")])
         outcomes.note([result("agent"), result(reward=0.0)])
 
 
-def test_so_many_groups_in_a_row_without_a_result_end_the_worker() -> None:
-    outcomes = Outcomes(most_failed=2)
-    outcomes.note([result("agent")])
-    with pytest.raises(NothingPlayed, match=r"2 groups in a row have all failed.*no luck"):
-        outcomes.note([result("agent")])
+def test_three_groups_in_a_row_without_a_result_end_the_worker_with_the_reasons() -> None:
+    outcomes = Outcomes(FailureLog(None, 2))
+    for _ in range(2):
+        outcomes.note([result("agent"), result("timeout")])
+    with pytest.raises(TooManyFailedEpisodes, match=r"6 episodes in a row.* 3 x agent, .*no luck; 3 x t"):
+        outcomes.note([result("agent"), result("timeout")])
 
 
 def test_a_group_that_lost_the_server_ends_the_worker_at_once() -> None:
     with pytest.raises(NothingPlayed, match="the server is lost: no luck"):
-        Outcomes().note([result("server"), result("server")])
+        Outcomes(FailureLog(-1)).note([result("server"), result("server")])

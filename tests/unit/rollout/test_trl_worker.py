@@ -19,7 +19,6 @@ from proxy.errors import InvalidRequest
 from proxy.rollout.episodes import Task
 from proxy.rollout.executors import ExecutorOptions
 from proxy.rollout.trl import AgentWorker
-from proxy.rollout.trl.outcomes import MOST_FAILED_GROUPS
 from tests.support import real_server
 from tests.unit.rollout import trl_players
 
@@ -129,7 +128,7 @@ def test_an_episode_that_fails_is_not_compared_and_gives_no_row(make: Workers) -
     assert rows[0].group_id == rows[1].group_id != rows[2].group_id == rows[3].group_id
     assert sorted(row.advantage for row in rows[:2]) == pytest.approx([-1.0, 1.0])
     metrics = worker.metrics_queue.get(timeout=WAIT_S)
-    assert metrics["rollout/failed_agent_total"] == 1.0
+    assert metrics["rollout/failed_agent_total"] == metrics["rollout/failed_episodes_total"] == 1.0
     assert metrics["rollout/turns_mean"] == (3.0, 3.0)
 
 
@@ -208,11 +207,15 @@ def test_a_server_that_is_gone_is_reported(make: Workers) -> None:
     assert "127.0.0.1:9: the server is lost" in failure(worker)
 
 
-def test_an_agent_that_always_fails_is_reported_with_what_it_raised(make: Workers) -> None:
-    worker = make(rows=[{"fails": [0, 1, 2]}])
+@pytest.mark.parametrize(("options", "most"), [({}, 9), ({"max_failed_episodes": 4}, 4)])
+def test_an_agent_that_always_fails_is_reported_with_what_it_raised(
+    make: Workers, caplog: pytest.LogCaptureFixture, options: dict[str, int], most: int
+) -> None:
+    worker = make(rows=[{"fails": [0, 1, 2]}], **options)
     worker.start()
-    assert f"{MOST_FAILED_GROUPS} groups in a row have all failed" in (told := failure(worker))
-    assert "ValueError: sample" in told
+    assert f"{most} episodes in a row have failed" in (told := failure(worker))
+    assert f"{most} x ValueError, such as task" in told and "has failed" in told
+    assert "an episode failed: ValueError: sample" in caplog.text and "Traceback" in caplog.text
     assert worker.rollout_buffer.empty()
 
 

@@ -15,6 +15,8 @@ from proxy.errors import InvalidRequest
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.episodes import Episode, EpisodeEnded, Server
 from proxy.rollout.episodes.agent import Reward
+from proxy.rollout.failure_log import FailedEpisode
+from proxy.rollout.failures import AgentFailed
 from proxy.rollout.roll.config import AgenticConfig, resolve
 from proxy.rollout.roll.episodes.environment_slot import EnvironmentSlot
 from proxy.rollout.roll.episodes.given_session import SessionGiver
@@ -58,6 +60,7 @@ class EnvironmentAgent:
         playing = slot.play(int(data["group_id"]), int(data["seed"]), episode.session)
         try:
             ending = await asyncio.wrap_future(playing)
+            failure = slot.failure
         except asyncio.CancelledError:
             self._slots.discard(slot)
             await to_the_end(in_thread(slot.stop))
@@ -70,7 +73,7 @@ class EnvironmentAgent:
         else:
             self._free[place].append(slot)
             self._check(episode.task.task_id, slot.score_metric)
-        return await _judged(episode, ending)
+        return await _judged(episode, ending, failure)
 
     async def close(self) -> None:
         """Tear down all environments; wait for half a minute at most."""
@@ -127,8 +130,10 @@ class EnvironmentAgent:
         return manager
 
 
-async def _judged(episode: Episode, ending: EndOptions | None) -> Reward:
-    """The reward that a manager gave at the end of the session. Raises EpisodeEnded for another outcome."""
+async def _judged(episode: Episode, ending: EndOptions | None, failure: FailedEpisode | None) -> Reward:
+    """The reward that a manager gave at the end of the session. Raises EpisodeEnded for another outcome, from what
+    `failure` stands for.
+    """
     if ending is None:
         raise EpisodeEnded("NoData", "the environment has no more episodes")
     for name in ("metrics", "exit_reason"):
@@ -143,7 +148,8 @@ async def _judged(episode: Episode, ending: EndOptions | None) -> Reward:
     if isinstance(rewards, Mapping) and rewards:
         await episode.session.set_reward(rewards=rewards)  # what was earned before stays
     reason = ending.get("exit_reason") or f"the environment ended the episode as {outcome}"
-    raise EpisodeEnded(_UNFINISHED.get(outcome, "Failed"), reason)
+    cause = None if failure is None else AgentFailed(failure.type, failure.message, failure.traceback)
+    raise EpisodeEnded(_UNFINISHED.get(outcome, "Failed"), reason) from cause
 
 
 async def _rewards(episode: Episode, ending: EndOptions) -> Reward:

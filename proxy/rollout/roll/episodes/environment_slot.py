@@ -13,6 +13,7 @@ from typing import Any
 from proxy.client import Client
 from proxy.client.operations import StartedSession
 from proxy.client.options import EndOptions
+from proxy.rollout.failure_log import FailedEpisode
 from proxy.rollout.roll.episodes.given_session import GivenSession, SessionGiver
 from proxy.rollout.roll.values import DataProto
 from proxy.rollout.roll.values.score_metric import SCORE_METRIC, ScoreMetric
@@ -36,7 +37,7 @@ class EnvironmentSlot:
 
     The manager keeps its environment from one episode to the next, as in ROLL. `is_done`: its loop has ended, because
     it failed, had nothing to play any more, or was stopped. `score_metric`: the metric that scores the environment, as
-    its latest episode had it; None without one.
+    its latest episode had it; None without one. `failure`: why the last episode has failed, if it has.
     """
 
     counts_failures = True
@@ -45,6 +46,7 @@ class EnvironmentSlot:
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
         self.score_metric: ScoreMetric | None = None
+        self.failure: FailedEpisode | None = None
         self._make_manager, self._giver = make_manager, SessionGiver(client)
         self._episodes: SimpleQueue[SlotEpisode | None] = SimpleQueue()
         self._playing: SlotEpisode | None = None
@@ -98,6 +100,7 @@ class EnvironmentSlot:
         """For the manager: the episode has ended."""
         episode, self._playing = self._playing, None
         self.score_metric = None if rollout is None else rollout.meta_info.get(SCORE_METRIC)
+        self.failure = FailedEpisode.told_in(getattr(rollout, "meta_info", {}))
         if episode is not None:
             episode.ending.set_result(self._given.ending if self._given is not None else None)
 
