@@ -425,7 +425,8 @@ class Interaction:
     `unmasked_logprobs`: those of an output under a grammar before its mask, one per output id, if the engine reports
     them. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros, and the interaction
     is never trained. `asked`: what the request asked of its reply (`turns.asked`). `malformed_calls`: tool calls that
-    could not be parsed and were left as text.
+    could not be parsed and were left as text. `uncertain`: `versions` has a version that is the last believed one,
+    because the engine named one that nobody published, or because the weights changed within a part of the output.
     """
 
     id: str
@@ -476,6 +477,7 @@ class Interaction:
     first_token_at: float | None = None
     completed_at: float | None = None
     images: tuple[PlacedImage, ...] = ()
+    uncertain: bool = False
 
     @property
     def prompt_tokens(self) -> int:

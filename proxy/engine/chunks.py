@@ -29,7 +29,9 @@ class TokenChunk:
     (mailbox); the turn encodes it. `sampled` False: the logprobs are unknown, and zeros fill their place. `corrected`:
     runs (count, version) that replace the versions of the tokens just before this chunk, for an engine that learns only
     later which weights sampled them; a chunk with it may hold no tokens. `unmasked`: float32, one per id, the logprobs
-    by the rule but without the grammar mask, from an engine that was asked for them.
+    by the rule but without the grammar mask, from an engine that was asked for them. `unsure`: of how many tokens more
+    than before the version is uncertain; they are labelled with the last one that is believed. It is negative in a
+    chunk that settles those of chunks before.
     """
 
     ids: Ids
@@ -42,6 +44,7 @@ class TokenChunk:
     sampled: bool = True
     corrected: VersionRuns = ()
     unmasked: Logprobs | None = None
+    unsure: int = 0
 
 
 LARGEST_LOGPROB = 1e-3

@@ -81,7 +81,7 @@ class _Flight:
             chunk = replace(chunk, cached_tokens=None)
         if chunk.finish is FinishReason.ABORT and self.cut:
             self.interrupted = True
-            return self.take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
+            return self.take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected or chunk.unsure else None
         return self.take(chunk)
 
     def expire(self) -> None:

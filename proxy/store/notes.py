@@ -20,6 +20,7 @@ class Note(Explained):
     REQUEST_ID = "request_id", "the `x-request-id` that the client sent with the request of this turn"
     GRAMMAR = "grammar", "true: sampled under a grammar, as forced calls and JSON answers are"
     SAMPLED = "sampled", "false: the answer came without logprobs, so it is never trained"
+    VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
 
 
@@ -42,6 +43,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["grammar"] = True
     if not node.has_logprobs:
         notes["sampled"] = False
+    if node.uncertain:
+        notes["version"] = "uncertain"
     if node.malformed_calls:
         notes["malformed_calls"] = node.malformed_calls
     return notes
@@ -58,5 +61,6 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "request_id": notes.get("request_id"),
         "grammar": notes.get("grammar", False),
         "has_logprobs": notes.get("sampled", True),
+        "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
     }

@@ -1,6 +1,7 @@
 """Staleness: filter samples by the weight versions of their trained tokens.
 
-Context tokens of any version are allowed. A sample without trained tokens is never stale. Layout tree judges its
+Context tokens of any version are allowed. A sample without trained tokens is never stale. The versions of a turn that
+are uncertain come here as -1 if there is a `min_version`: it is never taken as fresh. Layout tree judges its
 turns and paths one by one, so that an old turn does not cost a whole session.
 """
 

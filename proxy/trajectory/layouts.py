@@ -224,9 +224,15 @@ class _SessionLayout:
         return recent
 
     def _versions(self, tokens: Mapping[str, BoolArray]) -> IntArray:
-        """The weight versions of these tokens of outputs, bool [output] by turn id."""
-        nodes = self.scored.nodes
+        """The weight versions of these tokens of outputs, bool [output] by turn id.
+
+        With a `min_version` the tokens of a turn whose versions are uncertain count as older than any.
+        """
+        nodes, recent = self.scored.nodes, self.options.freshness.min_version is not None
         found = [token_versions(nodes[name].interaction)[trained] for name, trained in tokens.items()]
+        if recent:
+            doubted = [nodes[name].interaction.uncertain for name in tokens]
+            found = [np.full_like(each, -1) if doubt else each for each, doubt in zip(found, doubted, strict=True)]
         return np.concatenate(found) if found else np.zeros(0, np.int32)
 
     def _in_order(self, names: Collection[str]) -> list[str]:

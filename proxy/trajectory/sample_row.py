@@ -93,7 +93,10 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
 
 
 def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
-    """The entry of one turn: `reward` is its main reward, `return` its return `value`. Times are Unix seconds."""
+    """The entry of one turn: `reward` is its main reward, `return` its return `value`. Times are Unix seconds.
+
+    `version` is "uncertain" if a version in it is, and absent otherwise.
+    """
     interaction = placed.interaction
     return {
         "interaction_id": interaction.id,
@@ -101,6 +104,7 @@ def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
         "model": interaction.model,
         "sampling": interaction.sampling.to_json(),
         "best_effort": list(interaction.best_effort),
+        **({"version": "uncertain"} if interaction.uncertain else {}),
         "reward": main,
         "rewards": dict(interaction.rewards),
         "return": value,

@@ -60,6 +60,7 @@ class Turn:
     _ends: frozenset[int] = field(init=False)
     _takes_whole_chunks: bool = field(init=False)
     _reasoning_tokens: int = 0
+    _unsure: int = 0
 
     def __post_init__(self) -> None:
         self._ends = frozenset(self.generate.stop_token_ids)
@@ -101,6 +102,9 @@ class Turn:
             interaction.cached_tokens = chunk.cached_tokens
         if chunk.corrected:
             interaction.versions = corrected(interaction.versions, chunk.corrected)
+        if chunk.unsure:
+            self._unsure += chunk.unsure
+            interaction.uncertain = self._unsure > 0
         finish = chunk.finish
         tokens = ids.tolist()  # read several times: an array makes its integers anew each time
         if not self._ends.isdisjoint(tokens):

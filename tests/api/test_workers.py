@@ -89,9 +89,35 @@ async def test_an_update_by_any_worker_is_done_once_and_leaves_each_token_its_ve
             assert ids[start:end] == following(ids[:start], 200)
             versions = sample["versions"][start:end]
             assert versions == sorted(versions) and set(versions) == ({0} if mode == "drain" else {0, 5})
+            assert "version" not in sample["turns"][0]
         for number in (0, 1):
             (sample,) = await workers[number].export(f"after-{number}")
             assert set(sample["versions"][sample["turns"][0]["span"][0] :]) == {5}
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_without_spans_the_part_in_which_the_weights_changed_is_old_and_uncertain_on_every_worker(
+    tmp_path: Path, url: str, wire: LiveWire, mode: str
+) -> None:
+    wire.wire.tells_spans = False
+    body = {"model": "m", "messages": [user("go")], "max_tokens": 200, "stream": True}
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        turns = [
+            asyncio.create_task(workers[n].post(f"/{name}/v1/chat/completions", body)) for n, name in enumerate("ab")
+        ]
+        await until(lambda: len(wire.wire.engine.running) == 2)
+        whole = asyncio.create_task(workers[0].chat([user("go")], "w", max_tokens=200))  # its answer is one part
+        await until(lambda: len(wire.wire.engine.running) == 3)
+        await workers[1].ok("/engine/update_weights", {"path": "w", "version": 5, "mode": mode})
+        await asyncio.gather(*turns, whole)
+        for name in "abw":
+            (sample,) = await workers[0].export(name)
+            versions = sample["versions"][slice(*sample["turns"][0]["span"])]
+            assert versions == sorted(versions) and set(versions) == ({0} if name == "w" else {0, 5})
+            assert sample["turns"][0]["version"] == "uncertain"
+            assert await workers[0].export(name, filter={"min_version": 0}) == []
+        (turn,) = await workers[1].tree("a")
+        assert turn["notes"]["version"] == "uncertain"
 
 
 async def test_a_pause_holds_all_workers_and_either_ends_it(tmp_path: Path, url: str, wire: LiveWire) -> None:

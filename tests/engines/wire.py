@@ -50,6 +50,9 @@ class Wire:
         self.engine = ScriptedEngine(model_like(delay_s), vocab_size=VOCABULARY, context_length=CONTEXT)
         self.incremental = incremental
         self.version = "default"
+        self.lie: str | None = None
+        """The version that answers name, in their spans too, in place of the true one."""
+        self.tells_spans = True
         self.before_update = asyncio.Event()
         self.before_update.set()
         self.updating = False
@@ -237,13 +240,18 @@ class SglangWire(Wire):
             "prompt_tokens": len(wanted.prompt),
             "completion_tokens": len(reply.ids),
             "cached_tokens": 3,
-            "weight_version": self.version,
-            **({"weight_versions": _spans(reply.versions, self.version)} if reply.finish else {}),
+            "weight_version": self.lie or self.version,
+            **({"weight_versions": self.spans(reply.versions)} if reply.finish and self.tells_spans else {}),
             "output_token_logprobs": [
                 [value, token, None] for value, token in zip(reply.logprobs, reply.ids, strict=True)
             ],
             "output_top_logprobs": [[[value, token, None] for token, value in top] for top in reply.top_logprobs],
         }
+
+    def spans(self, versions: list[int]) -> list[dict[str, Any]]:
+        if self.lie is not None:
+            return [{"version": self.lie, "start": 0, "end": len(versions)}]
+        return _spans(versions, self.version)
 
 
 def _sglang_finish(reply: CollectedReply) -> dict[str, Any] | None:

@@ -80,7 +80,10 @@ class EventStream(Exchange):
                 if event == _LAST:
                     self.complete = True
                     break
-                events.append(_loads(event))
+                try:
+                    events.append(orjson.loads(event))
+                except orjson.JSONDecodeError:
+                    events.append(_with_nan(event))
         self.begun = self.begun or bool(events)
         if events and self._read(events):
             self.complete = True
@@ -264,27 +267,27 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 def _json(content: bytes | bytearray, otherwise: Any) -> Any:
     """Parse JSON. If it is malformed, return `otherwise`; raise EngineFailed if that is None."""
     try:
-        return _loads(content)
-    except NotJson:
-        if otherwise is None:
-            raise _no_json(content) from None
-        return otherwise
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        try:
+            return _with_nan(content)
+        except NotJson:
+            if otherwise is None:
+                raise _no_json(content) from None
+            return otherwise
 
 
-def _loads(content: bytes | bytearray) -> Any:
-    """Parse JSON, also with NaN and Infinity, which Python servers write: who reads a number says which is wrong.
+def _with_nan(content: bytes | bytearray) -> Any:
+    """Parse JSON with NaN or Infinity, which Python servers write: who reads a number says which is wrong.
 
     Raises NotJson.
     """
     try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        try:
-            if b"NaN" in content or b"Infinity" in content:
-                return json.loads(content)
-        except (ValueError, RecursionError):
-            pass
-        raise NotJson(content) from None
+        if b"NaN" in content or b"Infinity" in content:
+            return json.loads(content)
+    except (ValueError, RecursionError):
+        pass
+    raise NotJson(content)
 
 
 def _no_json(content: bytes | bytearray) -> EngineFailed:

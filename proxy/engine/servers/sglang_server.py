@@ -2,7 +2,7 @@
 
 A reply that is not streamed to the client is requested in one piece, since each part of an SGLang stream repeats all
 before it; a long one comes in a few pieces, as proof that the server is alive. Facts about the server are read at
-start; its weight version is read from every answer.
+start; its weight version is what it says when it is asked and what was loaded since, never what an answer names alone.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SglangServer:
         """Ask for the weight version that the server serves. Raises EngineLost or EngineUnavailable."""
         for path in ("/model_info", "/get_model_info"):
             if (model := await self._connection.probe(path)) is not None:
-                self._version = self._numbers.number(model.get("weight_version", 0))
+                self._version = self._numbers.believe(model.get("weight_version", 0))
                 return self._version
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
@@ -150,15 +150,13 @@ class SglangServer:
         session, rid = _names(request)
         body = self._body(request, rid)
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
-        reply, stopped = SglangReply(self._numbers, len(request.prompt), incremental), None
+        reply, stopped = SglangReply(self._numbers, len(request.prompt), incremental, version=self._version), None
 
         def read(parts: Sequence[Any]) -> bool:
             nonlocal stopped
             if seen is not None:
                 check_ids(parts, request.prompt)
             for chunk in reply.read(parts):
-                if chunk.ids and chunk.finish is not FinishReason.ABORT:
-                    self._version = chunk.version
                 if (stopped := take(chunk)) is not None:
                     break
             if stopped is not None and reply.finish is None:
@@ -359,12 +357,12 @@ class SglangServer:
         await self._do(f"/{step.value}", fields)
         named = fields.get("weight_version")
         if named is not None:
-            self._now(self._numbers.number(named))
+            self._now(self._numbers.believe(named))
         return self._version
 
     def _now(self, version: int) -> None:
         """Note that the server has new weights. Those of requests that compute their prompts anew see its images."""
-        self._version = version
+        self._version = self._numbers.believe(version)
         if self._mode is PauseMode.RETRACT:
             self._renew()
 

@@ -89,7 +89,10 @@ class SglangEngine:
             yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
             return
         rank = self._ranks.take(request.session_id)
-        answer, wanted = SglangReply(self._numbers, len(request.prompt)), self._input(request, rank, images)
+        answer, wanted = (
+            SglangReply(self._numbers, len(request.prompt), version=self._version),
+            self._input(request, rank, images),
+        )
         self._readers += 1
         self._streams.running += request.streamed
         try:
@@ -163,7 +166,7 @@ class SglangEngine:
         if not done:
             raise InvalidRequest(f"{step.value}: {message}")
         named = fields.get("weight_version")
-        return self._version if named is None else self._now(self._numbers.number(named))
+        return self._version if named is None else self._now(self._numbers.believe(named))
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release GPU memory. Raises EngineIncapable without `--engine-arg enable_memory_saver=true`."""
@@ -239,7 +242,7 @@ class SglangEngine:
         )
 
     def _now(self, version: int) -> int:
-        self._version = version
+        self._version = self._numbers.believe(version)
         self._info = self._describe()
         return version
 

@@ -2,8 +2,9 @@
 
 Every token gets its own logprob and weight version, or the call fails: a reply whose lists differ in length is refused.
 SGLang's lists are shared and grow while they are read, so they are copied by length. Before the last part, SGLang names
-the version served when the part was sent, which may be newer than the one that sampled its tokens; the last part has
-the versions of all tokens, and corrects earlier parts.
+the version served when the part was sent, which may be newer than the one that sampled its tokens, so the part in which
+it changes keeps the older one; the last part has the versions of all tokens, and corrects earlier parts. A version that
+is not believed labels no token: those have the last believed one, and count as uncertain.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from proxy.images.quoted import without_images
 from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 
+_FIRST = "default"
+"""SGLang's name of weights that were never updated."""
+
 _WHOLE_VOCABULARY = -1
 _MOST_DIGITS = 19
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
@@ -38,9 +42,29 @@ class VersionNumbers:
     """Integers for an engine's version names: an integer name is itself, others are numbered in order of appearance.
 
     An integer above LARGEST_VERSION, such as 20261121120000, counts as one of the others: exports store int32.
+    `believed`: the versions that the trainer published or a server reported of itself when it was asked; what a reply
+    names alone is not believed.
     """
 
     names: list[str] = field(default_factory=list)
+    believed: set[int] = field(default_factory=lambda: {0})
+
+    def believe(self, name: Any) -> int:
+        """Return the integer of a version that was published or reported, which replies may name from now on."""
+        version = self.number(name)
+        self.believed.add(version)
+        return version
+
+    def named(self, name: Any, current: int) -> tuple[int, bool]:
+        """The version that a reply names, and whether it is believed; if not, `current` or an older one."""
+        text = str(name)
+        if text in self.names:
+            version = self.names.index(text)
+        elif text.isdecimal() and len(text) < _MOST_DIGITS:
+            version = int(text)
+        else:
+            version = 0 if text == _FIRST else current + 1
+        return (version, True) if version in self.believed else (min(version, current), False)
 
     def number(self, name: Any) -> int:
         """Return the integer of a version name, the same on every call."""
@@ -132,8 +156,9 @@ class SglangReply:
 
     `prompt_tokens`: the length of the prompt that was sent. `incremental`: each part has only the new tokens, else all
     tokens so far. `finish`: why it ended, once it has. `ids`: tokens that were turned into chunks. `said`: the version
-    runs that were reported for them. `name`, `version`: the name and number of the weight version that the latest part
-    named.
+    runs that were reported for them. `version`: the weight version that is believed, at first that of the server when
+    the request was sent. `name`, `certain`: the name that the latest part gave it, and whether that is believed.
+    `unsure`: how many tokens have an uncertain version.
     """
 
     numbers: VersionNumbers
@@ -142,15 +167,21 @@ class SglangReply:
     finish: FinishReason | None = None
     ids: Ids = field(default_factory=ids_of)
     said: VersionRuns = ()
-    name: Any = None
     version: int = 0
+    name: Any = None
+    certain: bool = True
+    unsure: int = 0
+    sent: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent = self.version
 
     def read(self, parts: Iterable[Any]) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
         Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
         """
-        before, told = len(self.ids), self.said
+        before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
         tops: list[tuple[tuple[int, float], ...]] = []
         finish = cached = None
@@ -170,10 +201,18 @@ class SglangReply:
                     self._check_prompt(meta.get("prompt_tokens"))
                 elif not self.incremental:
                     self._check_said(part.get("output_ids"), whole=finish is not None)
-                spans, name = meta.get("weight_versions"), meta.get("weight_version", 0)
-                if name != self.name:
-                    self.name, self.version = name, self.numbers.number(name)
-                told = self._spans(spans, total) if spans else with_run(told, new, self.version)
+                spans, name, version = meta.get("weight_versions"), meta.get("weight_version"), self.version
+                certain = self.certain
+                if name is not None and name != self.name:
+                    self.name, (self.version, self.certain) = name, self.numbers.named(name, version)
+                    if self.version != version:  # somewhere in this part, unless it has spans
+                        version, certain = min(version, self.version), False
+                    else:
+                        certain = self.certain
+                if spans:
+                    told, unsure = self._spans(spans, total)
+                else:
+                    told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
                 if not new:
                     continue  # the end alone
                 # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
@@ -203,8 +242,9 @@ class SglangReply:
             return []
         said, runs = divided(told, before)
         correction = said if said != self.said else ()
+        more, self.unsure = unsure - self.unsure, unsure
         self.said, self.finish = told, finish
-        return _chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction)
+        return _chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
 
     def _check_prompt(self, told: Any) -> None:
         """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""
@@ -221,13 +261,21 @@ class SglangReply:
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
-    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> VersionRuns:
-        """The version runs of all tokens, as a part names them. Raises EngineFailed if they overlap or leave gaps."""
+    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> tuple[VersionRuns, int]:
+        """The version runs of all tokens, as a part names them, and how many tokens have one that is not believed.
+
+        Raises EngineFailed if they overlap or leave gaps.
+        """
         bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
         bounds = [(start, end, name) for start, end, name in bounds if end > start]
         if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
-        return joined((), tuple((end - start, self.numbers.number(name)) for start, end, name in bounds))
+        runs, unsure, version = [], 0, self.sent
+        for start, end, name in bounds:
+            version, certain = self.numbers.named(name, version)
+            runs.append((end - start, version))
+            unsure += 0 if certain else end - start
+        return joined((), tuple(runs)), unsure
 
 
 def _chunks(
@@ -238,6 +286,7 @@ def _chunks(
     finish: FinishReason | None,
     cached: int | None,
     correction: VersionRuns,
+    unsure: int,
 ) -> list[TokenChunk]:
     """One chunk for each run. What concerns the tokens before is said by the first, the end by the last."""
     chunks, end = [], 0
@@ -252,6 +301,7 @@ def _chunks(
                 top_logprobs=tuple(tops[start:end]),
                 cached_tokens=None if start else cached,
                 corrected=() if start else correction,
+                unsure=0 if start else unsure,
             )
         )
     return chunks

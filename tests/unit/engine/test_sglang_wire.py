@@ -29,7 +29,7 @@ def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **me
 
 
 def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
-    answer = SglangReply(VersionNumbers(), 1, incremental=incremental)
+    answer = SglangReply(VersionNumbers(believed=set(range(9))), 1, incremental=incremental)
     return [chunk for one in parts for chunk in answer.read([one])]
 
 
@@ -53,7 +53,10 @@ def test_tokens_keep_their_logprob_and_version_however_parts_and_spans_are_cut(i
             sent = end
         parts.append(part([] if incremental else ids, total, {"type": "length"}))
         for together in (1, rng.randint(2, 5), len(parts)):
-            answer, reply = SglangReply(VersionNumbers(), 1, incremental=incremental), CollectedReply()
+            answer, reply = (
+                SglangReply(VersionNumbers(believed=set(range(9))), 1, incremental=incremental),
+                CollectedReply(),
+            )
             for start in range(0, len(parts), together):
                 for chunk in answer.read(parts[start : start + together]):
                     reply.add(chunk)
@@ -78,6 +81,49 @@ def test_the_last_part_corrects_the_versions_of_earlier_parts(incremental: bool,
     for chunk in got:
         reply.add(chunk)
     assert reply.ids == ids and reply.versions == [0] * 4 + [1] * (1 + len(last))
+
+
+def labelled(*parts: Any, believed: tuple[int, ...] = (0, 1), sent: int = 0) -> tuple[list[int], int]:
+    """The version of each token, and how many of them are uncertain at the end."""
+    answer, reply, unsure = SglangReply(VersionNumbers(believed=set(believed)), 1, version=sent), CollectedReply(), 0
+    for one in parts:
+        for chunk in answer.read([one]):
+            reply.add(chunk)
+            unsure += chunk.unsure
+    return reply.versions, unsure
+
+
+STOP = {"type": "stop", "matched": 1}
+
+
+@pytest.mark.parametrize("name", ["999", "2", "nonsense", 999, 10**30, 2**31, ["0"]])
+def test_a_version_that_nobody_published_labels_no_token(name: Any) -> None:
+    spans = [{"version": name, "start": 0, "end": 2}]
+    assert labelled(part([1, 2], 2, STOP, weight_version=name)) == ([0, 0], 2)
+    assert labelled(part([1, 2], 2, STOP, weight_version=name), sent=1) == ([1, 1], 2)
+    assert labelled(part([1, 2], 2, STOP, spans, weight_version=name), sent=1) == ([1, 1], 2)
+
+
+def test_tokens_after_a_version_that_nobody_published_are_certain_again() -> None:
+    told = [part([1], 1), part([1, 2], 2, weight_version="999"), part([1, 2, 3], 3, STOP, weight_version="0")]
+    assert labelled(*told) == ([0, 0, 0], 1)
+
+
+def test_an_older_version_is_named_as_it_is_and_uncertain_if_nobody_published_it() -> None:
+    assert labelled(part([1], 1, STOP, weight_version="3"), believed=(0, 5), sent=5) == ([3], 1)
+
+
+def test_without_spans_the_part_in_which_the_weights_changed_keeps_the_older_version() -> None:
+    told = [part([1, 2], 2), part([1, 2, 3, 4], 4, weight_version="1")]
+    assert labelled(*told, part([1, 2, 3, 4, 5], 5, STOP, weight_version="1")) == ([0, 0, 0, 0, 1], 2)
+    assert labelled(part([1, 2], 2, STOP, weight_version="1")) == ([0, 0], 2)  # in one piece
+    assert labelled(part([1, 2], 2, STOP, weight_version="1"), sent=1) == ([1, 1], 0)
+
+
+def test_spans_settle_what_was_uncertain() -> None:
+    spans = [{"version": "0", "start": 0, "end": 3}, {"version": "1", "start": 3, "end": 4}]
+    told: list[Any] = [part([1, 2], 2), part([1, 2, 3, 4], 4, weight_version="1")]
+    assert labelled(*told, part([1, 2, 3, 4], 4, STOP, spans)) == ([0, 0, 0, 1], 0)
 
 
 def test_correct_versions_are_not_corrected() -> None:
@@ -250,7 +296,7 @@ def test_many_streams_get_more_tokens_in_a_part(running: int, tokens: int) -> No
 
 
 def test_parts_that_come_together_make_one_chunk_per_version_and_correct_what_was_said_before() -> None:
-    answer = SglangReply(VersionNumbers(), 1, incremental=True)
+    answer = SglangReply(VersionNumbers(believed=set(range(9))), 1, incremental=True)
     (first,) = answer.read([part([1], 1, cached_tokens=4), part([2], 2)])
     assert (list(first.ids), first.version, first.cached_tokens, first.finish) == ([1, 2], 0, 4, None)
     spans = [{"version": "0", "start": 0, "end": 1}, {"version": "1", "start": 1, "end": 4}]

@@ -115,6 +115,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         has_logprobs=draw(st.booleans()),
         unmasked_logprobs=draw(st.none() | float32s(len(output_ids), len(output_ids))),
         malformed_calls=draw(st.integers(0, 10**6)),
+        uncertain=draw(st.booleans()),
         cached_tokens=draw(st.none() | st.integers(0, 10**6)),
         reasoning_tokens=draw(st.integers(0, 10**6)),
         created_at=draw(times),
@@ -199,7 +200,7 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 def test_every_field_has_a_column() -> None:
     in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key", "request_id"}
-    in_notes |= {"grammar", "has_logprobs", "malformed_calls"}
+    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain"}
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
 
