@@ -5,6 +5,7 @@ result. Nothing here does I/O, so the blocking and the asyncio client cannot dif
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -377,6 +378,9 @@ _MARKS = {
 }
 """The options of `generate` that are headers."""
 
+_KEY = re.compile(r"[!-~]{1,255}")
+"""What the key of a control call may be."""
+
 
 def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, str]:
     """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
@@ -384,20 +388,19 @@ def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, 
     for name, text in marks.items():
         if session is None and name != "traceparent":
             raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
-        _check_header(name, text)
+        if not (text.isascii() and text.isprintable()) or text != text.strip():
+            raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
     return {_MARKS[name]: text for name, text in marks.items()}
 
 
 def _checked(idempotency_key: str | None) -> str | None:
-    """Raises InvalidRequest for a key that a header cannot hold, or that is empty."""
-    if idempotency_key is not None:
-        _check_header("idempotency_key", idempotency_key)
+    """Raises InvalidRequest for a key that the server would refuse."""
+    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+        raise InvalidRequest(
+            f"'idempotency_key' must be 1 to 255 visible ASCII characters, not {idempotency_key!r}",
+            param="idempotency_key",
+        )
     return idempotency_key
-
-
-def _check_header(name: str, text: str) -> None:
-    if not text or not (text.isascii() and text.isprintable()) or text != text.strip():
-        raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
 
 
 def tokenize(
