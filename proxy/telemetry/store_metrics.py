@@ -15,7 +15,10 @@ class StoreMetrics(Group):
             "tokengrove_transaction_seconds", "Seconds of a transaction that writes.", bounds=SHORT_SECONDS
         )
         self.changes = Histogram("tokengrove_transaction_changes", "Changes that share a transaction.", bounds=_CHANGES)
-        self.refused = Counts("tokengrove_refused_commits", "Transactions that the database refused.")
+        self.refused = Counts(
+            "tokengrove_refused_commits",
+            "Transactions that the database refused, or that failed for an unknown reason.",
+        )
         self.queued = Gauge("tokengrove_queued_changes", "Changes that wait for the writer.")
         self.started = Counts("tokengrove_sessions_started", "Sessions that were created in the database.")
         self.ended = Counts(
