@@ -2,7 +2,7 @@
 
 A change fails alone: if one of a group cannot be applied, the group is applied again with each change in its own
 savepoint. If the database refuses a commit (disk full, locked, I/O error), exactly the changes of that transaction
-fail, and the next group proceeds.
+fail, and the next group proceeds. So it does after an error that is not known here.
 
 Changes are applied in the order of the queue, except that new sessions without conditions and begun calls come first
 and reply notes come last. That is safe, since none of them depends on an earlier change of the group; and it leaves
@@ -242,7 +242,7 @@ class Writer:
                     time.sleep(_GATHER_S)
                 full = self._take()
                 if self._group:
-                    self._settle(self._commit(_without_ended_intents(self._group)))
+                    self._settle(self._commit_or_fail(self._group))
                     self._group = []
                     self._done_bytes += self._group_bytes
                 if full or self._closing:  # whatever else is queued has rung the bell, or lingers
@@ -268,6 +268,17 @@ class Writer:
             self._behind_told_at = time.monotonic()
             logger.warning("the database writer is behind", {"queued": len(self._queue)})
         return len(group) == _GROUP_CHANGES or size >= _GROUP_BYTES
+
+    def _commit_or_fail(self, group: list[Change]) -> list[ChangeResult]:
+        """Commit a group; fail it, and it alone, with an error that nobody foresaw. The next one connects anew."""
+        try:
+            return self._commit(_without_ended_intents(group))
+        except Exception as error:
+            logger.exception("a commit failed for an unknown reason", {"changes": len(group)})
+            self._metrics.refused.by[()] += 1
+            with contextlib.suppress(Exception):
+                self._disconnect(lost=True)
+            return [(change, _unknown(error)) for change in group]
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
         """Commit a group, once the database is there; return each change with its result or its exception."""
@@ -402,6 +413,12 @@ class Writer:
         self._settle(
             [(change, StoreUnavailable("the database writer has stopped; restart the server")) for change in rest]
         )
+
+
+def _unknown(error: Exception) -> StoreUnavailable:
+    failed = StoreUnavailable(f"the commit failed: {type(error).__name__}; see the server's log")
+    failed.__cause__ = error
+    return failed
 
 
 def _without_ended_intents(group: list[Change]) -> list[Change]:

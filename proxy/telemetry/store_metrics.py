@@ -17,7 +17,10 @@ class StoreMetrics(Group):
             "tokengrove_transaction_seconds", "Seconds of a transaction that writes.", bounds=SHORT_SECONDS
         )
         self.changes = Histogram("tokengrove_transaction_changes", "Changes that share a transaction.", bounds=_CHANGES)
-        self.refused = Counts("tokengrove_refused_commits", "Transactions that the database refused.")
+        self.refused = Counts(
+            "tokengrove_refused_commits",
+            "Transactions that the database refused, or that failed for an unknown reason.",
+        )
         self.waiting = Gauge("tokengrove_database_waiting", "Changes and reads that wait for a database that is away.")
         self.waited = Counts(
             "tokengrove_database_waited",

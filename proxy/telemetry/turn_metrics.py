@@ -30,6 +30,9 @@ class TurnMetrics(Group):
             "tokengrove_cached_tokens", "Prompt tokens of complete turns that the engine had in its prefix cache."
         )
         self.in_flight = Gauge("tokengrove_in_flight", "Turns that are running.")
+        self.unrecorded = Gauge(
+            "tokengrove_unrecorded_turns", "Failed turns that wait in memory until the database takes them."
+        )
         self.first_token = Histogram(
             "tokengrove_first_token_seconds", "Seconds from the start of a turn to its first token."
         )

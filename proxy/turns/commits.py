@@ -33,7 +33,8 @@ from proxy.types import Api, ImageFile, Interaction
 
 logger = logging.getLogger(__name__)
 
-# Failed turns that are kept until the database takes them; each has the tokens that it sampled.
+# Failed turns that are kept until the database takes them; each has the tokens that it sampled. While there are so
+# many, no turn starts: it could not be committed either.
 _MOST_UNRECORDED = 1000
 _RECORD_EVERY_S = 1.0
 # A failure is recorded as one that nobody retried after this long.
@@ -56,8 +57,10 @@ class Commits:
         metrics.ended.expect(product(Api, (Status.COMPLETE, Status.FAILED, Status.ABORTED)))
         metrics.interactions.expect((reason,) for reason in Reason)
         self._images, self._in_background = images, in_background
-        self._unrecorded: deque[Turn] = deque(maxlen=_MOST_UNRECORDED)
+        self._unrecorded: deque[Turn] = deque()
+        metrics.unrecorded.watch(self._unrecorded.__len__)
         self._record_at = 0.0
+        self._recording = False
 
     async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
         """Commit a turn that the engine finished. Raises EngineFailed if it aborted the turn, or StoreUnavailable."""
@@ -138,34 +141,69 @@ class Commits:
             )
         if session.closed:
             self._in_background(self._scores.add_late_turn(session))
-        if self._unrecorded and time.monotonic() >= self._record_at:  # the database takes turns again
+        if self._unrecorded:  # the database takes turns again
+            self._record_soon()
+
+    def check_backlog(self) -> None:
+        """Raise StoreUnavailable while too many failed turns wait for the database, and try to record them."""
+        if len(self._unrecorded) >= _MOST_UNRECORDED:
+            self._record_soon()
+            raise StoreUnavailable(f"{len(self._unrecorded)} failed turns wait for the database; try again")
+
+    async def record_rest(self) -> None:
+        """Before the server stops, record the failures that the database refused, and say how many it still refuses."""
+        await self._record_late(waiting=False)
+        if self._unrecorded:
+            logger.warning("failed turns could not be recorded", {"turns": len(self._unrecorded)})
+
+    def _record_soon(self) -> None:
+        if time.monotonic() >= self._record_at and not self._recording:
             self._record_at = time.monotonic() + _RECORD_EVERY_S
-            self._in_background(self._record_late())
+            # If there are too many, none waits for its retry.
+            self._in_background(self._record_late(waiting=len(self._unrecorded) < _MOST_UNRECORDED))
 
-    async def _record_late(self) -> None:
-        """Record failures that the database refused, once a retry had time to be answered elsewhere.
+    async def _record_late(self, *, waiting: bool) -> None:
+        """Record failures that the database refused, until it refuses one again.
 
-        Of one that a retry has answered nothing stays.
+        With `waiting`, each only once a retry had time to be answered elsewhere. Of one that a retry has answered
+        nothing stays. A turn leaves the queue when the database has it, or when nothing of it is to be recorded.
         """
-        late = list(self._unrecorded)
-        self._unrecorded.clear()
-        for turn in late:
-            try:
-                session = self._registry.find(turn.session.id) or turn.session
-                await self._registry.refresh(session)
-                if _answered_since(session, turn):
-                    await self._log.supersede(turn.interaction.id)
-                elif time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
+        self._recording = True
+        try:
+            for _ in range(len(self._unrecorded)):
+                kept = await self._record(self._unrecorded[0], waiting=waiting)
+                turn = self._unrecorded.popleft()
+                if kept:
                     self._unrecorded.append(turn)
-                else:
-                    files = await self._files_of_failure(turn)
-                    await self._log.append(turn.interaction, None, files)
-                    turn.session.record_failure(turn.interaction.id)
-                    turn.session.record_images(files)
-            except StoreUnavailable:
-                self._unrecorded.append(turn)
-            except ProxyError:
-                pass  # it was committed after all, or its session was deleted
+        except StoreUnavailable:
+            pass
+        finally:
+            self._recording = False
+
+    async def _record(self, turn: Turn, *, waiting: bool) -> bool:
+        """Record a failure; return True if it is to wait for its retry. Raises StoreUnavailable."""
+        try:
+            session = self._registry.find(turn.session.id) or turn.session
+            await self._registry.refresh(session)
+            if _answered_since(session, turn):
+                await self._log.supersede(turn.interaction.id)
+            elif waiting and time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
+                return True
+            else:
+                files = await self._files_of_failure(turn)
+                await self._log.append(turn.interaction, None, files)
+                turn.session.record_failure(turn.interaction.id)
+                turn.session.record_images(files)
+        except StoreUnavailable:
+            raise
+        except ProxyError:
+            pass  # it was committed after all, or its session was deleted
+        except Exception:
+            logger.exception(
+                "could not record the failed turn %(interaction)s",
+                {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
+            )
+        return False
 
     async def _files(self, turn: Turn) -> Sequence[ImageFile]:
         """The images of a turn that its session does not surely have yet. Raises ProxyError for one that is nowhere."""
@@ -191,6 +229,8 @@ class Commits:
             turn.request = replace(turn.request, files={})
         turn.generate.images = None
         self._unrecorded.append(turn)
+        if len(self._unrecorded) == _MOST_UNRECORDED:
+            logger.warning("failed turns wait for the database, so no new ones start", {"turns": _MOST_UNRECORDED})
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser

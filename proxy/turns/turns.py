@@ -148,8 +148,8 @@ class Turns:
         """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
 
         New turns have their parent, prompt and budgets settled, and are sampling. Raises InvalidRequest and its
-        subclasses, SessionClosed, LimitReached, TooManyRequests and EngineUnavailable, all before anything is sampled;
-        RunsElsewhere if another worker must decide.
+        subclasses, SessionClosed, LimitReached, TooManyRequests, StoreUnavailable and EngineUnavailable, all before
+        anything is sampled; RunsElsewhere if another worker must decide.
         """
         request.timeline.begun = time.monotonic()
         session.check_open()
@@ -168,6 +168,7 @@ class Turns:
         key = request_hash(request, wanted, identity)
         if (earlier := await self._repeated(session, request, key)) is not None:
             return earlier
+        self._commits.check_backlog()
         self._check_room(request)
         if self._gate.closed:
             await self._arrive(request.timeline)
@@ -470,6 +471,7 @@ class Turns:
             if task.get_name() == _GRACE:
                 task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._commits.record_rest()
         return len(slow)
 
     def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:

@@ -252,11 +252,56 @@ async def test_what_was_committed_before_the_end_is_not_reported_as_lost(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def create(held: Held) -> asyncio.Future[Any]:
+    return held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
+
+
+class Fatal(BaseException):
+    """What ends the thread of the writer."""
+
+
+class Planted(Exception):
+    """An exception that nothing in the store knows."""
+
+
+@pytest.mark.parametrize("error", [Planted, MemoryError, RuntimeError])
+async def test_an_unknown_error_fails_the_changes_of_its_commit_and_the_writer_goes_on(
+    held: Held, node: Any, error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_connection: Connection, _payloads: Sequence[Any]) -> Sequence[Any]:
+        raise error("planted")
+
+    together = [create(held), *queue(held, node, "a"), held.writer.submit(fail, None)]
+    await held.go()
+    for future in together:
+        with pytest.raises(StoreUnavailable, match=error.__name__) as failed:
+            await future
+        assert isinstance(failed.value.__cause__, error)
+    assert "a commit failed for an unknown reason" in caplog.text and "planted" in caplog.text
+    assert await asyncio.gather(create(held), *queue(held, node, "a")) == [None, 0]
+    assert held.writer.running and held.writer.refusal is None
+
+
+async def test_an_unknown_error_while_a_broken_connection_is_closed_ends_nothing_either(
+    held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise Planted
+
+    await held.go()
+    with monkeypatch.context() as broken:
+        broken.setattr(held.writer, "_transact", fail)
+        broken.setattr(held.writer, "_disconnect", fail)
+        with pytest.raises(StoreUnavailable, match="Planted"):
+            await queue(held, node, "a")[0]
+    assert await asyncio.gather(create(held), *queue(held, node, "a")) == [None, 0]
+
+
 async def test_a_fatal_error_of_the_writer_fails_every_waiting_write(
     held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(_connection: Connection, _payloads: Sequence[Any]) -> Sequence[Any]:
-        raise MemoryError
+        raise Fatal
 
     # Python's report of the exception that ended the thread.
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
@@ -275,7 +320,7 @@ async def test_waiting_writes_fail_even_if_the_connection_of_a_dying_writer_cann
     held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: Any) -> Any:
-        raise MemoryError
+        raise Fatal
 
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
     monkeypatch.setattr(held.writer, "_disconnect", die)
