@@ -255,7 +255,7 @@ async def begin_turns(
 
     Raises the errors of `Turns.begin`, or ClientDisconnect.
     """
-    if not turns.held_up:
+    if not turns.held_up and turns.absence.since is None:
         return await turns.begin(session, asked, new_id=protocol.new_id)
     gone = asyncio.ensure_future(disconnected(receive))
     try:

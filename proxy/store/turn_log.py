@@ -12,11 +12,15 @@ from proxy.types import ImageFile, Interaction
 
 
 class TurnLog:
-    """Commits of turns. The notes are queued without waiting; a crash may lose the notes of the last 50 ms."""
+    """Commits of turns. The notes are queued without waiting; a crash may lose the notes of the last 50 ms.
+
+    `absence`: whether the database is away.
+    """
 
     def __init__(self, database: OpenDatabase) -> None:
         self._database = database
         self._write = database.write
+        self.absence = database.absence
 
     @property
     def shared(self) -> bool:

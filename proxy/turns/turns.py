@@ -81,6 +81,7 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 class Turns:
     """Starts turns on one engine, and keeps those that are running, by attempt.
 
+    `absence`: whether the database is away: a turn then waits before it starts.
     `log_content`: whether their lines may have text of messages. `sees`: the model takes images.
     """
 
@@ -106,7 +107,7 @@ class Turns:
         self._gate = gate
         self._registry, self._seat = registry, seat
         self._renderer, self.sees = renderer, renderer.sees
-        self._log = log
+        self._log, self.absence = log, log.absence
         self._news = news
         self._named = named
         self._settings = settings

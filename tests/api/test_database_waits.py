@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
+from proxy.api.replies import begin_turns
+from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.store.absence import Patience
+from proxy.types import TurnRequest
 from tests.api.test_failover import CHAT, QUESTION, held
 from tests.api.test_replicas import replicas
 from tests.databases import execute, meanwhile
@@ -205,3 +209,31 @@ async def test_a_client_that_leaves_waits_no_longer(tmp_path: Path, link: Link) 
         await until(lambda: server.app.state.store.database.write.reading == 0)
         link.set_down(False)
         assert len(await server.tree()) == 1
+
+
+async def test_a_turn_whose_client_leaves_before_it_begins_is_not_sampled(tmp_path: Path, link: Link) -> None:
+    async with serving(tmp_path, says("zero"), database_url=link.url) as server:
+        await server.chat([user("hi")])
+        session = server.app.state.registry.find("s")
+        link.set_down(True)
+        seen = asyncio.create_task(server.http.get("/rl/sessions/s"))
+        await until(lambda: away(server))
+        left, sent = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def begin(*_: Any, **__: Any) -> Any:
+            sent.set()
+            await server.app.state.registry.refresh(session)
+
+        turns = server.app.state.turns
+        turns.begin = begin
+        asking = asyncio.create_task(begin_turns(receive, turns, session, TurnRequest, ChatProtocol()))  # type: ignore[arg-type]
+        await sent.wait()
+        left.set()
+        with pytest.raises(ClientDisconnect):
+            await asking
+        link.set_down(False)
+        assert (await seen).status_code == 200

@@ -74,6 +74,12 @@ async def closed(server: Server) -> httpx.Response:
     return await server.post(CHAT, GOOD)
 
 
+async def with_a_key_of_another_call(server: Server) -> httpx.Response:
+    headers = {"idempotency-key": "one"}
+    await server.ok("/rl/start_session", {"session_id": "s"}, headers=headers)
+    return await server.post("/rl/start_session", {"session_id": "r"}, headers=headers)
+
+
 async def ended_otherwise(server: Server) -> httpx.Response:
     await server.post(CHAT, GOOD)
     await server.ok("/s/rl/end_session", {"outcome": "Finished"})
@@ -136,6 +142,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
     (errors.RequestTimeout, good, raising(errors.RequestTimeout("late")), {}),
     (errors.EndedOtherwise, ended_otherwise, always(), {}),
+    (errors.IdempotencyMismatch, with_a_key_of_another_call, always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
     (errors.UnsupportedMediaType, as_text, always(), {}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),

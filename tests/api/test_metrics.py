@@ -197,14 +197,14 @@ async def test_a_database_that_does_not_answer_is_down_and_says_nothing_of_sessi
 
 async def test_the_database_is_not_asked_again_by_every_scrape(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     database, asked = server.app.state.store.database, 0
-    read = database.read
+    read = database.read_at_once
 
     async def counted(*arguments: object) -> object:
         nonlocal asked
         asked += 1
         return await read(*arguments)
 
-    monkeypatch.setattr(database, "read", counted)
+    monkeypatch.setattr(database, "read_at_once", counted)
     await asyncio.gather(*(shown(server) for _ in range(5)))
     await shown(server)
     assert asked == 1
