@@ -48,6 +48,7 @@ from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.settings.checks import listed
 from proxy.store import schema
+from proxy.store.absence import Patience
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
@@ -114,7 +115,8 @@ def build_app(
         check(settings)
     engine, renderer = _loaded(settings, engine, renderer)
     with doing(f"opening the database {label(parse_url(settings.database_url))}"):
-        store = Store.open(settings.database_url, migrate=settings.migrate)
+        patience = Patience(settings.database_wait_s, settings.max_connections, settings.all_body_bytes)
+        store = Store.open(settings.database_url, migrate=settings.migrate, patience=patience)
     shared = None if place is None else place.share(engine)
     engine = shared or engine
     metrics = _metrics(store, engine)

@@ -17,6 +17,7 @@ ProxyError                        status  code
 ├── MethodNotAllowed              405     method_not_allowed
 ├── RequestTimeout                408     request_timeout
 ├── EndedOtherwise                409     ended_otherwise
+├── IdempotencyMismatch           409     idempotency_mismatch
 ├── BodyTooLarge                  413     body_too_large
 ├── UnsupportedMediaType          415     unsupported_media_type
 ├── TooManyRequests               429     rate_limit_exceeded
@@ -227,6 +228,14 @@ class EndedOtherwise(ProxyError):
 
     status = 409
     code = "ended_otherwise"
+    retryable = False
+
+
+class IdempotencyMismatch(ProxyError):
+    """The Idempotency-Key belongs to an earlier call that asked for something else."""
+
+    status = 409
+    code = "idempotency_mismatch"
     retryable = False
 
 

@@ -29,6 +29,7 @@ from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
 from proxy.api.reason_endpoints import ReasonEndpoints
+from proxy.api.repeated_calls import RepeatedCalls
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
@@ -140,6 +141,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         starts=parts.store.starts,
         recordings=parts.store.recordings,
         bodies=parts.bodies,
+        repeated=RepeatedCalls(parts.store.answers),
         addresses=parts.addresses,
         images=parts.store.images,
         placeholders=parts.renderer.placeholders,
@@ -234,9 +236,10 @@ def _agent_routes(parts: Parts) -> list[Route]:
 def _session_routes(parts: Parts, session: SessionEndpoints) -> list[Route]:
     """The routes that start, reward and end sessions; `/grant_capacity` is AReaL's name."""
     access, bodies = parts.sessions.access, parts.bodies
-    keys = KeyEndpoints(access, parts.sessions.rotation, bodies, parts.addresses)
+    repeated = RepeatedCalls(parts.store.answers)
+    keys = KeyEndpoints(access, parts.sessions.rotation, bodies, parts.addresses, repeated)
     rotate = parts.audited("keys.rotate", keys.rotate)
-    rewards = RewardEndpoints(access, parts.sessions.scores, bodies)
+    rewards = RewardEndpoints(access, parts.sessions.scores, bodies, repeated)
     return [
         *(Route(path, session.grant_capacity, methods=["POST"]) for path in ("/rl/grant_capacity", "/grant_capacity")),
         Route("/rl/start_session", session.start, methods=["POST"]),

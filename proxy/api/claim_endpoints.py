@@ -25,6 +25,7 @@ from proxy.api.export_request import SAMPLE_FILTERS, ParsedExport, check_export_
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given, refuse
 from proxy.api.long_polls import LongPolls
+from proxy.api.repeated_calls import RepeatableCall, name_of
 from proxy.api.session_json import record_json
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.export_formats.create_encoder import encoder
@@ -90,7 +91,8 @@ class ClaimEndpoints:
     async def claim(self, request: Request) -> Response:
         """Lease ended sessions to a trainer. The answer has their samples if the body has `export`."""
         self._access.check_admin(key_of(request))
-        wanted = parse_claim(await self._bodies.read_object(request))
+        body, name = await self._bodies.read_object(request), name_of(request)
+        wanted = parse_claim(body, None if name is None else RepeatableCall(request, name, body).hash)
         if wanted.export is not None:
             return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
@@ -179,8 +181,11 @@ def _with_claim_header(response: Response, claimed: Lease) -> Response:
     return response
 
 
-def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
-    """The claim in a body. Raises InvalidRequest that names the field."""
+def parse_claim(body: Mapping[str, Any], call_hash: str | None = None) -> ParsedClaim:
+    """The claim in a body. `call_hash`: of a call that may be repeated, whose claim then has the same id again.
+
+    Raises InvalidRequest that names the field.
+    """
     refuse(
         body,
         _EXPORT_ONLY,
@@ -206,7 +211,7 @@ def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
     renews = _renews(body)
     claim = LeaseRequest(
-        claim_id=_claim_id(body),
+        claim_id=_claim_id(body, call_hash),
         wanted=SessionQuery(**chosen.filters),
         limit=0 if renews else limit,
         lease_s=_LEASE_S if lease_s is None else lease_s,
@@ -230,10 +235,10 @@ def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> Pars
     return parse_export({**export, "filter": filters})
 
 
-def _claim_id(body: Mapping[str, Any]) -> str:
+def _claim_id(body: Mapping[str, Any], call_hash: str | None) -> str:
     """The client's own id, by which it can repeat the claim; else a new one that begins with the consumer's name."""
     for name in ("claim_id", "consumer"):
         text = optional_text(body, name)
         if text is not None and not _NAME.fullmatch(text):
             raise InvalidRequest(f"'{name}' must be 1 to 200 characters of A-Z a-z 0-9 _ . : @ -", param=name)
-    return str(body.get("claim_id") or f"{body.get('consumer') or 'claim'}-{uuid.uuid4().hex}")
+    return str(body.get("claim_id") or f"{body.get('consumer') or 'claim'}-{call_hash or uuid.uuid4().hex}")

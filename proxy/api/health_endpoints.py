@@ -42,13 +42,16 @@ class HealthEndpoints:
         return JsonResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> JsonResponse:
-        """200 if the store answers and the engine runs or is paused. Raises StoreUnavailable or EngineUnavailable."""
-        await self._store.ping()
+        """200 if the store answers, or calls wait for it, and the engine runs or is paused.
+
+        Raises StoreUnavailable or EngineUnavailable.
+        """
+        database = "ready" if await self._store.ping() else "away"
         self._gate.check_alive()
         if self._servers is not None:
             self._servers.check_alive()
         info, paused = self._gate.info(), self._gate.paused
-        state = {"status": "ready" if paused is None else "paused", "engine": info.name}
+        state = {"status": "ready" if paused is None else "paused", "engine": info.name, "database": database}
         return JsonResponse({**state, "version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:

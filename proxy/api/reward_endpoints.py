@@ -10,6 +10,7 @@ from starlette.requests import Request
 from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, caller_of
 from proxy.api.known_fields import check_given
+from proxy.api.repeated_calls import RepeatableCall, RepeatedCalls
 from proxy.api.reward_request import ONE_TURN, REWARD_FIELDS, kind_of_reward, parse_mark, parse_reward
 from proxy.api.session_json import addressed
 from proxy.errors import InvalidRequest
@@ -19,14 +20,15 @@ from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
+from proxy.store.sql.answers import Noted
 from proxy.telemetry.http_request import request_of
 
 
 class RewardEndpoints:
     """Set rewards and training marks. Values are stored as given; returns are computed from them."""
 
-    def __init__(self, access: Access, scores: Scores, bodies: Bodies) -> None:
-        self._access, self._scores, self._bodies = access, scores, bodies
+    def __init__(self, access: Access, scores: Scores, bodies: Bodies, repeated: RepeatedCalls) -> None:
+        self._access, self._scores, self._bodies, self._repeated = access, scores, bodies, repeated
 
     async def set_reward(self, request: Request) -> JsonResponse:
         """Store the rewards in the body. The reply lists the interactions that they belong to.
@@ -35,21 +37,30 @@ class RewardEndpoints:
         """
         session, body = await self._addressed(request)
         check_given(body, (*REWARD_FIELDS, "model"))
-        async with session.lock:
-            changes = await store_rewards(self._scores, session, body)
-        if not changes:
-            raise InvalidRequest("give 'reward', 'rewards', 'step_scores' or 'token_rewards'", param="reward")
-        return JsonResponse({"interaction_ids": list(changes)}, headers=addressed(session.id))
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            async with session.lock:
+                changes = await store_rewards(self._scores, session, body, call)
+            if not changes:
+                raise InvalidRequest("give 'reward', 'rewards', 'step_scores' or 'token_rewards'", param="reward")
+            return JsonResponse(_changed(changes), headers=addressed(session.id))
+
+        return await self._repeated.once(request, body, work)
 
     async def mark(self, request: Request) -> JsonResponse:
         """Mark an interaction, or ranges of its output tokens, as trainable or not."""
         session, body = await self._addressed(request)
         marked = parse_mark(body)
-        async with session.lock:
-            # Optimistic locking: on a conflict with another replica `set_rewards` re-reads it and returns False.
-            while not await self._scores.set_rewards(session, changes := mark_turn(session, *marked)):
-                pass
-        return JsonResponse({"interaction_ids": list(changes)}, headers=addressed(session.id))
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            async with session.lock:
+                # Optimistic locking: on a conflict with another replica `set_rewards` re-reads it and returns False.
+                changes = mark_turn(session, *marked)
+                while not await self._scores.set_rewards(session, changes, _noted(call, session, changes)):
+                    changes = mark_turn(session, *marked)
+            return JsonResponse(_changed(changes), headers=addressed(session.id))
+
+        return await self._repeated.once(request, body, work)
 
     async def _addressed(self, request: Request) -> tuple[LiveSession, Mapping[str, Any]]:
         """The session that a request means by its caller and the turn that it names, and its body."""
@@ -60,15 +71,25 @@ class RewardEndpoints:
         return await self._access.for_turn(caller, session, optional_text(body, "interaction_id")), body
 
 
-async def store_rewards(scores: Scores, session: LiveSession, body: Mapping[str, Any]) -> Changes:
-    """Store the rewards in a body, if any. Call with the lock held: named rewards are merged into the stored ones.
+def _changed(changes: Changes) -> dict[str, Any]:
+    return {"interaction_ids": list(changes)}
 
-    Optimistic locking: on a conflict with another replica, `set_rewards` re-reads the session and the rewards are
-    computed again.
+
+def _noted(call: RepeatableCall | None, session: LiveSession, changes: Changes) -> Noted | None:
+    return None if call is None else lambda _: call.answer(_changed(changes), session.id)
+
+
+async def store_rewards(
+    scores: Scores, session: LiveSession, body: Mapping[str, Any], call: RepeatableCall | None = None
+) -> Changes:
+    """Store the rewards in a body, if any, and with them the answer of `call`.
+
+    Call with the lock held: named rewards are merged into the stored ones. Optimistic locking: on a conflict with
+    another replica, `set_rewards` re-reads the session and the rewards are computed again.
     """
     while True:
         changes = parse_reward(session, body)
-        if not changes or await scores.set_rewards(session, changes):
+        if not changes or await scores.set_rewards(session, changes, _noted(call, session, changes)):
             return changes
 
 

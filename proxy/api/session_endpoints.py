@@ -15,6 +15,7 @@ from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known, refuse
 from proxy.api.pace import Pace
+from proxy.api.repeated_calls import RepeatableCall, RepeatedCalls
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import parse_reward
 from proxy.api.running_json import running_json
@@ -32,7 +33,7 @@ from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
 from proxy.sessions.endings import Endings
 from proxy.sessions.ids import check_dots
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
@@ -70,9 +71,10 @@ class SessionEndpoints:
         texts: TokenTexts,
         pace: Pace,
         images: StoredImages,
+        repeated: RepeatedCalls,
         placeholders: frozenset[int] = frozenset(),
     ) -> None:
-        self._images, self._placeholders = images, placeholders
+        self._images, self._placeholders, self._repeated = images, placeholders, repeated
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
         self._deletion, self._turns = deletion, turns
@@ -91,16 +93,29 @@ class SessionEndpoints:
             raise InvalidRequest(
                 "'n' must not be 0: a number above grants starts, one below takes some back", param="n"
             )
-        return JsonResponse({"capacity": await self._starts.grant_capacity(1 if number is None else number)})
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            noted = None if call is None else lambda left: call.answer({"capacity": left})
+            left = await self._starts.grant_capacity(1 if number is None else number, noted)
+            return JsonResponse({"capacity": left})
+
+        return await self._repeated.once(request, body, work)
 
     async def start(self, request: Request) -> JsonResponse:
         """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""
         self._access.check_admin(key_of(request))
-        wanted, record = parse_start(await self._body(request)), request_of(request.scope)
+        body = await self._body(request)
+        wanted, record = parse_start(body), request_of(request.scope)
         record.metadata = wanted.get("metadata")  # a start that is refused names its run, too
-        started = await self._starter.start(wanted)
-        record.enter(started.record.session_id, started.record.metadata)
-        return JsonResponse(started_json(started, self._addresses.root_url(request)))
+        url = self._addresses.root_url(request)
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            noted = None if call is None else lambda issued: call.answer(started_json(issued, url))
+            started = await self._starter.start(wanted, noted)
+            record.enter(started.record.session_id, started.record.metadata)
+            return JsonResponse(started_json(started, url))
+
+        return await self._repeated.once(request, body, work)
 
     async def end(self, request: Request) -> JsonResponse:
         """Store the rewards in the body, if any, and end the session. An equal end of an ended one changes nothing.
@@ -111,13 +126,25 @@ class SessionEndpoints:
         request_of(request.scope).enter(session.id, session.record.metadata)
         body = await self._body(request)
         ending = parse_ending(body)
-        async with session.lock:
-            if not await self._endings.end(session, **ending, rewards=lambda: parse_reward(session, body)):
-                if session.record.status is SessionStatus.EXPIRED:
-                    await store_rewards(self._scores, session, body)
-                else:
-                    check_rewards(session, body)
-        return JsonResponse({"interaction_count": len(session.complete())}, headers=addressed(session.id))
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            told = {"interaction_count": 0}
+
+            def rewards() -> Changes:
+                told["interaction_count"] = len(session.complete())
+                return parse_reward(session, body)
+
+            noted = None if call is None else lambda _: call.answer(told, session.id)
+            async with session.lock:
+                if not await self._endings.end(session, **ending, rewards=rewards, noted=noted):
+                    told["interaction_count"] = len(session.complete())
+                    if session.record.status is SessionStatus.EXPIRED:
+                        await store_rewards(self._scores, session, body)
+                    else:
+                        check_rewards(session, body)
+            return JsonResponse(told, headers=addressed(session.id))
+
+        return await self._repeated.once(request, body, work)
 
     async def show(self, request: Request) -> JsonResponse:
         """One session with its tree of interactions. `turn` numbers the complete ones, from 0; `include` adds parts."""
@@ -166,12 +193,17 @@ class SessionEndpoints:
         """Delete a session for good, also a live one: the turns that run in it are cancelled."""
         note(request, session=request.path_params["session"])
         self._access.check_admin(key_of(request))
-        check_given(await self._body(request), ())
-        session = await self._registry.get(check_dots(request.path_params["session"]))
-        request_of(request.scope).enter(session.id, session.record.metadata)
-        count = await self._deletion.delete(session)
-        self._turns.cancel_deleted(session)
-        return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
+        check_given(body := await self._body(request), ())
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            session = await self._registry.get(check_dots(request.path_params["session"]))
+            request_of(request.scope).enter(session.id, session.record.metadata)
+            noted = None if call is None else lambda count: call.answer({"interaction_count": count}, session.id)
+            count = await self._deletion.delete(session, noted)
+            self._turns.cancel_deleted(session)
+            return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
+
+        return await self._repeated.once(request, body, work)
 
     async def _pixels(self, interactions: Sequence[Interaction], include: Collection[Part]) -> Mapping[str, str]:
         """What tells the images of a session that show the same picture, if it has any and they are compared."""

@@ -319,6 +319,7 @@ class Stopping:
         turns = self._app.state.turns
         self._finished_before = turns.finished
         self._app.state.polls.end()
+        self._app.state.store.database.absence.stop()  # no call waits any more for a database that is away
         if self._told:
             self._stop = Stop(self._timeout_s, self._left(servers))
         telling = asyncio.create_task(self._tell(servers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
+from proxy.store.sql.answers import Noted
 
 
 class Deletion:
@@ -13,7 +14,7 @@ class Deletion:
     def __init__(self, registry: Registry, changes: SessionChanges) -> None:
         self._registry, self._changes = registry, changes
 
-    async def delete(self, session: LiveSession) -> int:
+    async def delete(self, session: LiveSession, noted: Noted | None = None) -> int:
         """Delete a session; return the number of its turns. Raises SessionNotFound.
 
         It takes no turns meanwhile. Those that run are left to the caller: nothing of them can be stored any more.
@@ -21,7 +22,7 @@ class Deletion:
         async with session.lock:
             session.ending = True
             try:
-                turns = await self._changes.delete_session(session.id)
+                turns = await self._changes.delete_session(session.id, noted)
             finally:
                 session.ending = False
             self._registry.forget_deleted(session)

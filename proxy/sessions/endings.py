@@ -14,6 +14,7 @@ from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
+from proxy.store.sql.answers import Noted
 from proxy.types import Outcome, SessionRecord, SessionStatus
 
 
@@ -33,12 +34,14 @@ class Endings:
         metrics: Mapping[str, Any] | None = None,
         finished: bool | None = None,
         rewards: Callable[[], Changes] = dict,
+        noted: Noted | None = None,
     ) -> bool:
         """Seal a session, and store the last rewards and the returns with it; False if it has ended before.
 
         `rewards` decides on them by what is known of the session then. One commit has all: an end that fails rewards
         no turn, so that it can be sent again, whatever was committed meanwhile. If the session has ended, nothing
         changes. Raises EndedOtherwise if a given field differs from what its end said then.
+        `noted` makes the answer that is stored with the end.
         A session that is to expire stays open if another replica changed it meanwhile: it is in use.
         """
         said = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics, "finished": finished}
@@ -57,7 +60,7 @@ class Endings:
                 metrics=metrics or {},
                 finished=finished,
             )
-            if await self._seal(session, sealed, changes):
+            if await self._seal(session, sealed, changes, noted):
                 return True
             await self._registry.refresh(session)
             if status is SessionStatus.EXPIRED:
@@ -66,7 +69,7 @@ class Endings:
             _check_same(session.record, said)
         return False
 
-    async def _seal(self, session: LiveSession, sealed: SessionRecord, changes: Changes) -> bool:
+    async def _seal(self, session: LiveSession, sealed: SessionRecord, changes: Changes, noted: Noted | None) -> bool:
         """Store the sealed record; no turn begins meanwhile. Return False if another replica changed the session.
 
         Until the commit the session is shown as active: what its end gives back, such as capacity, is not there before.
@@ -74,7 +77,7 @@ class Endings:
         session.ending = True
         try:
             done = await self._changes.end_session(
-                sealed, session.returns(changes), self._registry.seen(session), changes
+                sealed, session.returns(changes), self._registry.seen(session), changes, noted
             )
         except asyncio.CancelledError:
             session.record = sealed  # its commit goes on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from proxy.sessions.issued_keys import IssuedKeys, KeyKind, expiry, new_api_key, new_control_key, new_path_key
@@ -11,6 +11,7 @@ from proxy.sessions.keys import Keyring, hash_key
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
+from proxy.store.sql.answers import Answer
 from proxy.types import SessionRecord
 
 
@@ -23,8 +24,17 @@ class KeyRotation:
         self._registry, self._changes, self._keys = registry, changes, keys
         self._default_lifetime_s = default_lifetime_s
 
-    async def rotate(self, session: LiveSession, kinds: Collection[KeyKind], lifetime_s: float | None) -> IssuedKeys:
-        """Replace the keys of these kinds. The lifetime holds for all keys of the session, kept ones too."""
+    async def rotate(
+        self,
+        session: LiveSession,
+        kinds: Collection[KeyKind],
+        lifetime_s: float | None,
+        noted: Callable[[IssuedKeys], Answer] | None = None,
+    ) -> IssuedKeys:
+        """Replace the keys of these kinds. The lifetime holds for all keys of the session, kept ones too.
+
+        `noted` makes the answer that is stored with them.
+        """
         api_key = new_api_key() if KeyKind.AGENT in kinds else None
         control_key = new_control_key() if KeyKind.CONTROL in kinds else None
         path_key = new_path_key() if KeyKind.PATH in kinds else None
@@ -38,11 +48,13 @@ class KeyRotation:
                 keys_expire_at=expiry(lifetime_s, self._default_lifetime_s),
                 updated_at=time.time(),
             )
-            if await self._changes.update_session(record, self._registry.seen(session), _withdrawn(old, record)):
+            issued, seen = IssuedKeys(record, api_key, control_key, path_key), self._registry.seen(session)
+            answer = None if noted is None else lambda _, issued=issued: noted(issued)
+            if await self._changes.update_session(record, seen, _withdrawn(old, record), answer):
                 break
             await self._registry.refresh(session)
         await self._adopt(session, old, record)
-        return IssuedKeys(record, api_key, control_key, path_key)
+        return issued
 
     async def _adopt(self, session: LiveSession, old: SessionRecord, record: SessionRecord) -> None:
         """Make the new record and its keys the ones in memory."""

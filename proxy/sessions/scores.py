@@ -8,6 +8,7 @@ from proxy.errors import SessionNotFound
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
+from proxy.store.sql.answers import Noted
 from proxy.types import SessionStatus
 
 
@@ -17,12 +18,12 @@ class Scores:
     def __init__(self, registry: Registry, changes: SessionChanges) -> None:
         self._registry, self._changes = registry, changes
 
-    async def set_rewards(self, session: LiveSession, changes: Changes) -> bool:
+    async def set_rewards(self, session: LiveSession, changes: Changes, noted: Noted | None = None) -> bool:
         """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
 
-        The session is then refreshed, and the caller decides again what changes.
+        The session is then refreshed, and the caller decides again what changes. `noted`: see `SessionChanges`.
         """
-        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session))
+        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session), noted)
         if self._registry.shared:
             await self._registry.refresh(session)
         else:

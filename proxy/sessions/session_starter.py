@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest
@@ -17,6 +17,7 @@ from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
 from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
+from proxy.store.sql.answers import Answer, Noted
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
 
@@ -42,8 +43,11 @@ class SessionStarter:
         self._keys, self._settings = keys, settings
         self._next_number: dict[str, int] = {}
 
-    async def start(self, body: Mapping[str, Any]) -> IssuedKeys:
-        """Start a session. Raises InvalidRequest naming the field, KeyInUse, TooManyRequests."""
+    async def start(self, body: Mapping[str, Any], noted: Callable[[IssuedKeys], Answer] | None = None) -> IssuedKeys:
+        """Start a session. `noted` makes the answer that is stored with it.
+
+        Raises InvalidRequest naming the field, KeyInUse, TooManyRequests.
+        """
         record = await self._new_record(body)
         # A start that brings its grant takes none: nothing is left over or missing afterwards, whatever happens.
         record.took_capacity = self._settings.capacity_control and not body.get("grant_capacity")
@@ -53,9 +57,10 @@ class SessionStarter:
             self._check_chosen(chosen_key)
         keys = IssuedKeys(record, chosen_key or new_api_key(), new_control_key(), new_path_key())
         _set_hashes(record, keys)
+        answer = None if noted is None else lambda _: noted(keys)
         while True:
             try:
-                await self._create(record, chosen_key is not None)
+                await self._create(record, chosen_key is not None, answer)
                 return keys
             except InvalidRequest as error:
                 if body.get("session_id") is not None or error.param != "session_id":
@@ -71,9 +76,11 @@ class SessionStarter:
             self._next_number[task_id] = await self._starts.count_sessions(task_id)
         return self._records.build(self._number(task_id), task_id, body)
 
-    async def _create(self, record: SessionRecord, chosen_key: bool) -> None:
+    async def _create(self, record: SessionRecord, chosen_key: bool, noted: Noted | None) -> None:
         max_live, max_taken = self._limits.max_live, self._limits.max_taken
-        await self._starts.create_session(record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken)
+        await self._starts.create_session(
+            record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken, noted=noted
+        )
         self._registry.add(LiveSession(record, InteractionCache(), seen=first_seen(record.created_at)))
         self._keys.add(record)
 

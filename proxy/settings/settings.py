@@ -146,6 +146,9 @@ class Settings:
     pause_timeout_s: float = _setting(
         120.0, "Seconds that a request waits for a paused engine, or for a server; then 503."
     )
+    database_wait_s: float = _setting(
+        60.0, "Seconds that turns and control calls wait for a database that is away; then 503. 0: not at all."
+    )
     shutdown_timeout_s: float = _setting(30.0, "Seconds that running turns may take to finish at shutdown.")
     discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
     credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
@@ -252,7 +255,7 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"{_flag(name)} {value} is not positive; give a number above 0")
-    for name in ("shutdown_timeout_s", "pause_timeout_s", "max_staleness"):
+    for name in ("shutdown_timeout_s", "pause_timeout_s", "database_wait_s", "max_staleness"):
         if (getattr(settings, name) or 0) < 0:
             raise ConfigurationError(f"{_flag(name)} {getattr(settings, name)} is negative; give 0 or more")
     if settings.all_body_bytes < 2 * settings.max_body_bytes:

@@ -39,7 +39,7 @@ class CountedBacklog:
     async def _ask(self) -> Backlog | None:
         begun = time.monotonic()
         try:
-            return await self._database.read(backlog.count, MOST_COUNTED, time.time())
+            return await self._database.read_at_once(backlog.count, MOST_COUNTED, time.time())
         except StoreUnavailable:
             return None
         finally:

@@ -15,6 +15,11 @@ _BY_TEXT = {
     "shutting down": "it is shutting down",
 }
 
+# SQLSTATEs of PostgreSQL: its connections are refused or ended because it stops, has crashed, starts or recovers.
+_AWAY = ("57P01", "57P02", "57P03")
+# Of a connection that is refused for good. The driver has no SQLSTATE for any of them.
+_FOR_GOOD = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+
 
 def fault_of(error: BaseException) -> str:
     """What an error of the database means."""
@@ -28,6 +33,19 @@ def fault_of(error: BaseException) -> str:
     postgres = hasattr(getattr(error, "orig", None), "sqlstate")
     unreachable = postgres and state is None and isinstance(error, OperationalError | InterfaceError)
     return "the connection to it is lost" if lost or unreachable else "it failed; see the server's log"
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether a PostgreSQL is away for a while: the connection to it is lost, or it starts, recovers or shuts down."""
+    if not isinstance(error, DBAPIError) or not hasattr(error.orig, "sqlstate"):
+        return False
+    state = _state(error)
+    if state in _AWAY or error.connection_invalidated:
+        return state not in _BY_STATE
+    if state is not None or not isinstance(error, OperationalError | InterfaceError):
+        return False
+    text = str(error.orig)
+    return not any(part in text for part in _FOR_GOOD)
 
 
 def is_read_only(error: BaseException) -> bool:

@@ -1,26 +1,32 @@
 """The connections of an open store: one writer thread with a queue, and a few reader threads.
 
 A write is done when it is committed and on the disk. A read sees every write that was done before the read began.
+Both wait for a database that is away (`absence`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database
+from proxy.store.absence import Patience, pause_s
 from proxy.store.changed_sessions import ChangedSessions
+from proxy.store.faults import is_away
+from proxy.store.news import News, Seen
 from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
+from proxy.store.sql import writes
+from proxy.store.sql.answers import Answered, Noted, answered
 from proxy.store.writer import Writer
 from proxy.telemetry.store_metrics import StoreMetrics
 
@@ -38,13 +44,21 @@ class OpenDatabase:
 
     `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
     server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote. `changed`: which
-    sessions changed through this process.
+    sessions changed through this process. `absence`: whether the database is away, and waited for.
     """
 
-    def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
+    def __init__(
+        self,
+        writer_engine: Engine,
+        reader_engine: Engine,
+        lock: database.FileLock | None,
+        patience: Patience | None = None,
+    ) -> None:
         self.metrics = StoreMetrics()
         self.changed = ChangedSessions()
-        self.write = Writer(writer_engine, self.metrics, self.renew)
+        self.write = Writer(writer_engine, self.metrics, self.renew, patience)
+        self.absence = self.write.absence
+        self._back: asyncio.Future[None] | None = None
         self.shared = lock is None
         self.label = database.label(writer_engine.url)
         self._writer_engine = writer_engine
@@ -52,7 +66,7 @@ class OpenDatabase:
         self._lock = lock
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._outage = Outage("reads")
-        self.shared_reads = SharedReads(reader_engine, self._readers, self._outage)
+        self.shared_reads = SharedReads(reader_engine, self._readers, self._outage, self.absence)
 
     @property
     def running(self) -> bool:
@@ -60,7 +74,28 @@ class OpenDatabase:
         return self.write.running
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused."""
+        """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused.
+
+        While the database is away, it waits.
+        """
+        if self.absence.since is not None:
+            return await self._read_later(None, lambda: self.read_at_once(read, *args, **kwargs))
+        try:
+            return await self.read_at_once(read, *args, **kwargs)
+        except StoreUnavailable as error:
+            return await self._read_later(error, lambda: self.read_at_once(read, *args, **kwargs))
+
+    async def new_turns(self, session_id: str, seen: Seen) -> News | None:
+        """As `SharedReads.new_turns`, but while the database is away, it waits."""
+        if self.absence.since is not None:
+            return await self._read_later(None, lambda: self.shared_reads.new_turns(session_id, seen))
+        try:
+            return await self.shared_reads.new_turns(session_id, seen)
+        except StoreUnavailable as error:
+            return await self._read_later(error, lambda: self.shared_reads.new_turns(session_id, seen))
+
+    async def read_at_once(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `read`, but raise StoreUnavailable at once if the database is away."""
         if not self.write.running:
             raise StoreUnavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(
@@ -69,13 +104,70 @@ class OpenDatabase:
 
     def read_now(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` in this thread. Blocks. Raises StoreUnavailable when the database refuses."""
+        away = self.absence.since
         try:
             with self._reader_engine.begin() as connection:
                 result = read(connection, *args, **kwargs)
         except SQLAlchemyError as error:
-            raise refused_read(error, self._outage) from error
+            raise refused_read(error, self._outage, self.absence) from error
         self._outage.over()
+        if away is not None:
+            self.absence.over(away)
         return result
+
+    def submit_noted(
+        self, write: writes.BatchWrite, payload: Any, noted: Noted | None, *, urgent: bool = True
+    ) -> asyncio.Future[Any]:
+        """As `Writer.submit`; the answer that `noted` makes of the result is stored in the same transaction."""
+        if noted is None:
+            return self.write.submit(write, payload, urgent=urgent)
+        return self.write.submit(answered, Answered(write, payload, noted))
+
+    def look_for_it(self) -> asyncio.Future[None]:
+        """Done once the database takes writes again, or is given up; it raises StoreUnavailable then."""
+        loop = asyncio.get_running_loop()
+        if self._back is None or self._back.done() or self._back.get_loop() is not loop:
+            self._back = self.write.submit(writes.probe, None)
+            self._back.add_done_callback(lambda back: back.cancelled() or back.exception())
+        return self._back
+
+    async def _read_later(self, error: StoreUnavailable | None, read: Callable[[], Awaitable[T]]) -> T:
+        """Read once the database is there. `error`: of the read before, which is raised unless it is away."""
+        loop = asyncio.get_running_loop()
+        until, tries = loop.time() + self.absence.patience.wait_s, 0
+        while True:
+            late = self.absence.given_up or loop.time() >= until
+            if error is not None and (late or not is_away(error.__cause__)):
+                self._count_waited(tries, "refused")
+                raise error
+            if self.absence.is_waited_for:
+                await self._wait(tries)
+            elif tries:
+                await asyncio.sleep(pause_s(tries))
+            tries += 1
+            try:
+                result = await read()
+            except StoreUnavailable as refused:
+                error = refused
+            else:
+                self._count_waited(tries, "done")
+                return result
+
+    async def _wait(self, tries: int) -> None:
+        """Wait until the database takes writes or is given up. Raises StoreUnavailable if too many calls wait."""
+        self.write.check_room()
+        self.write.reading += 1
+        try:
+            if tries:  # it took writes, and yet a read failed
+                await asyncio.sleep(pause_s(tries))
+            with suppress(StoreUnavailable):
+                await asyncio.shield(self.look_for_it())
+        finally:
+            self.write.reading -= 1
+
+    def _count_waited(self, tries: int, result: str) -> None:
+        if tries:
+            self.metrics.waited.by["reads", result] += 1
 
     def renew(self) -> None:
         """Connect anew for whatever comes next: the server behind a connection may not be the primary any more."""

@@ -29,7 +29,7 @@ class ReplicaNews:
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """The changes of a session since it was `seen`; None if there is no such session."""
         if self._database.shared:
-            news = await self._database.shared_reads.new_turns(session_id, seen)
+            news = await self._database.new_turns(session_id, seen)
             if news is None or news.seen.revision == seen.revision:
                 return news
         elif self.excludes(session_id):

@@ -2,6 +2,7 @@
 
 Optimistic locking: each change takes the `seen` state that it was decided on (None: no other replica exists). It
 returns False, and changes nothing, if the session is no longer in that state; the caller re-reads and retries.
+`noted` makes the answer that is stored with a change (see `OpenDatabase.submit_noted`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import deletions, reads, rows, writes
+from proxy.store.sql.answers import Noted
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 
 _NO_OUTCOME = "none"
@@ -27,25 +29,33 @@ class SessionChanges:
         self._metrics.ended.expect((outcome,) for outcome in (*Outcome, _NO_OUTCOME))
 
     async def set_rewards(
-        self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
+        self,
+        session_id: str,
+        updates: Mapping[str, Mapping[str, Any]],
+        seen: Seen | None = None,
+        noted: Noted | None = None,
     ) -> bool:
         """Set the given ones of reward, rewards, token_rewards, trainable and spans by interaction id: all or none.
 
         Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
         """
         change = writes.Rewards(session_id, updates, seen)
-        done: bool = await self._database.write.submit(writes.set_rewards, change)
+        done: bool = await self._database.submit_noted(writes.set_rewards, change, noted)
         if done:
             self._database.changed.note(session_id)
             self._count_rewards(updates)
         return done
 
     async def update_session(
-        self, record: SessionRecord, seen: Seen | None = None, withdrawn: Sequence[str] = ()
+        self,
+        record: SessionRecord,
+        seen: Seen | None = None,
+        withdrawn: Sequence[str] = (),
+        noted: Noted | None = None,
     ) -> bool:
         """Replace the record, and keep the hashes of its keys that are `withdrawn`. Raises SessionNotFound."""
         update = writes.RecordUpdate(rows.session_row(record), seen, withdrawn)
-        done: bool = await self._database.write.submit(writes.update_sessions, update)
+        done: bool = await self._database.submit_noted(writes.update_sessions, update, noted)
         if done:
             self._database.changed.note(record.session_id)
         return done
@@ -56,6 +66,7 @@ class SessionChanges:
         returns: Mapping[str, float],
         seen: Seen | None = None,
         rewards: Mapping[str, Mapping[str, Any]] | None = None,
+        noted: Noted | None = None,
     ) -> bool:
         """Store the sealed record, rewards as in `set_rewards`, and the returns under its own rule, in one commit.
 
@@ -63,7 +74,7 @@ class SessionChanges:
         """
         values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
         end = writes.End(rows.session_row(record), values, rewards or {})
-        done: bool = await self._database.write.submit(writes.end_sessions, end)
+        done: bool = await self._database.submit_noted(writes.end_sessions, end, noted)
         if done:
             self._ends.ring()
             self._database.changed.note(record.session_id)
@@ -89,9 +100,9 @@ class SessionChanges:
             self._database.changed.note(session_id)
         return done
 
-    async def delete_session(self, session_id: str) -> int:
+    async def delete_session(self, session_id: str, noted: Noted | None = None) -> int:
         """Delete a session for good; return the number of its turns. Raises SessionNotFound."""
-        turns: int = await self._database.write.submit(deletions.delete_sessions, deletions.Deletion(session_id))
+        turns: int = await self._database.submit_noted(deletions.delete_sessions, deletions.Deletion(session_id), noted)
         self._metrics.deleted.by[()] += 1
         self._database.changed.note(session_id)
         await self._database.erase_log()

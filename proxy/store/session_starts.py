@@ -8,6 +8,7 @@ from functools import partial
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import reads, rows, starts, writes
+from proxy.store.sql.answers import Noted
 from proxy.store.sql.starts import Start
 from proxy.store.writer import Phase
 from proxy.types import SessionRecord
@@ -27,26 +28,28 @@ class SessionStarts:
         max_live: int | None = None,
         max_taken: int | None = None,
         urgent: bool = True,
+        noted: Noted | None = None,
     ) -> asyncio.Future[None]:
         """Queue the row of a new session at once; the future is resolved after its commit.
 
         The future raises InvalidRequest (param session_id) if the id exists, KeyInUse if a `chosen_key` belongs to a
         live session, TooManyRequests if `max_live` sessions are live, if `max_taken` are live or ended without failing,
-        or if no granted start is left for a session that takes capacity. `urgent`: see Writer.submit.
+        or if no granted start is left for a session that takes capacity. `urgent`: see Writer.submit;
+        `noted`: see OpenDatabase.submit_noted.
         """
         self._known.add(record.session_id)
         start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
         free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
-        if free:
+        if free and noted is None:
             creation = self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
         else:  # in order: the end of another session, queued before, may free the key or the place
-            creation = self._database.write.submit(writes.create_sessions, start, urgent=urgent)
+            creation = self._database.submit_noted(writes.create_sessions, start, noted, urgent=urgent)
         creation.add_done_callback(partial(self._created, record.session_id))
         return creation
 
-    async def grant_capacity(self, number: int) -> int:
+    async def grant_capacity(self, number: int, noted: Noted | None = None) -> int:
         """Allow `number` more sessions to start, or fewer if it is negative; return how many may start now."""
-        left: int = await self._database.write.submit(starts.grant, number)
+        left: int = await self._database.submit_noted(starts.grant, number, noted)
         return left
 
     async def last_of_series(self, name: str) -> list[str]:

@@ -14,7 +14,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store.faults import fault_of, reason_of
+from proxy.store.absence import Absence
+from proxy.store.faults import fault_of, is_away, reason_of
 from proxy.store.news import News, Seen
 from proxy.store.outage import Outage
 from proxy.store.sql.revisions import Wanted, load_new_turns
@@ -26,8 +27,8 @@ class SharedReads:
     Its connection is kept, and in no transaction, so a query is one round trip.
     """
 
-    def __init__(self, engine: Engine, executor: Executor, outage: Outage) -> None:
-        self._engine, self._executor, self._outage = engine, executor, outage
+    def __init__(self, engine: Engine, executor: Executor, outage: Outage, absence: Absence) -> None:
+        self._engine, self._executor, self._outage, self._absence = engine, executor, outage, absence
         self._connection: Connection | None = None
         self._renewing = False
         self._waiting: list[tuple[Wanted, asyncio.Future[News | None]]] = []
@@ -59,16 +60,20 @@ class SharedReads:
     async def _answer(self) -> None:
         while waiting := self._waiting:
             self._waiting = []
+            away = self._absence.since
             wanted = [each for each, _ in waiting]
             try:
                 found = await asyncio.get_running_loop().run_in_executor(self._executor, self._load, wanted)
             except Exception as error:
-                problem = refused_read(error, self._outage)
+                problem = refused_read(error, self._outage, self._absence)
+                problem.__cause__ = error
                 for _, future in waiting:
                     if not future.done():
                         future.set_exception(problem)
             else:
                 self._outage.over()
+                if away is not None:
+                    self._absence.over(away)
                 for (_, future), news in zip(waiting, found, strict=True):
                     if future.done():
                         continue
@@ -91,8 +96,11 @@ class SharedReads:
         return load_new_turns(self._connection, wanted)
 
 
-def refused_read(error: Exception, outage: Outage) -> StoreUnavailable:
-    """The error for clients whose read failed; the log has the reason."""
+def refused_read(error: Exception, outage: Outage, absence: Absence) -> StoreUnavailable:
+    """The error for clients whose read failed; the log has the reason, unless the database is away and waited for."""
     fault = fault_of(error)
-    outage.refused(fault, reason_of(error))
+    if is_away(error):
+        absence.begin(fault, reason_of(error))
+    if not absence.is_waited_for:
+        outage.refused(fault, reason_of(error))
     return StoreUnavailable(f"the database refused a read: {fault}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database, schema
+from proxy.store.absence import Patience
+from proxy.store.answers import Answers
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
 from proxy.store.counted_backlog import CountedBacklog
@@ -39,6 +41,7 @@ class Store:
     `metrics`: what all of them count.
     `pauses`: notes of paused engine servers.
     `images`: images of conversations, by digest.
+    `answers`: what control calls were answered, for those who repeat one.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -59,6 +62,7 @@ class Store:
         self.metrics = opened.metrics
         self.pauses = EnginePauses(opened)
         self.images = StoredImages(opened)
+        self.answers = Answers(opened)
 
     @property
     def label(self) -> str:
@@ -66,11 +70,11 @@ class Store:
         return self.database.label
 
     @classmethod
-    def open(cls, database_url: str, *, migrate: bool | None = None) -> Store:
+    def open(cls, database_url: str, *, migrate: bool | None = None, patience: Patience | None = None) -> Store:
         """Open the store at a URL with its tables at the newest revision. Blocks.
 
-        `migrate`: upgrade older tables (True), or refuse them (False); None upgrades SQLite files only. Raises
-        ConfigurationError.
+        `migrate`: upgrade older tables (True), or refuse them (False); None upgrades SQLite files only.
+        `patience`: with a database that goes away later; None: none. Raises ConfigurationError.
         """
         url = database.parse_url(database_url)
         lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -79,7 +83,8 @@ class Store:
             writer_engine = database.writer_engine(url)
             schema.prepare(writer_engine, migrate=database.is_sqlite(url) if migrate is None else migrate)
             # One connection for each reader thread, and one that `SharedReads` keeps.
-            return cls(OpenDatabase(writer_engine, database.reader_engine(url, READER_THREADS + 1), lock))
+            readers = database.reader_engine(url, READER_THREADS + 1)
+            return cls(OpenDatabase(writer_engine, readers, lock, patience))
         except BaseException:
             if writer_engine is not None:
                 writer_engine.dispose()
@@ -93,19 +98,32 @@ class Store:
 
     @property
     def refused(self) -> bool:
-        """True if the writer has stopped, or the database refused its last transaction."""
-        return not self.database.running or self.database.write.refusal is not None
+        """True if the writer has stopped, the database refused its last transaction, or it is away."""
+        opened = self.database
+        return not opened.running or opened.write.refusal is not None or opened.absence.since is not None
 
-    async def ping(self) -> None:
-        """Raise StoreUnavailable unless the database answers and takes writes, and the writer thread runs.
+    async def ping(self) -> bool:
+        """Return whether the database answers and takes writes; False while it is away and calls wait for it.
 
-        Something is written only if the last commit was refused: nothing else would tell when that is over.
+        Raises StoreUnavailable if it refuses, is away for longer, or the writer thread has ended. Something is written
+        only if the last commit was refused, or the database is away: nothing else would tell when that is over.
         """
         if not self.database.running:
             raise StoreUnavailable("the database writer has stopped; restart the server")
-        await self.database.read(reads.ping)
-        if await self.database.read(reads.is_read_only):
+        if not self.database.absence.is_waited_for:
+            try:
+                return await self._answers()
+            except StoreUnavailable:
+                if not self.database.absence.is_waited_for:
+                    raise
+        self.database.look_for_it()
+        return False
+
+    async def _answers(self) -> bool:
+        await self.database.read_at_once(reads.ping)
+        if await self.database.read_at_once(reads.is_read_only):
             self.database.renew()
             raise StoreUnavailable("the database takes no writes: it is read-only")
         if self.database.write.refusal is not None:
             await self.database.write.submit(writes.probe, None)
+        return True

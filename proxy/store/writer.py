@@ -11,6 +11,9 @@ long runs of equal changes, which the database takes in one statement.
 The thread wakes once per group, not once per change: a change that nobody waits for leaves it asleep for a while, to
 share the commit of one that somebody waits for. The event loop wakes once per group too, and resolves a large group in
 several of its passes.
+
+While the database is away (`absence`), a group is tried again until it is back. If a connection was lost at a commit,
+the database is asked first whether that was done (`sql.commit_marks`), so nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
-from proxy.store.faults import fault_of, is_read_only, reason_of
+from proxy.store.absence import Absence, Patience
+from proxy.store.faults import fault_of, is_away, is_read_only, reason_of
 from proxy.store.outage import Outage
+from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, insert_intents, set_replied
@@ -100,15 +105,26 @@ Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 class Writer:
     """The queue and its thread. Call `submit` and `note` on an event loop; they never block it.
 
-    `refusal`: what is wrong with the database if it refused the last transaction, else None.
+    `refusal`: what is wrong with the database if it refused the last transaction, else None. `absence`: whether it is
+    away. `reading`: how many reads wait for it, beside the changes that are queued.
     """
 
     def __init__(
-        self, engine: Engine, metrics: StoreMetrics | None = None, on_read_only: Callable[[], None] = lambda: None
+        self,
+        engine: Engine,
+        metrics: StoreMetrics | None = None,
+        on_read_only: Callable[[], None] = lambda: None,
+        patience: Patience | None = None,
     ) -> None:
         """`on_read_only`: called in the thread when the database takes no writes, as one that was a primary before."""
         self._engine, self._metrics, self._on_read_only = engine, metrics or StoreMetrics(), on_read_only
         self.refusal: str | None = None
+        self.reading = 0
+        self.absence = Absence(patience or Patience(), self._waiting)
+        self._metrics.waiting.watch(lambda: self._waiting() if self.absence.since is not None else 0)
+        self._marks = CommitMarks()
+        self._in_doubt: list[ChangeResult] | None = None
+        self._put_bytes = self._done_bytes = self._group_bytes = 0
         self._outage = Outage("commits")
         self._behind_told_at = -_BEHIND_EVERY_S
         self._begun: float | None = None
@@ -174,6 +190,7 @@ class Writer:
     def stop(self) -> None:
         """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
         self._closing = True
+        self.absence.stop()
         self._ring()
 
     def join(self) -> None:
@@ -183,6 +200,9 @@ class Writer:
     def _put(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
         if self._closing:
             raise StoreUnavailable("the store is closed")
+        if self.absence.since is not None and change.future is not None:
+            self.check_room()
+        self._put_bytes += change.size
         self._queue.append(change)
         if self._stopped:
             self._fail_rest()
@@ -190,6 +210,14 @@ class Writer:
             self._wake()
         elif not (self._rung or self._linger):
             self._linger = loop.call_later(_LINGER_S, self._wake)
+
+    def check_room(self) -> None:
+        """Raise StoreUnavailable if the database is waited for by so many calls that no more may."""
+        if self.absence.is_waited_for:
+            self.absence.check_room(self._waiting(), self._put_bytes - self._done_bytes)
+
+    def _waiting(self) -> int:
+        return len(self._queue) + len(self._group) + self.reading
 
     def _wake(self) -> None:
         """Wake the thread for all that is queued, also for the changes that lingered."""
@@ -215,6 +243,7 @@ class Writer:
                 if self._group:
                     self._settle(self._commit(_without_ended_intents(self._group)))
                     self._group = []
+                    self._done_bytes += self._group_bytes
                 if full or self._closing:  # whatever else is queued has rung the bell, or lingers
                     self._ring()
         finally:
@@ -232,6 +261,7 @@ class Writer:
             group.append(change)
             awaited += change.urgent
             size += change.size
+        self._group_bytes = size
         self._company = awaited > 1
         if len(self._queue) >= _BEHIND_CHANGES and time.monotonic() - self._behind_told_at >= _BEHIND_EVERY_S:
             self._behind_told_at = time.monotonic()
@@ -239,18 +269,56 @@ class Writer:
         return len(group) == _GROUP_CHANGES or size >= _GROUP_BYTES
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
-        """Commit a group; return each change with its result or its exception."""
+        """Commit a group, once the database is there; return each change with its result or its exception."""
+        tries, doubt = 0, None
+        while True:
+            try:
+                if doubt is None or not self._was_done(doubt):
+                    doubt = None
+                    doubt = self._apply(group)
+                self._count_waited(tries, "done")
+                return doubt
+            except SQLAlchemyError as error:
+                doubt = self._in_doubt or doubt
+                if not self._outlasts(error, tries):
+                    self._count_waited(tries, "refused")
+                    return self._refuse(group, error)
+            tries += 1
+
+    def _apply(self, group: list[Change]) -> list[ChangeResult]:
+        """Try to commit a group. Raises SQLAlchemyError if the database refuses the transaction."""
         try:
             return self._transact(
                 group, _apply_runs, pipeline=not self._sqlite and OF_TURNS.issuperset(map(_write, group))
             )
         except (ProxyError, *_FAULTS) as error:
             if isinstance(error, _REFUSALS) and not is_aborted(error):
-                return self._refuse(group, error)
-        try:
-            return self._transact(group, _apply_singly)
-        except SQLAlchemyError as error:
-            return self._refuse(group, error)
+                raise
+        return self._transact(group, _apply_singly)
+
+    def _outlasts(self, error: SQLAlchemyError, tries: int) -> bool:
+        """Wait a while if the database is away. Return False if it is not, or if it is not waited for any more."""
+        away = is_away(error)
+        if not away or self.absence.patience.wait_s <= 0:
+            self.absence.over(self.absence.since)  # it answers
+            return False
+        self.absence.begin(fault_of(error), reason_of(error))
+        if self.absence.given_up:
+            return False
+        self.absence.pause(tries)
+        return not self.absence.given_up
+
+    def _was_done(self, outcomes: list[ChangeResult]) -> bool:
+        """Whether a transaction was committed whose connection was lost at its commit. Raises SQLAlchemyError."""
+        self._in_doubt = None
+        with self._engine.begin() as connection:
+            done = self._marks.was_done(connection, outcomes)
+        logger.warning("a commit whose answer was lost was looked up", {"done": done, "changes": len(outcomes)})
+        return done
+
+    def _count_waited(self, tries: int, result: str) -> None:
+        if tries:
+            self._metrics.waited.by["changes", result] += self._waiting() - self.reading
 
     def _refuse(self, group: Sequence[Change], error: Exception) -> list[ChangeResult]:
         self._metrics.refused.by[()] += 1
@@ -264,7 +332,7 @@ class Writer:
                 self._renewing = False
                 self._disconnect()
                 self._engine.dispose()
-            kept = self._connection is not None
+            kept, away = self._connection is not None, self.absence.since
             outcomes: list[ChangeResult] | None = None
             self._begun = begun = time.perf_counter()
             try:
@@ -275,6 +343,10 @@ class Writer:
                         # The note that a reply was written changes no session.
                         lock_all(connection, [change.payload for change in group if change.write is not set_replied])
                     outcomes = apply(connection, group)
+                    if not self._sqlite:
+                        self._marks.leave(connection, outcomes)
+                if away is not None:
+                    self.absence.over(away)
                 if self.refusal is not None:
                     self.refusal = None
                     self._outage.over()
@@ -289,6 +361,7 @@ class Writer:
                 if is_read_only(error):
                     self._on_read_only()
                 # A kept connection may be dead. If that shows before the commit, nothing was stored.
+                self._in_doubt = outcomes if is_disconnect(error) else None
                 lost = kept and outcomes is None and is_disconnect(error)
                 if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram
 
 _CHANGES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
@@ -16,6 +18,13 @@ class StoreMetrics(Group):
         )
         self.changes = Histogram("tokengrove_transaction_changes", "Changes that share a transaction.", bounds=_CHANGES)
         self.refused = Counts("tokengrove_refused_commits", "Transactions that the database refused.")
+        self.waiting = Gauge("tokengrove_database_waiting", "Changes and reads that wait for a database that is away.")
+        self.waited = Counts(
+            "tokengrove_database_waited",
+            "Changes and reads that have waited for a database that was away, and what became of them.",
+            *("what", "result"),
+        )
+        self.waited.expect(product(("changes", "reads"), ("done", "refused")))
         self.queued = Gauge("tokengrove_queued_changes", "Changes that wait for the writer.")
         self.started = Counts("tokengrove_sessions_started", "Sessions that were created in the database.")
         self.ended = Counts(

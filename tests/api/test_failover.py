@@ -18,6 +18,8 @@ from tests.support import Server, says, serving, until, user
 
 CHAT = "/s/v1/chat/completions"
 QUESTION = "a-question-that-marks-its-turn"
+AT_ONCE: dict[str, Any] = {"database_wait_s": 0.0}
+"""Settings with which no request waits for the database."""
 BODY = {"model": "m", "messages": [user(QUESTION)]}
 
 
@@ -47,7 +49,7 @@ async def test_a_commit_whose_answer_is_lost_is_found_by_the_retry(
     tmp_path: Path, link: Link, after: bool, key: str | None, known: bool
 ) -> None:
     """`known`: the session is stored before, so that it stays in memory whatever becomes of the turn."""
-    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("other")) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("other"), **AT_ONCE) as (one, two):
         if known:
             await one.chat([user("hi")])
         for stream, elsewhere in ((False, False), (True, False), (False, True), (True, True)):
@@ -92,7 +94,7 @@ async def ready(server: Server) -> int:
 async def test_turns_of_two_servers_outlive_a_database_that_is_down_when_they_end(
     tmp_path: Path, link: Link, stream: bool
 ) -> None:
-    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says("other", "again")) as servers:
+    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says("other", "again"), **AT_ONCE) as servers:
         one, two = servers
         await one.chat([user("hi")])
         gates = [held(server) for server in servers]
@@ -129,7 +131,7 @@ async def test_turns_of_two_servers_outlive_a_database_that_is_down_when_they_en
 
 async def test_a_database_that_takes_no_writes_is_left_for_the_primary(tmp_path: Path, link: Link) -> None:
     """As after a failover: the connections that are kept stay read-only, new ones are not."""
-    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("three")) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("three"), **AT_ONCE) as (one, two):
         await one.chat([user("hi")])
         name = make_url(link.behind).database
         gate = held(one)
@@ -160,7 +162,7 @@ async def test_a_database_that_takes_no_writes_is_left_for_the_primary(tmp_path:
 
 
 async def test_connections_that_the_database_ends_cost_no_turn(tmp_path: Path, link: Link) -> None:
-    async with replicas(tmp_path, link.url, says("zero", "one"), says("two")) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one"), says("two"), **AT_ONCE) as (one, two):
         await one.chat([user("hi")])
         gate = held(one)
         turn = asyncio.ensure_future(one.post(CHAT, BODY))
@@ -179,7 +181,7 @@ async def test_connections_that_the_database_ends_cost_no_turn(tmp_path: Path, l
 async def test_a_stream_whose_commit_is_refused_ends_with_the_error_event_of_its_api(
     tmp_path: Path, link: Link, path: str
 ) -> None:
-    async with serving(tmp_path, says("zero", "one"), database_url=link.url) as server:
+    async with serving(tmp_path, says("zero", "one"), database_url=link.url, **AT_ONCE) as server:
         body = {"model": "m", "max_tokens": 50, "stream": True}
         body |= {"input": "hi"} if path.endswith("responses") else {"messages": [user("hi")]}
         gate = held(server)
@@ -199,7 +201,7 @@ async def test_a_stream_whose_commit_is_refused_ends_with_the_error_event_of_its
 @pytest.mark.parametrize("after", [False, True])
 async def test_an_end_that_is_sent_again_rewards_one_turn_once(tmp_path: Path, link: Link, after: bool) -> None:
     """Also if a turn is committed between the end that failed and the one that is sent again."""
-    async with replicas(tmp_path, link.url, says("one", "two"), says()) as (one, two):
+    async with replicas(tmp_path, link.url, says("one", "two"), says(), **AT_ONCE) as (one, two):
         first = await one.answer([user("hi")])
         link.after, link.cut_at = after, b"the-reason-of-the-end"
         end = {"reward": 1.0, "outcome": "Finished", "exit_reason": "the-reason-of-the-end"}
@@ -230,7 +232,7 @@ async def test_a_commit_that_fails_with_an_error_of_postgres_is_done_once(
     tmp_path: Path, link: Link, state: str, times: int, told: str | None
 ) -> None:
     """`told`: what the client is told; nothing if the server tries again by itself."""
-    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says()) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says(), **AT_ONCE) as (one, two):
         await one.chat([user("hi")])
         execute(link.behind, "CREATE SEQUENCE tries")
         execute(
@@ -259,7 +261,10 @@ async def test_a_retry_waits_for_a_commit_that_the_database_is_still_at(
     tmp_path: Path, link: Link, known: bool
 ) -> None:
     """The connection of the commit is lost, and its transaction goes on for a while."""
-    async with replicas(tmp_path, link.url, says("zero", "one") if known else says("one"), says("two")) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one") if known else says("one"), says("two"), **AT_ONCE) as (
+        one,
+        two,
+    ):
         if known:
             await one.chat([user("hi")])
         execute(
@@ -291,7 +296,7 @@ async def test_a_failure_that_could_not_be_recorded_is_recorded_later_unless_ano
     tmp_path: Path, link: Link, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits, "_RETRIED_WITHIN_S", 0.0)
-    async with replicas(tmp_path, link.url, says("zero", "one", "more"), says("again")) as (one, two):
+    async with replicas(tmp_path, link.url, says("zero", "one", "more"), says("again"), **AT_ONCE) as (one, two):
         await one.chat([user("hi")])
         gate = held(one)
         turn = asyncio.ensure_future(one.post(CHAT, BODY))

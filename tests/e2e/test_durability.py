@@ -118,7 +118,7 @@ def test_turns_get_503_while_postgres_is_down_and_continue_afterwards(tmp_path: 
     postgres = Postgres()
     url = postgres.create_database()
     try:
-        with server_process(tmp_path, *FLAGS, "--migrate", database_url=url) as process:
+        with server_process(tmp_path, *FLAGS, "--migrate", "--database-wait-s", "0", database_url=url) as process:
             seen = asyncio.run(through_a_crash(process, postgres, chance))
             assert process.alive
         check_database(url)

@@ -113,7 +113,11 @@ def _check_key(connection: Connection, key_hash: str) -> None:
     pass_alone(connection, "chosen keys")
     query = select(sessions.c.session_id).where(sessions.c.api_key_hash == key_hash, _LIVE)
     if (holder := connection.execute(query.limit(1)).scalar()) is not None:
-        raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
+        raise KeyInUse(
+            f"this api_key belongs to the live session {holder!r}: end it first, or choose another; a start "
+            "whose answer was lost is repeated as it was, with the Idempotency-Key that it had",
+            param="api_key",
+        )
 
 
 def _count_well(connection: Connection, *which: ColumnElement[bool]) -> int:

@@ -224,3 +224,24 @@ session_images = Table(
     Column("url", Text, comment="where the server fetched it"),
     sqlite_with_rowid=False,
 )
+
+# One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
+commit_marks = Table(
+    "commit_marks",
+    metadata,
+    Column("writer", Text, primary_key=True, comment="a random name for each process that writes"),
+    Column("number", BigInteger, nullable=False, comment="of its last transaction that left a mark"),
+    Column("marked_at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Answers of control calls that came with an Idempotency-Key, for those who repeat them. They go after a day.
+answers = Table(
+    "answers",
+    metadata,
+    Column("call_hash", Text, primary_key=True, comment="of the Idempotency-Key and the caller's key"),
+    Column("request_hash", Text, nullable=False, comment="of the method, the path and the body"),
+    Column("answer", LargeBinary, nullable=False, comment="sealed with the Idempotency-Key"),
+    Column("answered_at", Double, nullable=False, index=True),
+    sqlite_with_rowid=False,
+)

@@ -174,7 +174,11 @@ def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> N
     try:
         _INSERT_SESSION.run(connection, [{**row, **first_seen(row["created_at"])._asdict()} for row in new])
     except IntegrityError:
-        raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
+        raise InvalidRequest(
+            f"session {new[0]['session_id']} exists already: choose another id; a start whose answer was lost is "
+            "repeated as it was, with the Idempotency-Key that it had",
+            param="session_id",
+        ) from None
 
 
 def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
@@ -409,3 +413,8 @@ def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
 
 # What turns write. None of these looks at how many rows a statement changed, so they may be run in a pipeline.
 OF_TURNS: frozenset[BatchWrite] = frozenset({create_freely, insert_intents, append_interactions, set_replied})
+STARTS: frozenset[BatchWrite] = frozenset({create_freely, create_sessions})
+# A repetition of these changes nothing that the first time has not.
+REPEATABLE: frozenset[BatchWrite] = frozenset(
+    {insert_intents, delete_intents, set_replied, set_exported, supersede, outlast, probe}
+)

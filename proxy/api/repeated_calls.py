@@ -1,0 +1,104 @@
+"""Control calls that may be repeated: with the header `Idempotency-Key`, the same call is done once.
+
+Its answer is stored with what it did, so a repetition gets the same answer, from any server and after a restart. The
+answer is sealed with the key of the caller and the Idempotency-Key, of which the database has only hashes: it may hold
+new keys of a session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from proxy.api.headers import headers_of, key_in
+from proxy.api.http import JsonResponse, decode_json, encode_json
+from proxy.api.session_json import addressed
+from proxy.errors import IdempotencyMismatch, InvalidRequest, ProxyError
+from proxy.store.answers import Answers
+from proxy.store.sql.answers import Answer
+
+_HEADER = b"idempotency-key"
+_NAME = re.compile(r"[!-~]{1,255}")
+_SALT_BYTES = 16
+
+
+class RepeatableCall:
+    """A call with an Idempotency-Key, by the caller's key and by what it asks for."""
+
+    def __init__(self, request: Request, name: str, body: Mapping[str, Any]) -> None:
+        caller = key_in(headers_of(request.scope)) or ""
+        self._secret = f"{caller}\0{name}".encode(errors="surrogatepass")
+        self.hash = hashlib.sha256(b"call\0" + self._secret).hexdigest()
+        asked = f"{request.method}\0{request.scope['path']}\0".encode(errors="surrogatepass")
+        self.request_hash = hashlib.sha256(asked + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    def answer(self, body: Mapping[str, Any], session_id: str | None = None) -> Answer:
+        """The answer to store. `session_id`: of the session that the header of the answer names."""
+        salt = secrets.token_bytes(_SALT_BYTES)
+        text = encode_json({"body": body, "session_id": session_id})
+        return Answer(self.hash, self.request_hash, salt + self._sealed(salt, text))
+
+    def opened(self, answer: Answer) -> JsonResponse:
+        """The response of a stored answer. Raises IdempotencyMismatch if the call asked for something else."""
+        if answer.request_hash != self.request_hash:
+            raise IdempotencyMismatch(
+                "this 'Idempotency-Key' belongs to an earlier call with another path or body; give each call a key of "
+                "its own, and repeat a call as it was",
+                param="Idempotency-Key",
+            )
+        salt, text = answer.answer[:_SALT_BYTES], answer.answer[_SALT_BYTES:]
+        told = decode_json(self._sealed(salt, text))
+        name = told["session_id"]
+        return JsonResponse(told["body"], headers=None if name is None else addressed(name))
+
+    def _sealed(self, salt: bytes, text: bytes) -> bytes:
+        """The text, or what was sealed, under a key stream that the secret gives; twice gives the text again."""
+        stream = hashlib.shake_256(b"seal\0" + salt + self._secret).digest(len(text))
+        return (int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(text), "big")
+
+
+Work = Callable[[RepeatableCall | None], Awaitable[JsonResponse]]
+"""Does what a call asks for, and stores the answer of the call, if it can be repeated, with it."""
+
+
+class RepeatedCalls:
+    """Answers calls once."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+
+    async def once(self, request: Request, body: Mapping[str, Any], work: Work) -> JsonResponse:
+        """The stored answer of an equal call, or what `work` answers.
+
+        A call that is refused stores nothing. Raises InvalidRequest, IdempotencyMismatch and what `work` raises.
+        """
+        name = name_of(request)
+        if name is None:
+            return await work(None)
+        call = RepeatableCall(request, name, body)
+        if (known := await self._answers.find(call.hash)) is not None:
+            return call.opened(known)
+        try:
+            return await work(call)
+        except ProxyError:
+            # An equal call may have done it meanwhile, and this one then finds its session started, ended or deleted.
+            if (known := await self._answers.find(call.hash)) is not None:
+                return call.opened(known)
+            raise
+
+
+def name_of(request: Request) -> str | None:
+    """The Idempotency-Key of a request, None without one. Raises InvalidRequest."""
+    name = headers_of(request.scope).get(_HEADER)
+    if name is not None and not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            "the header 'Idempotency-Key' must have 1 to 255 visible ASCII characters, such as those of a UUID",
+            param="Idempotency-Key",
+        )
+    return name

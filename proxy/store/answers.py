@@ -1,0 +1,18 @@
+"""The stored answers of control calls, for those who repeat a call."""
+
+from __future__ import annotations
+
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import answers
+from proxy.store.sql.answers import Answer
+
+
+class Answers:
+    """Looks up answers, which are written with the changes of their calls."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self._database = database
+
+    async def find(self, call_hash: str) -> Answer | None:
+        """The answer of a call of the last day; None if it was not done."""
+        return await self._database.read(answers.find, call_hash)
