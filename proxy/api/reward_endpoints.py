@@ -20,7 +20,7 @@ from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
-from proxy.store.sql.answers import Noted
+from proxy.store.answer import Noted
 from proxy.telemetry.http_request import request_of
 
 

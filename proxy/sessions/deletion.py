@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
+from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
-from proxy.store.sql.answers import Noted
 
 
 class Deletion:

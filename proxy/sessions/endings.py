@@ -13,8 +13,8 @@ from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
+from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
-from proxy.store.sql.answers import Noted
 from proxy.types import Outcome, SessionRecord, SessionStatus
 
 

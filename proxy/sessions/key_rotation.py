@@ -10,8 +10,8 @@ from proxy.sessions.issued_keys import IssuedKeys, KeyKind, expiry, new_api_key,
 from proxy.sessions.keys import Keyring, hash_key
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
+from proxy.store.answer import Answer
 from proxy.store.session_changes import SessionChanges
-from proxy.store.sql.answers import Answer
 from proxy.types import SessionRecord
 
 

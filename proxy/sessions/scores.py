@@ -7,8 +7,8 @@ from contextlib import suppress
 from proxy.errors import SessionNotFound
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
+from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
-from proxy.store.sql.answers import Noted
 from proxy.types import SessionStatus
 
 

@@ -15,9 +15,9 @@ from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
+from proxy.store.answer import Answer, Noted
 from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
-from proxy.store.sql.answers import Answer, Noted
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
 

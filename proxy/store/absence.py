@@ -64,8 +64,10 @@ class Absence:
         now = self._clock()
         if self.since is None:
             self.since, self.fault, self._told_at = now, fault, now
-            fields = {"fault": fault, "reason": reason, "wait_s": self.patience.wait_s}
-            logger.warning("the database is away, calls wait for it", fields)
+            logger.warning(
+                "the database is away, calls wait for it",
+                {"fault": fault, "reason": reason, "wait_s": self.patience.wait_s},
+            )
         elif now - self._told_at >= _EVERY_S and not self.given_up:
             self._told_at = now
             for_s = round(now - self.since, 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.store.answer import Answer
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import answers
-from proxy.store.sql.answers import Answer
 
 
 class Answers:

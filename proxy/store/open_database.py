@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import StoreUnavailable
 from proxy.store import database
 from proxy.store.absence import Patience, pause_s
+from proxy.store.answer import Noted
 from proxy.store.changed_sessions import ChangedSessions
 from proxy.store.faults import is_away
 from proxy.store.news import News, Seen
@@ -26,7 +27,7 @@ from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.sql import writes
-from proxy.store.sql.answers import Answered, Noted, answered
+from proxy.store.sql.answers import Answered, answered
 from proxy.store.writer import Writer
 from proxy.telemetry.store_metrics import StoreMetrics
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.store.answer import Noted
 from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import deletions, reads, rows, writes
-from proxy.store.sql.answers import Noted
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 
 _NO_OUTCOME = "none"

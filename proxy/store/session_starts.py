@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from proxy.store.answer import Noted
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import reads, rows, starts, writes
-from proxy.store.sql.answers import Noted
 from proxy.store.sql.starts import Start
 from proxy.store.writer import Phase
 from proxy.types import SessionRecord

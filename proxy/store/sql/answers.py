@@ -14,22 +14,10 @@ from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from proxy.errors import StoreUnavailable
+from proxy.store.answer import Answer, Noted
 from proxy.store.sql.tables import answers
 
 KEPT_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a call was answered. `call_hash`: of its Idempotency-Key; `request_hash`: of what it asked for."""
-
-    call_hash: str
-    request_hash: str
-    answer: bytes
-
-
-Noted = Callable[[Any], Answer]
-"""Makes the answer of a call of the result of its change. It may run in another thread."""
 
 
 class AnsweredMeanwhile(StoreUnavailable):
