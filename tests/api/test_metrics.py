@@ -188,7 +188,7 @@ async def test_a_database_that_does_not_answer_is_down_and_says_nothing_of_sessi
     async def fails(*_: object) -> None:
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(backlog._database, "read", fails)
+    monkeypatch.setattr(backlog._database, "read_at_once", fails)
     backlog._again_at = 0.0
     found = await shown(server)
     assert found["tokengrove_database_up"] == 0.0

@@ -50,7 +50,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
     endpoint = TurnEndpoint(
         ChatProtocol(),
         cast("Access", SimpleNamespace(open_server=True, shared=False, resolve=resolve)),
-        cast("Turns", SimpleNamespace(held_up=False, begin=begin)),
+        cast("Turns", SimpleNamespace(held_up=False, absence=SimpleNamespace(since=None), begin=begin)),
         Turnstile(),
         "m",
         Bodies(Settings(), FreedMemory()),
