@@ -47,6 +47,8 @@ class Node:
     sampling: dict[str, Any]
     grammar: bool
     has_logprobs: bool
+    begun: float
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def _node(row: sqlite3.Row) -> Node:
         sampling=_json(row["sampling"]) or {},
         grammar=(_json(row["notes"]) or {}).get("grammar", False),
         has_logprobs=(_json(row["notes"]) or {}).get("sampled", True),
+        begun=row["created_at"],
+        ended=row["completed_at"] or 0.0,
     )
 
 
@@ -270,8 +274,16 @@ class Scores:
         self.stored, self.body = stored, body
         self.kept = selected(stored, body)
         self.paths = {leaf.id: [node.id for node in chain(stored, leaf)] for leaf in leaves(stored, self.kept)}
-        self.siblings = self._siblings()
-        self.scope = "path" if self.siblings else body.get("reward_scope", "session")
+        pairs = self._pairs()
+        together = {self._choices(one, other) for one, other in pairs}
+        overlaps = any(self._overlap(one, other) for one, other in pairs)
+        successive = any(not self._overlap(one, other) for one, other in pairs)
+        self.scope = body.get("reward_scope", "path" if overlaps or True in together else "session")
+        self.siblings = self.scope == "path" and bool(pairs)
+        self.warns = "reward_scope" not in body and (
+            any(self._overlap(one, other) and not self._choices(one, other) for one, other in pairs)
+            or (successive and not overlaps and True not in together)
+        )
         self.by_agent = body.get("reward_scope") == "agent"
         compares = "advantages" in body or "step_advantages" in body
         self.skips = body.get("unrewarded", "skip" if compares else "zero") == "skip"
@@ -292,16 +304,24 @@ class Scores:
         score = self._sum(name for names in self.paths.values() for name in names)
         return self._sum(self.stored.nodes) if score is None else score
 
-    def _siblings(self) -> bool:
-        """Return whether two answers to one prompt have rewards, each on itself or below it."""
-        nodes = list(self.stored.nodes.values())
+    def _pairs(self) -> list[tuple[Node, Node]]:
+        """Return all two answers to one prompt that have rewards, each on itself or below it."""
+        nodes = [node for node in self.stored.nodes.values() if self._rewarded(node)]
+        pairs = []
         for first, one in enumerate(nodes):
             same = [each for each in nodes if (each.parent, each.state_hash) == (one.parent, one.state_hash)]
             again = any(each.reason in ("resampled", "template", "drift") for each in same)
             for other in nodes[first + 1 :]:
-                if again and other in same and self._rewarded(one) and self._rewarded(other):
-                    return True
-        return False
+                if other in same and (again or self._choices(one, other)):
+                    pairs.append((one, other))
+        return pairs
+
+    def _choices(self, one: Node, other: Node) -> bool:
+        return one.id.split(".")[0] == other.id.split(".")[0]
+
+    def _overlap(self, one: Node, other: Node) -> bool:
+        earlier, later = sorted((one, other), key=lambda node: node.begun)
+        return later.begun < earlier.ended
 
     def _rewarded(self, node: Node) -> bool:
         own = main_reward(self.stored, node, self.body) is not None
@@ -694,7 +714,14 @@ class Groups:
             if not each.left_out
             for agent, value in each.values(each.stored.nodes)
         ]
+        self._scopes = {
+            (each.stored.group, each.scope) for each in scored if not each.left_out and each.values(each.stored.nodes)
+        }
         self._states = [(each.state(name), value) for each in scored for name, value in each.steps().items()]
+
+    def mixed(self, stored: Stored) -> bool:
+        """Return whether advantages compare scores of different scopes in the session's group."""
+        return "advantages" in self._body and sum(group == stored.group for group, _ in self._scopes) > 1
 
     def members(self, stored: Stored) -> int:
         """Return how many scores the session's group compares; of several agents those of the one with the fewest."""

@@ -61,7 +61,7 @@ class Comparison:
                 f"the answers {' and '.join(answers.successive)} to one prompt came one after the other and were both "
                 "rewarded, so they count as steps and their rewards add up; 'reward_scope': path compares them"
             )
-        if self.options.compares and self.scored.values():
+        if self.options.compares and self.scored.left_out is None:
             if self.groups.members(self._group, self.scored.scores.peers) == 1:
                 yield "its group has no other score to compare with, so its advantage is 0; export the whole 'group_id'"
             if self.options.advantages is not None and (mixed := self.groups.mixed_scopes(self._group)):

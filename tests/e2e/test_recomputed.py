@@ -211,7 +211,9 @@ async def test_exports_equal_the_recomputation_from_the_raw_tables(tmp_path: Pat
                 map(said["untrained_tokens"].get, ("drift", "too_long", "cut", "no_logprobs", "grammar"), [0] * 5)
             )
             alone = entry.get("group_members") == 1 and entry["left_out"] is None
-            assert len(said["warnings"]) == (2 * lost > said["sampled_tokens"]) + alone
+            mixed = groups.mixed(stored) and entry["left_out"] is None
+            told = (2 * lost > said["sampled_tokens"], alone, mixed, raw_tables.Scores(stored, body).warns)
+            assert len(said["warnings"]) == sum(told), (said["warnings"], told)
     for style, content in areal:
         check_areal(json.loads(content), recomputed(sessions, {"layout": style, "reward_scope": "path"}))
 
