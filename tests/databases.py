@@ -36,3 +36,17 @@ def meanwhile(url: str, statement: str) -> Iterator[None]:
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
         yield
+
+
+@contextmanager
+def stalled_commits(url: str) -> Iterator[None]:
+    """Let each Postgres transaction that stores a turn stop at its commit until the end of the block."""
+    function = "BEGIN PERFORM pg_advisory_lock_shared(77); PERFORM pg_advisory_unlock_shared(77); RETURN NEW; END"
+    execute(url, f"CREATE FUNCTION stall() RETURNS trigger AS $$ {function} $$ LANGUAGE plpgsql")
+    execute(
+        url,
+        "CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON interactions DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION stall()",
+    )
+    with meanwhile(url, "SELECT pg_advisory_lock(77)"):
+        yield

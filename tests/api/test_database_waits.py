@@ -16,7 +16,7 @@ from proxy.store.absence import Patience
 from proxy.types import TurnRequest
 from tests.api.test_failover import CHAT, QUESTION, held
 from tests.api.test_replicas import replicas
-from tests.databases import execute, meanwhile
+from tests.databases import execute, stalled_commits
 from tests.postgres_link import Link, linked
 from tests.support import Server, says, serving, until, user
 
@@ -131,17 +131,7 @@ async def test_a_commit_that_the_database_is_still_at_is_waited_for(tmp_path: Pa
     """The connection is lost, and its transaction goes on for a while."""
     async with replicas(tmp_path, link.url, says("zero", "one")) as (one,):
         await one.chat([user("hi")])
-        execute(
-            link.behind,
-            "CREATE FUNCTION stall() RETURNS trigger AS $$ BEGIN PERFORM pg_advisory_lock_shared(77); "
-            "PERFORM pg_advisory_unlock_shared(77); RETURN NEW; END $$ LANGUAGE plpgsql",
-        )
-        execute(
-            link.behind,
-            "CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON interactions DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION stall()",
-        )
-        with meanwhile(link.behind, "SELECT pg_advisory_lock(77)"):
+        with stalled_commits(link.behind):
             turn = asked(one, CHAT, BODY)
             stalled = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
             await until(lambda: execute(link.behind, stalled) != [])

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from proxy.turns import commits
 from tests.api.test_replicas import replicas
-from tests.databases import execute, meanwhile
+from tests.databases import execute, stalled_commits
 from tests.postgres_link import Link, linked
 from tests.support import Server, says, serving, until, user
 
@@ -267,17 +267,7 @@ async def test_a_retry_waits_for_a_commit_that_the_database_is_still_at(
     ):
         if known:
             await one.chat([user("hi")])
-        execute(
-            link.behind,
-            "CREATE FUNCTION stall() RETURNS trigger AS $$ BEGIN PERFORM pg_advisory_lock_shared(77); "
-            "PERFORM pg_advisory_unlock_shared(77); RETURN NEW; END $$ LANGUAGE plpgsql",
-        )
-        execute(
-            link.behind,
-            "CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON interactions DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION stall()",
-        )
-        with meanwhile(link.behind, "SELECT pg_advisory_lock(77)"):
+        with stalled_commits(link.behind):
             turn = asyncio.ensure_future(one.post(CHAT, BODY))
             stalled = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
             await until(lambda: execute(link.behind, stalled) != [])
