@@ -120,3 +120,15 @@ async def test_a_scope_or_score_of_another_kind_is_refused(
         await observed(server, "a")
         reply = await server.post(path, body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_answers_one_after_the_other_beside_choices_warn_that_both_readings_are_possible(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*["ok"] * 4)) as server:
+        await server.ok(f"/s{CHAT}", {"model": "m", "n": 2, "messages": [user("one")]})
+        await observed(server, "wall", "wall")
+        await server.ok("/s/rl/set_reward", {"step_scores": [1.0, 0.0, 1.0, 1.0]})
+        entry, _ = await exported(server)
+        [told] = entry["warnings"]
+        assert entry["reward_scope"] == "path"
+        assert "one after the other" in told and "'reward_scope': session" in told
+        assert (await exported(server, reward_scope="session"))[0]["warnings"] == []
