@@ -49,8 +49,8 @@ class RepeatableCall:
         """The response of a stored answer. Raises IdempotencyMismatch if the call asked for something else."""
         if answer.request_hash != self.request_hash:
             raise IdempotencyMismatch(
-                "this 'Idempotency-Key' belongs to an earlier call with another path, session or body; give each call a key of "
-                "its own, and repeat a call as it was",
+                "this 'Idempotency-Key' belongs to an earlier call with another path, session or body; give each call "
+                "a key of its own, and repeat a call as it was",
                 param="Idempotency-Key",
             )
         salt, text = answer.answer[:_SALT_BYTES], answer.answer[_SALT_BYTES:]
