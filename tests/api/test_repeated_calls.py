@@ -138,9 +138,7 @@ async def test_answers_are_kept_for_a_day_and_show_no_key(
         assert len(execute(database_url, "SELECT * FROM answers")) == 1
 
 
-async def test_one_key_for_two_sessions_that_headers_name_is_refused_by_name(
-    tmp_path: Path, database_url: str
-) -> None:
+async def test_one_key_for_two_sessions_that_headers_name_is_refused_by_name(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says("a", "b"), database_url=database_url) as server:
         for name in ("one", "two"):
             await server.chat([user("hi")], session=name)
