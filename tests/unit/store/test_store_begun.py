@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -31,6 +32,12 @@ async def cut(database_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
+@pytest.fixture
+def node(node: Build) -> Build:
+    """Interactions whose requests arrive now, unless they say otherwise."""
+    return lambda name, **fields: node(name, **{"created_at": time.time(), **fields})
+
+
 async def begun(store: Store) -> set[str]:
     return set(await store.news.load_begun("task-0"))
 
@@ -50,6 +57,7 @@ async def test_no_other_answer_supersedes_a_call_that_a_crash_cut_off(cut: Store
     await cut.turns.append(node("elsewhere", session_id="task-1", request_hash="hash", idempotency_key="key"))
     await cut.turns.append(node("unlike", request_hash="unlike", idempotency_key="unlike"))
     await cut.turns.append(node("failed", request_hash="hash", status=Status.FAILED))
+    await cut.turns.append(node("earlier", request_hash="hash", created_at=1.0))
     assert await begun(cut) == {"cut", "keyed"}
 
 
