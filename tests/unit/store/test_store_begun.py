@@ -88,6 +88,23 @@ async def test_a_call_of_another_process_is_not_superseded_while_that_lives(
         await here.close()
 
 
+async def test_an_idle_process_whose_connections_were_cut_shows_that_it_lives(postgres_url: str, node: Build) -> None:
+    here, elsewhere = Store.open(postgres_url, migrate=True), Store.open(postgres_url)
+    try:
+        await here.starts.create_session(SessionRecord("task-0"))
+        elsewhere.turns.note_begun("running", "task-0", "hash")
+        await elsewhere.turns.supersede("nobody")
+        of_elsewhere = f"FROM pg_stat_activity WHERE strpos(application_name, '{elsewhere.database.owner}') > 0"
+        execute(postgres_url, f"SELECT pg_terminate_backend(pid) {of_elsewhere}")
+        await until(lambda: execute(postgres_url, f"SELECT count(*) {of_elsewhere}") == [(0,)])
+        await elsewhere.database.show_presence()
+        await here.turns.append(node("one", request_hash="hash"))
+        assert await begun(here) == {"running"}
+    finally:
+        await elsewhere.close()
+        await here.close()
+
+
 async def gone(store: Store, url: str) -> None:
     """Close a store, and wait until PostgreSQL has noticed."""
     await store.close()
