@@ -79,6 +79,11 @@ class OpenDatabase:
         """True until the store is closed or the writer thread has ended."""
         return self.write.running
 
+    @property
+    def refused(self) -> bool:
+        """True if the writer has stopped, the database refused its last transaction, or it is away."""
+        return not self.running or self.write.refusal is not None or self.absence.since is not None
+
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused.
 

@@ -103,9 +103,8 @@ class Store:
 
     @property
     def refused(self) -> bool:
-        """True if the writer has stopped, the database refused its last transaction, or it is away."""
-        opened = self.database
-        return not opened.running or opened.write.refusal is not None or opened.absence.since is not None
+        """See OpenDatabase."""
+        return self.database.refused
 
     async def ping(self) -> bool:
         """Return whether the database answers and takes writes; False while it is away and calls wait for it.

@@ -322,9 +322,10 @@ class Writer:
 
     def _was_done(self, outcomes: list[ChangeResult]) -> bool:
         """Whether a transaction was committed whose connection was lost at its commit. Raises SQLAlchemyError."""
-        self._in_doubt = None
+        self._in_doubt, away = None, self.absence.since
         with self._engine.begin() as connection:
             done = self._marks.was_done(connection, outcomes)
+        self.absence.over(away)
         logger.warning("a commit whose answer was lost was looked up", {"done": done, "changes": len(outcomes)})
         return done
 
