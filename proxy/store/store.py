@@ -6,6 +6,7 @@ the database refuses or the store is closed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from uuid import uuid4
 
 from proxy.errors import StoreUnavailable
@@ -120,7 +121,8 @@ class Store:
             except StoreUnavailable:
                 if not self.database.absence.is_waited_for:
                     raise
-        self.database.look_for_it()
+        with suppress(StoreUnavailable):  # so many calls wait that these will tell when it is back
+            self.database.look_for_it()
         return False
 
     async def _answers(self) -> bool:

@@ -191,6 +191,7 @@ async def test_no_more_wait_than_there_is_room_for(tmp_path: Path, link: Link) -
         await until(lambda: away(server))
         calls += [asked(server, "/rl/grant_capacity", {}) for _ in range(11)]
         await until(lambda: sum(call.done() for call in calls) >= 8)  # notes of the turn may wait, too
+        assert await ready(server) == (200, "away")
         link.set_down(False)
         answers = await asyncio.gather(*calls)
         refused = [answer for answer in answers if answer.status_code == 503]
