@@ -370,12 +370,13 @@ class Writer:
                 self._metrics.changes.observe(len(group))
                 return outcomes
             except SQLAlchemyError as error:
-                self._disconnect(lost=is_disconnect(error))
+                gone = is_disconnect(error) or is_away(error)  # of a broken pipeline, the driver knows only the latter
+                self._disconnect(lost=gone)
                 if is_read_only(error):
                     self._on_read_only()
                 # A kept connection may be dead. If that shows before the commit, nothing was stored.
-                self._in_doubt = outcomes if is_disconnect(error) else None
-                lost = kept and outcomes is None and is_disconnect(error)
+                self._in_doubt = outcomes if gone else None
+                lost = kept and outcomes is None and gone
                 if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise
                 if lost:
