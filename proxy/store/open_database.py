@@ -134,8 +134,12 @@ class OpenDatabase:
 
     async def show_presence(self) -> None:
         """Connect again if the connections were lost and nothing has needed one since."""
-        with suppress(StoreUnavailable):
+        try:
             await self.read_at_once(reads.ping)
+        except StoreUnavailable:
+            pass
+        except Exception:
+            logger.exception("whether the database is there could not be seen")
 
     def submit_noted(
         self, write: writes.BatchWrite, payload: Any, noted: Noted | None, *, urgent: bool = True
