@@ -294,6 +294,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.engine.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))
         stack.push_async_callback(
             _cancel, asyncio.create_task(parts.sessions.memory.run(parts.renderer.forget_prompts))
         )

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from proxy.api.headers import headers_of, key_in
+from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import JsonResponse, decode_json, encode_json
 from proxy.api.session_json import addressed
 from proxy.errors import IdempotencyMismatch, InvalidRequest, ProxyError
@@ -32,10 +32,11 @@ class RepeatableCall:
     """A call with an Idempotency-Key, by the caller's key and by what it asks for."""
 
     def __init__(self, request: Request, name: str, body: Mapping[str, Any]) -> None:
-        caller = key_in(headers_of(request.scope)) or ""
+        headers = headers_of(request.scope)
+        caller, named = key_in(headers) or "", hint_in(headers, None) or ""
         self._secret = f"{caller}\0{name}".encode(errors="surrogatepass")
         self.hash = hashlib.sha256(b"call\0" + self._secret).hexdigest()
-        asked = f"{request.method}\0{request.scope['path']}\0".encode(errors="surrogatepass")
+        asked = f"{request.method}\0{request.scope['path']}\0{named}\0".encode(errors="surrogatepass")
         self.request_hash = hashlib.sha256(asked + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     def answer(self, body: Mapping[str, Any], session_id: str | None = None) -> Answer:
@@ -48,8 +49,8 @@ class RepeatableCall:
         """The response of a stored answer. Raises IdempotencyMismatch if the call asked for something else."""
         if answer.request_hash != self.request_hash:
             raise IdempotencyMismatch(
-                "this 'Idempotency-Key' belongs to an earlier call with another path or body; give each call a key of "
-                "its own, and repeat a call as it was",
+                "this 'Idempotency-Key' belongs to an earlier call with another path, session or body; give each call "
+                "a key of its own, and repeat a call as it was",
                 param="Idempotency-Key",
             )
         salt, text = answer.answer[:_SALT_BYTES], answer.answer[_SALT_BYTES:]

@@ -36,9 +36,9 @@ class Finding:
     turn: int | None = None
 
     def __str__(self) -> str:
-        where = ["session " + self.session_id] if self.session_id is not None else []
+        where = [f"session {self.session_id}"] if self.session_id is not None else []
         where += [f"turn {self.turn}"] if self.turn is not None else []
-        where += ["interaction " + self.interaction_id] if self.interaction_id is not None else []
+        where += [f"interaction {self.interaction_id}"] if self.interaction_id is not None else []
         told = ": ".join([", ".join(where), self.what]) if where else self.what
         return told.encode("utf-8", "backslashreplace").decode()  # damaged texts cannot be printed
 
@@ -121,7 +121,7 @@ def _check_order(stored: Stored) -> Faults:
     if any(isinstance(node, Broken) for node in stored.interactions):
         return
     seqs = [node.seq for node in _whole(stored)]
-    if seqs != list(range(stored.next_seq)):
+    if len(seqs) != stored.next_seq or seqs != list(range(len(seqs))):
         yield None, f"next_seq is {stored.next_seq}, but the seqs are {_short(seqs)}"
 
 

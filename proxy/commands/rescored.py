@@ -6,10 +6,11 @@ There, any two rewarded answers to one prompt were alternatives, and the score w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
-from proxy.store.inspection import Broken, Inspection
+from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.scored_session import scored_session
 
@@ -29,12 +30,17 @@ class Rescored:
 def rescored(inspection: Inspection) -> Iterator[Rescored]:
     """The sessions whose score changed, in order of creation. Those with a damaged row are left to `db check`."""
     for stored in inspection.sessions():
-        nodes = [node for node in stored.interactions if not isinstance(node, Broken)]
-        if isinstance(stored.record, Broken) or len(nodes) < len(stored.interactions):
-            continue
-        scores = scored_session(stored.record, nodes, LayoutOptions()).scores
-        if scores.answers.successive is None or scores.answers.are_alternatives or scores.score is None:
-            continue
-        before = fmean(score for score in scores.paths.values() if score is not None)
-        if before != scores.score:
-            yield Rescored(stored.session_id, before, scores.score)
+        with suppress(*BROKEN):  # of values of a wrong type
+            yield from _rescored(stored)
+
+
+def _rescored(stored: Stored) -> Iterator[Rescored]:
+    nodes = [node for node in stored.interactions if not isinstance(node, Broken)]
+    if isinstance(stored.record, Broken) or len(nodes) < len(stored.interactions):
+        return
+    scores = scored_session(stored.record, nodes, LayoutOptions()).scores
+    if scores.answers.successive is None or scores.answers.are_alternatives or scores.score is None:
+        return
+    before = fmean(score for score in scores.paths.values() if score is not None)
+    if before != scores.score:
+        yield Rescored(stored.session_id, before, scores.score)

@@ -107,8 +107,10 @@ def _check_same(record: SessionRecord, said: Mapping[str, Any]) -> None:
 def ended_otherwise(record: SessionRecord, name: str) -> EndedOtherwise:
     """The error for an end that says something else in the field `name` than the first."""
     how = "ended" if record.status is SessionStatus.ENDED else "expired"
+    way_out = "rewards are changed with /rl/set_reward"
+    if name == "score":
+        way_out = "a named reward (/rl/set_reward) takes its place in exports with its 'reward_name'"
     return EndedOtherwise(
-        f"session {record.session_id!r} has {how} already, with another '{name}'; what its end said stays, "
-        "rewards are changed with /rl/set_reward",
+        f"session {record.session_id!r} has {how} already, with another '{name}'; what its end said stays, {way_out}",
         param=name,
     )

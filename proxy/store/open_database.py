@@ -26,7 +26,7 @@ from proxy.store.news import News, Seen
 from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
-from proxy.store.sql import writes
+from proxy.store.sql import reads, writes
 from proxy.store.sql.answers import Answered, answered
 from proxy.store.writer import Writer
 from proxy.telemetry.store_metrics import StoreMetrics
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
 READER_THREADS = 4
+# How often a process that may be idle looks whether it still has a connection.
+_PRESENT_S = 5.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,6 +79,11 @@ class OpenDatabase:
         """True until the store is closed or the writer thread has ended."""
         return self.write.running
 
+    @property
+    def refused(self) -> bool:
+        """True if the writer has stopped, the database refused its last transaction, or it is away."""
+        return not self.running or self.write.refusal is not None or self.absence.since is not None
+
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused.
 
@@ -118,6 +125,21 @@ class OpenDatabase:
         if away is not None:
             self.absence.over(away)
         return result
+
+    async def stay_present(self) -> None:
+        """Until cancelled, keep a connection, by which other servers see that the calls of this process still run."""
+        while self.shared:
+            await asyncio.sleep(_PRESENT_S)
+            await self.show_presence()
+
+    async def show_presence(self) -> None:
+        """Connect again if the connections were lost and nothing has needed one since."""
+        try:
+            await self.read_at_once(reads.ping)
+        except StoreUnavailable:
+            pass
+        except Exception:
+            logger.exception("whether the database is there could not be seen")
 
     def submit_noted(
         self, write: writes.BatchWrite, payload: Any, noted: Noted | None, *, urgent: bool = True

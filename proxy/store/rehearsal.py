@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.news import Seen
 from proxy.store.sql import begun, reads, revisions, rows, writes
+from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.starts import Start
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, SessionRecord, ids_of
 
@@ -43,6 +44,8 @@ def rehearse_turn(writer_engine: Engine, reader_engine: Engine) -> None:
         begun.insert_intents(connection, [begun.note_of(name, name, "", None, name)])
         writes.append_interactions(connection, [writes.Append(turn)])
         writes.set_replied(connection, [name])
+        if connection.dialect.name != "sqlite":
+            CommitMarks().put(connection)
         transaction.rollback()
     with reader_engine.begin() as connection:
         revisions.load_new_turns(connection, [(name, Seen(0, 0))])

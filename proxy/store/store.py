@@ -6,6 +6,7 @@ the database refuses or the store is closed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from uuid import uuid4
 
 from proxy.errors import StoreUnavailable
@@ -103,9 +104,8 @@ class Store:
 
     @property
     def refused(self) -> bool:
-        """True if the writer has stopped, the database refused its last transaction, or it is away."""
-        opened = self.database
-        return not opened.running or opened.write.refusal is not None or opened.absence.since is not None
+        """See OpenDatabase."""
+        return self.database.refused
 
     async def ping(self) -> bool:
         """Return whether the database answers and takes writes; False while it is away and calls wait for it.
@@ -121,7 +121,8 @@ class Store:
             except StoreUnavailable:
                 if not self.database.absence.is_waited_for:
                     raise
-        self.database.look_for_it()
+        with suppress(StoreUnavailable):  # so many calls wait that these will tell when it is back
+            self.database.look_for_it()
         return False
 
     async def _answers(self) -> bool:

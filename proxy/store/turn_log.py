@@ -23,6 +23,11 @@ class TurnLog:
         self.absence = database.absence
 
     @property
+    def refused(self) -> bool:
+        """See OpenDatabase."""
+        return self._database.refused
+
+    @property
     def shared(self) -> bool:
         """True if other replicas may commit to the same sessions."""
         return self._database.shared

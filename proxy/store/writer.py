@@ -322,9 +322,10 @@ class Writer:
 
     def _was_done(self, outcomes: list[ChangeResult]) -> bool:
         """Whether a transaction was committed whose connection was lost at its commit. Raises SQLAlchemyError."""
-        self._in_doubt = None
+        self._in_doubt, away = None, self.absence.since
         with self._engine.begin() as connection:
             done = self._marks.was_done(connection, outcomes)
+        self.absence.over(away)
         logger.warning("a commit whose answer was lost was looked up", {"done": done, "changes": len(outcomes)})
         return done
 
@@ -369,12 +370,13 @@ class Writer:
                 self._metrics.changes.observe(len(group))
                 return outcomes
             except SQLAlchemyError as error:
-                self._disconnect(lost=is_disconnect(error))
+                gone = is_disconnect(error) or is_away(error)  # of a broken pipeline, the driver knows only the latter
+                self._disconnect(lost=gone)
                 if is_read_only(error):
                     self._on_read_only()
                 # A kept connection may be dead. If that shows before the commit, nothing was stored.
-                self._in_doubt = outcomes if is_disconnect(error) else None
-                lost = kept and outcomes is None and is_disconnect(error)
+                self._in_doubt = outcomes if gone else None
+                lost = kept and outcomes is None and gone
                 if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise
                 if lost:

@@ -56,11 +56,18 @@ class Comparison:
                 f"the answers {' and '.join(answers.overlapping)} to one prompt overlapped and were both rewarded, so "
                 "they count as alternatives, each path by itself; 'reward_scope': session adds their rewards up"
             )
-        elif answers.successive is not None and not answers.are_alternatives:
-            yield (
-                f"the answers {' and '.join(answers.successive)} to one prompt came one after the other and were both "
-                "rewarded, so they count as steps and their rewards add up; 'reward_scope': path compares them"
-            )
+        elif answers.successive is not None:
+            told = "the answers " + " and ".join(answers.successive) + " to one prompt came one after the other"
+            if answers.are_alternatives:
+                yield (
+                    f"{told}, and others are choices of one request, so each path counts by itself; "
+                    "'reward_scope': session adds the rewards up"
+                )
+            else:
+                yield (
+                    f"{told} and were both rewarded, so they count as steps and their rewards add up; "
+                    "'reward_scope': path compares them"
+                )
         if self.options.compares and self.scored.left_out is None:
             if self.groups.members(self._group, self.scored.scores.peers) == 1:
                 yield "its group has no other score to compare with, so its advantage is 0; export the whole 'group_id'"

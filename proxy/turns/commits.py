@@ -163,7 +163,7 @@ class Commits:
             self._in_background(self._record_late(waiting=len(self._unrecorded) < _MOST_UNRECORDED))
 
     async def _record_late(self, *, waiting: bool) -> None:
-        """Record failures that the database refused, until it refuses one again.
+        """Record failures that the database refused, until it refuses all again.
 
         With `waiting`, each only once a retry had time to be answered elsewhere. Of one that a retry has answered
         nothing stays. A turn leaves the queue when the database has it, or when nothing of it is to be recorded.
@@ -171,12 +171,15 @@ class Commits:
         self._recording = True
         try:
             for _ in range(len(self._unrecorded)):
-                kept = await self._record(self._unrecorded[0], waiting=waiting)
+                try:
+                    kept = await self._record(self._unrecorded[0], waiting=waiting)
+                except StoreUnavailable:
+                    if self._log.refused:
+                        return
+                    kept = True  # it is refused alone, and holds up no other
                 turn = self._unrecorded.popleft()
                 if kept:
                     self._unrecorded.append(turn)
-        except StoreUnavailable:
-            pass
         finally:
             self._recording = False
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import OperationalError
+from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
 from proxy.api.replies import begin_turns
 from proxy.protocols.chat.protocol import ChatProtocol
+from proxy.store import writer
 from proxy.store.absence import Patience
+from proxy.store.sql.pipeline import pipelined
+from proxy.store.sql.statement import as_sqlalchemy
 from proxy.types import TurnRequest
 from tests.api.test_failover import CHAT, QUESTION, held
 from tests.api.test_replicas import replicas
@@ -95,6 +101,29 @@ async def test_a_turn_whose_connection_is_lost_at_the_commit_is_stored_once(
         tree = await one.tree()
         assert [turn["status"] for turn in tree] == ["complete"] * (1 + known)
         assert execute(link.behind, "SELECT count(*) FROM intents") == [(0,)]
+
+
+async def test_a_turn_is_stored_once_if_the_driver_does_not_say_that_the_connection_is_lost_at_the_commit(
+    tmp_path: Path, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, says("zero", "one"), database_url=link.url) as server:
+        await server.chat([user("hi")])
+        await until(lambda: execute(link.behind, "SELECT * FROM intents, unreplied") == [])
+        broken: list[None] = []
+
+        @contextmanager
+        def breaking(connection: Connection) -> Iterator[None]:
+            with pipelined(connection):
+                yield
+            stored = execute(link.behind, "SELECT count(*) FROM interactions")
+            if stored == [(2,)] and not broken:
+                broken.append(None)
+                error = OperationalError("cannot exit pipeline mode while busy")
+                raise as_sqlalchemy(connection, "pipeline", error) from error
+
+        monkeypatch.setattr(writer, "pipelined", breaking)
+        assert (await server.post(CHAT, BODY)).status_code == 200
+        assert broken and len(await server.tree()) == 2
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
@@ -181,6 +210,7 @@ async def test_no_more_wait_than_there_is_room_for(tmp_path: Path, link: Link) -
         await until(lambda: away(server))
         calls += [asked(server, "/rl/grant_capacity", {}) for _ in range(11)]
         await until(lambda: sum(call.done() for call in calls) >= 8)  # notes of the turn may wait, too
+        assert await ready(server) == (200, "away")
         link.set_down(False)
         answers = await asyncio.gather(*calls)
         refused = [answer for answer in answers if answer.status_code == 503]

@@ -136,3 +136,13 @@ async def test_answers_are_kept_for_a_day_and_show_no_key(
         await done(server, "/rl/grant_capacity", {"n": 1}, "grant")
         assert (await sent(server, "/rl/start_session", {"session_id": "s"}, "start")).status_code == 400
         assert len(execute(database_url, "SELECT * FROM answers")) == 1
+
+
+async def test_one_key_for_two_sessions_that_headers_name_is_refused_by_name(tmp_path: Path, database_url: str) -> None:
+    async with serving(tmp_path, says("a", "b"), database_url=database_url) as server:
+        for name in ("one", "two"):
+            await server.chat([user("hi")], session=name)
+        named = [{"idempotency-key": "k", "x-session-id": name} for name in ("one", "two")]
+        assert (await server.post("/rl/set_reward", {"reward": 1.0}, headers=named[0])).status_code == 200
+        refused = await server.post("/rl/set_reward", {"reward": 1.0}, headers=named[1])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_mismatch")

@@ -89,6 +89,7 @@ async def test_the_score_of_the_end_is_that_of_every_sample_and_stays_when_the_e
             await server.ok("/s/rl/end_session", end)
         other = await server.post("/s/rl/end_session", {**end, "score": 6})
         assert (other.status_code, other.json()["error"]["param"]) == (409, "score")
+        assert "'reward_name'" in other.json()["error"]["message"]
         entry, rewards = await exported(server)
         assert (entry["score"], entry["episode_score"], rewards) == (5.0, 5.0, [5.0] * 3)
         assert [node["reward"] for node in await server.tree()] == [1.0, 2.0, 0.0]
@@ -120,3 +121,26 @@ async def test_a_scope_or_score_of_another_kind_is_refused(
         await observed(server, "a")
         reply = await server.post(path, body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_answers_one_after_the_other_beside_choices_warn_that_both_readings_are_possible(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*["ok"] * 4)) as server:
+        await server.ok(f"/s{CHAT}", {"model": "m", "n": 2, "messages": [user("one")]})
+        await observed(server, "wall", "wall")
+        await server.ok("/s/rl/set_reward", {"step_scores": [1.0, 0.0, 1.0, 1.0]})
+        entry, _ = await exported(server)
+        [told] = entry["warnings"]
+        assert entry["reward_scope"] == "path"
+        assert "one after the other" in told and "'reward_scope': session" in told
+        assert (await exported(server, reward_scope="session"))[0]["warnings"] == []
+
+
+async def test_a_named_reward_takes_the_place_of_the_score_of_the_end(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("ok", "ok")) as server:
+        await server.ok("/rl/start_session", {"session_id": "s"})
+        await observed(server, "a", "b")
+        await server.ok("/s/rl/end_session", {"score": 5})
+        await server.ok("/s/rl/set_reward", {"turn": 1, "reward": 7.0, "name": "verified"})
+        assert (await exported(server))[1] == [5.0, 5.0]
+        entry, rewards = await exported(server, reward_name="verified")
+        assert (entry["score"], rewards) == (7.0, [7.0, 7.0])

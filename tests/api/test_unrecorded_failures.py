@@ -10,8 +10,10 @@ import pytest
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.errors import StoreUnavailable
+from proxy.store.sql import rows
 from proxy.store.turn_log import TurnLog
 from proxy.turns import commits
+from proxy.types import Interaction
 from tests.databases import execute
 from tests.support import Server, default_url, sampled, serving, until, user
 
@@ -75,6 +77,23 @@ async def test_failures_that_wait_are_recorded_before_the_server_stops(tmp_path:
         await fail(server)
         refusing.clear()
     assert stored(tmp_path) == ["failed"] * MOST
+
+
+async def test_a_failure_that_is_refused_alone_holds_up_no_other(
+    tmp_path: Path, refusing: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, failures()) as server:
+        await fail(server)
+        refusing.clear()
+        first, insert = server.app.state.turns._commits._unrecorded[0].interaction.id, rows.interaction_row
+
+        def damaged(node: Interaction, seq: int) -> rows.RowValues:
+            if node.id == first:
+                raise KeyError("planted")
+            return insert(node, seq)
+
+        monkeypatch.setattr(rows, "interaction_row", damaged)
+    assert stored(tmp_path) == ["failed"] * (MOST - 1)
 
 
 async def test_a_server_that_stops_says_how_many_failures_it_could_not_record(

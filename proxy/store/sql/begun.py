@@ -70,6 +70,7 @@ _MARK = Statement(
     .where(
         intents.c.session_id == bindparam("of_session"),
         or_(intents.c.request_hash == bindparam("of_hash"), intents.c.idempotency_key == bindparam("of_key")),
+        intents.c.begun_at <= bindparam("asked_at"),
         _OfOthers(),
     )
 )
@@ -106,12 +107,17 @@ def delete_intents(connection: Connection, interaction_ids: Sequence[str]) -> Se
 
 
 def mark_answered(connection: Connection, new: Iterable[Interaction]) -> None:
-    """Mark the begun calls of other processes whose requests the complete ones of `new` answer.
+    """Mark the begun calls of other processes that had begun before an equal request of the complete ones of `new`.
 
     Their sessions are locked.
     """
     answers = [
-        {"of_session": node.session_id, "of_hash": node.request_hash, "of_key": node.idempotency_key}
+        {
+            "of_session": node.session_id,
+            "of_hash": node.request_hash,
+            "of_key": node.idempotency_key,
+            "asked_at": node.created_at,
+        }
         for node in new
         if node.status is Status.COMPLETE
     ]

@@ -51,6 +51,10 @@ class CommitMarks:
         """Mark the transaction, if it can only be found so. Call before its commit."""
         if _turn_in(outcomes) is not None or not _has_effect(outcomes):
             return
+        self.put(connection)
+
+    def put(self, connection: Connection) -> None:
+        """Mark the transaction."""
         now = time.time()
         if not self._number:
             _DROP_OLD.run(connection, [{"before": now - _KEPT_S}])

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Boolean, Column, Connection, Double, LargeBinary, Text, select, update
 
 from proxy.commands.audit import Audit, audit
+from proxy.commands.rescored import rescored
 from proxy.errors import ConfigurationError
 from proxy.reasons import Status
 from proxy.store import database
@@ -153,6 +154,11 @@ async def test_a_blob_that_does_not_unpack_is_named_and_the_others_are_checked(t
         "UPDATE sessions SET task_id = CAST(X'FF' AS TEXT)",
         "UPDATE sessions SET next_seq = 'x'",
         "UPDATE returns SET credit = 'none'",
+        "UPDATE interactions SET id = X'FF41' WHERE seq = 1",
+        "UPDATE interactions SET reward = 'much' WHERE seq = 1",
+        "UPDATE sessions SET discount = X'FF' WHERE session_id = 's'",
+        "UPDATE sessions SET session_id = X'FF41' WHERE session_id = 's'",
+        f"UPDATE sessions SET next_seq = {2**62}",
     ],
 )
 async def test_a_value_of_a_wrong_type_is_a_finding_and_not_the_end(tmp_path: Path, change: str) -> None:
@@ -164,6 +170,8 @@ async def test_a_value_of_a_wrong_type_is_a_finding_and_not_the_end(tmp_path: Pa
     result = checked(url)
     assert result.findings and result.sessions == 2
     assert "\n".join(map(str, result.findings)).encode()
+    with inspecting(url) as inspection:
+        assert list(rescored(inspection)) == []
 
 
 async def test_rows_without_a_checksum_are_counted_and_filled_if_nothing_is_found(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from proxy.store.news import Seen
-from proxy.store.sql import revisions, writes
+from proxy.store.sql import begun, commit_marks, revisions, writes
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import interactions, sessions
 from proxy.store.store import Store
@@ -19,7 +20,7 @@ from proxy.types import Interaction, SessionRecord
 async def test_the_first_turn_after_a_rehearsal_compiles_nothing(
     store: Store, node: Callable[..., Interaction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for value in [*vars(writes).values(), *vars(revisions).values()]:
+    for value in chain.from_iterable(vars(module).values() for module in (begun, commit_marks, revisions, writes)):
         if isinstance(value, Statement):
             monkeypatch.setattr(value, "_compiled", {})
     store.database.rehearse()

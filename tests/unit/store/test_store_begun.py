@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -31,6 +32,12 @@ async def cut(database_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
+@pytest.fixture
+def node(node: Build) -> Build:
+    """Interactions whose requests arrive now, unless they say otherwise."""
+    return lambda name, **fields: node(name, **{"created_at": time.time(), **fields})
+
+
 async def begun(store: Store) -> set[str]:
     return set(await store.news.load_begun("task-0"))
 
@@ -50,6 +57,7 @@ async def test_no_other_answer_supersedes_a_call_that_a_crash_cut_off(cut: Store
     await cut.turns.append(node("elsewhere", session_id="task-1", request_hash="hash", idempotency_key="key"))
     await cut.turns.append(node("unlike", request_hash="unlike", idempotency_key="unlike"))
     await cut.turns.append(node("failed", request_hash="hash", status=Status.FAILED))
+    await cut.turns.append(node("earlier", request_hash="hash", created_at=1.0))
     assert await begun(cut) == {"cut", "keyed"}
 
 
@@ -75,6 +83,23 @@ async def test_a_call_of_another_process_is_not_superseded_while_that_lives(
             assert await begun(here) == {"running"}
             await gone(elsewhere, postgres_url)
         assert await begun(here) == set()
+    finally:
+        await elsewhere.close()
+        await here.close()
+
+
+async def test_an_idle_process_whose_connections_were_cut_shows_that_it_lives(postgres_url: str, node: Build) -> None:
+    here, elsewhere = Store.open(postgres_url, migrate=True), Store.open(postgres_url)
+    try:
+        await here.starts.create_session(SessionRecord("task-0"))
+        elsewhere.turns.note_begun("running", "task-0", "hash")
+        await elsewhere.turns.supersede("nobody")
+        of_elsewhere = f"FROM pg_stat_activity WHERE strpos(application_name, '{elsewhere.database.owner}') > 0"
+        execute(postgres_url, f"SELECT pg_terminate_backend(pid) {of_elsewhere}")
+        await until(lambda: execute(postgres_url, f"SELECT count(*) {of_elsewhere}") == [(0,)])
+        await elsewhere.database.show_presence()
+        await here.turns.append(node("one", request_hash="hash"))
+        assert await begun(here) == {"running"}
     finally:
         await elsewhere.close()
         await here.close()
