@@ -184,7 +184,8 @@ class SglangReply:
     def read(self, parts: Iterable[Any], serving: int | None = None) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
-        `serving`: the weight version that the server has now, None if that is not known. Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
+        `serving`: the weight version that the server has now, None if that is not known. Raises InvalidRequest for a
+        refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
         """
         before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
@@ -269,9 +270,7 @@ class SglangReply:
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
-    def _spans(
-        self, spans: Sequence[Mapping[str, Any]], total: int, serving: int | None
-    ) -> tuple[VersionRuns, int]:
+    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, serving: int | None) -> tuple[VersionRuns, int]:
         """The version runs of all tokens, as a part names them, and how many tokens have one that is not believed.
 
         Raises EngineFailed if they overlap or leave gaps.
