@@ -6,7 +6,9 @@ An error of the server is raised as the same class of `proxy.errors` that the se
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -137,10 +139,15 @@ def _error(response: httpx.Response) -> ProxyError:
 
 
 def _seconds(header: str | None) -> float | None:
+    """The seconds of `Retry-After`: a number, or those until the date that a gateway may write; None for neither."""
     try:
         return None if header is None else float(header)
     except ValueError:
-        return None  # an HTTP date, which the server never sends
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(str(header)).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 _OF_GATEWAYS = (502, 503, 504)
