@@ -133,6 +133,8 @@ def _error(response: httpx.Response) -> ProxyError:
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
         if response.status_code in _OF_GATEWAYS:
+            where = f"{response.url.scheme}://{response.url.netloc.decode()}"  # a path may have a key
+            message = f"no answer from the server behind {where} ({message}); is it running and the URL correct?"
             code = ServerUnreachable.code
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
     return told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
