@@ -6,7 +6,9 @@ An error of the server is raised as the same class of `proxy.errors` that the se
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -131,16 +133,23 @@ def _error(response: httpx.Response) -> ProxyError:
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
         if response.status_code in _OF_GATEWAYS:
+            where = f"{response.url.scheme}://{response.url.netloc.decode()}"  # a path may have a key
+            message = f"no answer from the server behind {where} ({message}); is it running and the URL correct?"
             code = ServerUnreachable.code
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
     return told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
 
 
 def _seconds(header: str | None) -> float | None:
+    """The seconds of `Retry-After`: a number, or those until the date that a gateway may write; None for neither."""
     try:
         return None if header is None else float(header)
     except ValueError:
-        return None  # an HTTP date, which the server never sends
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(str(header)).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 _OF_GATEWAYS = (502, 503, 504)

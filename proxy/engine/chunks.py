@@ -73,10 +73,14 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
         if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
         for token, logprob in (pair for top in chunk.top_logprobs for pair in top):
-            if type(token) is not int or not isinstance(logprob, float | int):
+            if type(token) is not int or type(logprob) not in (float, int):
                 raise EngineFailed("the engine gave a top logprob that is no token id with a number")
-            if math.isnan(logprob):
+            if not 0 <= token < vocab_size:
+                raise EngineFailed(f"the engine gave a top logprob of token {token}, which the model does not have")
+            if logprob != logprob:
                 raise EngineFailed("the engine's answer is wrong: a top logprob is NaN")
+            if logprob > LARGEST_LOGPROB:
+                raise EngineFailed("the engine's answer is wrong: a top logprob is above 0")
         if chunk.unmasked is not None and len(chunk.unmasked) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
         for logprobs in (chunk.logprobs,) if chunk.unmasked is None else (chunk.logprobs, chunk.unmasked):

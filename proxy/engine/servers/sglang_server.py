@@ -156,7 +156,7 @@ class SglangServer:
             nonlocal stopped
             if seen is not None:
                 check_ids(parts, request.prompt)
-            for chunk in reply.read(parts):
+            for chunk in reply.read(parts, self._version):
                 if (stopped := take(chunk)) is not None:
                     break
             if stopped is not None and reply.finish is None:

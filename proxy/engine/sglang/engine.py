@@ -98,7 +98,7 @@ class SglangEngine:
         try:
             async with aclosing(self._manager.generate_request(wanted, None)) as parts:
                 async for part in parts:
-                    for chunk in answer.read((part,)):
+                    for chunk in answer.read((part,), self._version):
                         yield chunk
         except ValueError as error:
             message = f"the engine refused the request: {error}"

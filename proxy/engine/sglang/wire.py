@@ -55,8 +55,11 @@ class VersionNumbers:
         self.believed.add(version)
         return version
 
-    def named(self, name: Any, current: int) -> tuple[int, bool]:
-        """The version that a reply names, and whether it is believed; if not, `current` or an older one."""
+    def named(self, name: Any, current: int, newest: int | None) -> tuple[int, bool]:
+        """The version that a reply names, and whether it is believed; if not, `current` or an older one.
+
+        `newest`: what the server has loaded; a newer version is not believed of it, although another server has it.
+        """
         text = str(name)
         if text in self.names:
             version = self.names.index(text)
@@ -64,7 +67,9 @@ class VersionNumbers:
             version = int(text)
         else:
             version = 0 if text == _FIRST else current + 1
-        return (version, True) if version in self.believed else (min(version, current), False)
+        if version in self.believed and (newest is None or version <= newest):
+            return version, True
+        return min(version, current), False
 
     def number(self, name: Any) -> int:
         """Return the integer of a version name, the same on every call."""
@@ -176,10 +181,11 @@ class SglangReply:
     def __post_init__(self) -> None:
         self.sent = self.version
 
-    def read(self, parts: Iterable[Any]) -> list[TokenChunk]:
+    def read(self, parts: Iterable[Any], serving: int | None = None) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
-        Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
+        `serving`: the weight version that the server has now, None if that is not known. Raises InvalidRequest for a
+        refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
         """
         before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
@@ -204,13 +210,16 @@ class SglangReply:
                 spans, name, version = meta.get("weight_versions"), meta.get("weight_version"), self.version
                 certain = self.certain
                 if name is not None and name != self.name:
-                    self.name, (self.version, self.certain) = name, self.numbers.named(name, version)
+                    self.name, (self.version, self.certain) = name, self.numbers.named(name, version, serving)
                     if self.version != version:  # somewhere in this part, unless it has spans
                         version, certain = min(version, self.version), False
                     else:
                         certain = self.certain
+                elif name is None and serving is not None and serving != self.sent:  # since when, it does not say
+                    version = self.version = min(version, serving)
+                    certain = self.certain = False
                 if spans:
-                    told, unsure = self._spans(spans, total)
+                    told, unsure = self._spans(spans, total, serving)
                 else:
                     told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
                 if not new:
@@ -261,7 +270,7 @@ class SglangReply:
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
-    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> tuple[VersionRuns, int]:
+    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, serving: int | None) -> tuple[VersionRuns, int]:
         """The version runs of all tokens, as a part names them, and how many tokens have one that is not believed.
 
         Raises EngineFailed if they overlap or leave gaps.
@@ -272,7 +281,7 @@ class SglangReply:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
         runs, unsure, version = [], 0, self.sent
         for start, end, name in bounds:
-            version, certain = self.numbers.named(name, version)
+            version, certain = self.numbers.named(name, version, serving)
             runs.append((end - start, version))
             unsure += 0 if certain else end - start
         return joined((), tuple(runs)), unsure

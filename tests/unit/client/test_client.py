@@ -98,7 +98,11 @@ def test_every_error_class_comes_back_from_its_code_with_the_servers_words(kind:
 def test_an_answer_without_a_known_code_becomes_the_class_of_its_status(
     status: int, content: bytes, kind: type[ProxyError]
 ) -> None:
-    assert type(error_of(httpx.Response(status, content=content))) is kind
+    asked = httpx.Request("POST", "http://elsewhere:8080/~secret/rl/set_reward")
+    error = error_of(httpx.Response(status, content=content, request=asked))
+    assert type(error) is kind
+    if kind is ServerUnreachable:
+        assert "http://elsewhere:8080 " in error.message and "secret" not in error.message
 
 
 def test_an_answer_that_is_not_json_is_an_error_that_names_the_address() -> None:

@@ -202,6 +202,20 @@ def test_pauses_grow_by_chance_and_are_as_long_as_the_server_asks_for(kind: Kind
 
 
 @both
+def test_a_gateway_may_write_a_date_as_retry_after(kind: Kind) -> None:
+    for date in ("Fri, 31 Dec 1999 23:59:59 GMT", "Mon, 31 Dec 2999 23:59:59 GMT"):
+        world = World(refusal(429, "rate_limit_exceeded", date))
+        client, clock = made(kind, world)
+        if "1999" in date:
+            done(client.sessions())
+            assert clock.pauses == [0.25]
+        else:
+            with pytest.raises(TooManyRequests):
+                done(client.sessions())
+            assert clock.pauses == []
+
+
+@both
 @pytest.mark.parametrize("fault", [AWAY, FULL, httpx.ConnectError])
 def test_the_last_error_is_raised_after_retry_s_and_says_for_how_long_it_was_tried(kind: Kind, fault: Any) -> None:
     client, clock = made(kind, World(*[fault] * 1000), retry_s=20)

@@ -23,6 +23,10 @@ def logprobs(*values: float) -> dict[str, Any]:
     return {"ids": ids_of(range(len(values))), "logprobs": Logprobs("f", values)}
 
 
+def top(token: Any, logprob: Any) -> dict[str, Any]:
+    return {"top_logprobs": (((token, logprob),), (), ())}
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -39,6 +43,13 @@ def logprobs(*values: float) -> dict[str, Any]:
         (logprobs(-1.0, 0.5), "logprob 0.5"),
         (logprobs(1e30), "at most 0"),
         ({"top_logprobs": (((1, -1.0),),)}, "1 lists of top logprobs for 3 tokens"),
+        (top(10, -1.0), "a top logprob of token 10"),
+        (top(-1, -1.0), "a top logprob of token -1"),
+        (top(True, -1.0), "no token id with a number"),
+        (top(1, True), "no token id with a number"),
+        (top(1, math.nan), "a top logprob is NaN"),
+        (top(1, math.inf), "a top logprob is above 0"),
+        (top(1, 0.5), "a top logprob is above 0"),
         ({"unmasked": Logprobs("f", [-1.0])}, "1 unmasked logprobs for 3 tokens"),
         ({"unmasked": Logprobs("f", [-1.0, math.nan, -1.0])}, "a logprob is (NaN|infinite)"),
         ({"version": -1}, "weight version -1"),

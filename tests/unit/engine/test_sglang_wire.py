@@ -83,11 +83,13 @@ def test_the_last_part_corrects_the_versions_of_earlier_parts(incremental: bool,
     assert reply.ids == ids and reply.versions == [0] * 4 + [1] * (1 + len(last))
 
 
-def labelled(*parts: Any, believed: tuple[int, ...] = (0, 1), sent: int = 0) -> tuple[list[int], int]:
-    """The version of each token, and how many of them are uncertain at the end."""
+def labelled(
+    *parts: Any, believed: tuple[int, ...] = (0, 1), sent: int = 0, serving: tuple[int, ...] = ()
+) -> tuple[list[int], int]:
+    """The version of each token, and how many of them are uncertain at the end. `serving`: at each part, if known."""
     answer, reply, unsure = SglangReply(VersionNumbers(believed=set(believed)), 1, version=sent), CollectedReply(), 0
-    for one in parts:
-        for chunk in answer.read([one]):
+    for one, now in itertools.zip_longest(parts, serving):
+        for chunk in answer.read([one], now):
             reply.add(chunk)
             unsure += chunk.unsure
     return reply.versions, unsure
@@ -118,6 +120,21 @@ def test_without_spans_the_part_in_which_the_weights_changed_keeps_the_older_ver
     assert labelled(*told, part([1, 2, 3, 4, 5], 5, STOP, weight_version="1")) == ([0, 0, 0, 0, 1], 2)
     assert labelled(part([1, 2], 2, STOP, weight_version="1")) == ([0, 0], 2)  # in one piece
     assert labelled(part([1, 2], 2, STOP, weight_version="1"), sent=1) == ([1, 1], 0)
+
+
+def test_a_version_that_another_server_has_is_not_believed_before_it_is_loaded() -> None:
+    told, spans = {"weight_version": "999"}, [{"version": "999", "start": 0, "end": 1}]
+    assert labelled(part([1], 1, STOP, **told), believed=(0, 999), serving=(0,)) == ([0], 1)
+    assert labelled(part([1], 1, STOP, spans, **told), believed=(0, 999), serving=(0,)) == ([0], 1)
+    assert labelled(part([1], 1, STOP, spans, **told), believed=(0, 999), serving=(999,)) == ([999], 0)
+
+
+def test_unnamed_tokens_that_come_after_new_weights_are_uncertain() -> None:
+    told = [part([1], 1, weight_version=None), part([1, 2], 2, STOP, weight_version=None)]
+    assert labelled(*told, serving=(0, 0)) == ([0, 0], 0)
+    assert labelled(*told, serving=(0, 1)) == ([0, 0], 1)
+    assert labelled(*told, serving=(1, 1)) == ([0, 0], 2)
+    assert labelled(*told, sent=1, serving=(1, 0)) == ([1, 0], 1)
 
 
 def test_spans_settle_what_was_uncertain() -> None:
