@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import httpx
 
@@ -89,6 +90,16 @@ class RefusedRequest(Asks):
 class NoSetup(Asks):
     def setup(self) -> None:
         raise OSError("there is no image")
+
+
+class Hangs(Asks):
+    """Waits for `released`, which each test sets at its end."""
+
+    released: ClassVar[threading.Event]
+
+    def run_job(self, seed: int) -> Any:
+        self.released.wait()
+        return EpisodeResult("Finished", 1.0)
 
 
 class FailsAtFirst(Asks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from proxy.errors import InvalidRequest
 from proxy.rollout.failure_log import TooManyFailedEpisodes
 from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
 from tests.support import real_server
-from tests.unit.rollout.roll_runner import Runner
+from tests.unit.rollout.roll_failing import Hangs
 
 MANAGERS = "roll.pipeline.agentic.env_manager"
 FAILING = "tests.unit.rollout.roll_failing"
@@ -126,11 +127,14 @@ def test_a_runner_that_hangs_is_a_timeout_and_ends_the_run(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
-    env = runner("tests.unit.rollout.roll_runner.Runner", env_config={"hangs": True, "episode_timeout": 1.0})
-    with pytest.raises(TooManyFailedEpisodes, match="1 x Timeout"):
-        list(batches(client, config(env, size=1), max_failed_episodes=1))
-    Runner.hangs.set()
-    assert "Timeout: run_job took longer than 1.0 s" in warnings(caplog)[0]
+    monkeypatch.setattr(Hangs, "released", threading.Event(), raising=False)
+    try:
+        with pytest.raises(TooManyFailedEpisodes, match="1 x Timeout"):
+            env = runner("Hangs", env_config={"episode_timeout": 0.1})
+            list(batches(client, config(env, size=1), max_failed_episodes=1))
+    finally:
+        Hangs.released.set()
+    assert "Timeout: run_job took longer than 0.1 s" in warnings(caplog)[0]
 
 
 @pytest.mark.parametrize(
