@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any
@@ -20,15 +21,29 @@ from proxy.rollout.threads import in_thread
 async def call_agent(run: Callable[..., Any], data: Any, extra: Mapping[str, Any]) -> Any:
     """Call an agent on the event loop, or in a thread if `run` is a plain function; return what it returns.
 
-    What it raises is raised. Only SystemExit and KeyboardInterrupt, which would end the event loop with all that runs
-    on it, become AgentFailed.
+    What it raises is raised, as `contained` lets it out.
     """
     taken = _taken(run, extra)
-    try:
+    with contained():
         if inspect.iscoroutinefunction(run):
             return await run(data, **taken)
         result = await in_thread(partial(run, data, **taken))
         return await result if inspect.isawaitable(result) else result
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Let no exception of an agent out that would end more than its episode: it becomes AgentFailed.
+
+    SystemExit and KeyboardInterrupt end the event loop with all that runs on it; CancelledError, unless somebody has
+    cancelled this task, is taken for the end of the caller.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        raise AgentFailed("CancelledError", "the agent was cancelled from inside") from error
     except (SystemExit, KeyboardInterrupt) as error:
         raise AgentFailed(type(error).__name__, str(error)) from error
 

@@ -21,6 +21,7 @@ from proxy.client.exit_reason import exit_reason
 from proxy.client.options import EndOptions, SessionOptions
 from proxy.client.retries import LEAVE_S
 from proxy.errors import ProxyError
+from proxy.rollout.agent_call import contained
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.config import Config
 from proxy.rollout.failure_log import FailedEpisode
@@ -162,7 +163,7 @@ class SampleRun:
         taken = accepted(loop_class, given)
         if "trainer_config" in taken:
             taken.pop("config", None)  # a class with **kwargs takes both, and either is enough
-        with rollout_trace_attr(name="agent_loop", **self.trajectory, **self._traced):
+        with contained(), rollout_trace_attr(name="agent_loop", **self.trajectory, **self._traced):
             loop = loop_class(**{**taken, **kwargs, **self.loop_arguments})
             output = await run_loop(loop, self.sampling_params, self.sample)
         rollout = config.actor_rollout_ref.rollout

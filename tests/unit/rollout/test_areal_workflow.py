@@ -275,6 +275,10 @@ async def leaves(data: dict[str, Any], **extra: Any) -> None:
     raise SystemExit(3)
 
 
+async def cancels_itself(data: dict[str, Any], **extra: Any) -> None:
+    raise asyncio.CancelledError
+
+
 async def hangs(data: dict[str, Any], **extra: Any) -> None:
     await Agent().run(data, **extra)
     await asyncio.Event().wait()
@@ -289,6 +293,7 @@ async def waits_too_short(data: dict[str, Any], **extra: Any) -> None:
     [
         (raises, None, Broken, "Broken: no tool"),
         (leaves, None, AgentFailed, "AgentFailed: SystemExit: 3"),
+        (cancels_itself, None, AgentFailed, "AgentFailed: CancelledError: the agent was cancelled from inside"),
         (hangs, 0.2, TimeoutError, "TimeoutError: Of.run has not ended within 0.2 s (timeout_s)"),
         (waits_too_short, 60.0, TimeoutError, "TimeoutError: of the agent's own"),
     ],

@@ -502,6 +502,17 @@ def test_failed_samples_are_counted_over_batches_and_a_keyword_wins(url: str) ->
         AgentLoopManager(config, url, admin_key=KEY, max_failed_episodes=0)
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_a_loop_that_cancels_or_exits_fails_its_sample(url: str, error: type[BaseException]) -> None:
+    class Leaves(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            raise error
+
+    register("leaves")(Leaves)
+    with pytest.raises(AgentLoopFailed, match=rf"failed: AgentFailed: {error.__name__}"):
+        AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences(batch("leaves"))
+
+
 def test_a_batch_says_how_many_of_its_samples_have_failed(url: str) -> None:
     class Silent(AgentLoopBase):
         async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
