@@ -340,6 +340,7 @@ def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:
         ),
         ({"rollout_mock": {"mode": "dumps"}}, "rollout_mock.mode", "dump or mock"),
         ({"max_steps": 3, "max_stepz": 4}, "max_stepz", "did you mean 'max_steps'"),
+        ({"sede": 1}, "sede", "did you mean 'seed'"),
         ({"seed": 1, "sequence_lengths": 4}, "sequence_lengths", "did you mean 'sequence_length'"),
         (
             {"custom_envs": {"Boxes": {"env_type": "b", "max_steps": 1, "max_stepz": 2}}},

@@ -326,7 +326,8 @@ def check_setting_names(config: Config) -> None:
     known = _settings()
     needed = set(referred(config.source()))
     for name in sorted(given - {*known, *needed}):
-        if near := get_close_matches(name, known, 1, _NEAR):
+        one_letter = 1 - 1 / max(4, len(name))  # of a short name, another letter is more than the share below allows
+        if near := get_close_matches(name, known, 1, min(_NEAR, one_letter)):
             raise InvalidRequest(f"the configuration has no setting {name!r}; did you mean {near[0]!r}?", param=name)
     _say("", sorted(given & {*DEFAULTS, *ROLES}))
 
