@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.deletions import Deletion, delete_sessions
 from proxy.store.sql.rows import session_row
 from proxy.store.sql.starts import Start, grant
-from proxy.store.sql.writes import Append, append_interactions, create_freely
+from proxy.store.sql.writes import Append, BatchWrite, append_interactions, create_freely
 from proxy.store.writer import Change, Phase
 from proxy.types import Interaction, SessionRecord
 
@@ -29,7 +30,8 @@ def test_what_was_done_is_found_though_a_session_of_it_was_deleted(
         outcomes = []
         for name in changes:
             turn = Append(node(f"turn of {name}", session_id=name))
-            write, payload = (grant, 3) if name == "grant" else (append_interactions, turn)
+            written: tuple[BatchWrite, Any] = (grant, 3) if name == "grant" else (append_interactions, turn)
+            write, payload = written
             change = Change(write, payload, Phase.ORDERED, None, urgent=True)
             outcomes.append((change, write(connection, [payload])[0]))
         marks.leave(connection, outcomes)
