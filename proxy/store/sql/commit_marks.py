@@ -1,7 +1,7 @@
 """What a transaction leaves behind by which it is found again if the connection was lost at its commit (PostgreSQL).
 
-A turn is found by its own id. Transactions that only have other changes leave a mark: the number of the transaction, in
-a row of the writer's own. What can be repeated without a difference leaves nothing.
+Turns are found by their own ids. Transactions with other changes, too, leave a mark: the number of the transaction,
+in a row of the writer's own. What can be repeated without a difference leaves nothing.
 
 A lookup waits for a transaction that the database is still at: it takes the lock that this one holds.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select
@@ -20,7 +21,7 @@ from proxy.errors import SessionNotFound
 from proxy.store.sql.locks import lock_sessions
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import commit_marks, interactions
-from proxy.store.sql.writes import REPEATABLE, STARTS, append_interactions
+from proxy.store.sql.writes import REPEATABLE, append_interactions
 from proxy.types import Interaction
 
 _Outcomes = Sequence[tuple[Any, Any]]
@@ -49,7 +50,7 @@ class CommitMarks:
 
     def leave(self, connection: Connection, outcomes: _Outcomes) -> None:
         """Mark the transaction, if it can only be found so. Call before its commit."""
-        if _turn_in(outcomes) is not None or not _has_effect(outcomes):
+        if _turns_in(outcomes) or not _has_effect(outcomes):
             return
         self.put(connection)
 
@@ -63,36 +64,36 @@ class CommitMarks:
 
     def was_done(self, connection: Connection, outcomes: _Outcomes) -> bool:
         """Whether the last transaction, which had these outcomes, was committed. False if it may simply be repeated."""
-        if (turn := _turn_in(outcomes)) is not None:
-            try:
+        turns = _turns_in(outcomes)
+        for turn in turns:
+            with suppress(SessionNotFound):  # it was deleted since, and its turns with it: they say nothing
                 lock_sessions(connection, {turn.session_id})
-            except SessionNotFound:
-                return False
-            return bool(_TURN.fetch(connection, {"name": turn.id}))
-        if not _has_effect(outcomes):
+                return bool(_TURN.fetch(connection, {"name": turn.id}))
+        if turns or not _has_effect(outcomes):
             return False
         _TOUCH.run(connection, [{"writer": self._writer, "number": 0, "marked_at": time.time()}])
         [(number,)] = _LAST.fetch(connection, {"name": self._writer})
         return bool(number == self._number)
 
 
-def _turn_in(outcomes: _Outcomes) -> Interaction | None:
-    """A turn that was stored, and whose session was there before: its row is locked until the commit."""
-    found = None
-    for change, result in outcomes:
-        if change.write in STARTS:
-            return None
-        if change.write is append_interactions and isinstance(result, int):
-            found = change.payload.node
-    return found
+def _turns_in(outcomes: _Outcomes) -> list[Interaction]:
+    """The turns that were stored, if there is no other effect, and their sessions were there before.
+
+    The rows of their sessions are locked until the commit.
+    """
+    done = [(change, result) for change, result in outcomes if _is_effect(change, result)]
+    return [change.payload.node for change, _ in done] if all(_is_turn(change) for change, _ in done) else []
 
 
 def _has_effect(outcomes: _Outcomes) -> bool:
-    """Whether a repetition of the transaction would do something twice, or not find what it needs any more."""
-    return any(
-        change.write not in REPEATABLE
-        and not isinstance(result, BaseException)
-        and result is not False
-        and not (change.write is append_interactions and result is None)
-        for change, result in outcomes
-    )
+    return any(_is_effect(change, result) for change, result in outcomes)
+
+
+def _is_turn(change: Any) -> bool:
+    return change.write is append_interactions
+
+
+def _is_effect(change: Any, result: Any) -> bool:
+    """Whether a repetition of the change would do something twice, or not find what it needs any more."""
+    refused = isinstance(result, BaseException) or result is False or (_is_turn(change) and result is None)
+    return change.write not in REPEATABLE and not refused

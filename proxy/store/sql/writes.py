@@ -405,7 +405,6 @@ def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
 
 # What turns write. None of these looks at how many rows a statement changed, so they may be run in a pipeline.
 OF_TURNS: frozenset[BatchWrite] = frozenset({create_freely, insert_intents, append_interactions, set_replied})
-STARTS: frozenset[BatchWrite] = frozenset({create_freely, create_sessions})
 # A repetition of these changes nothing that the first time has not.
 REPEATABLE: frozenset[BatchWrite] = frozenset(
     {insert_intents, delete_intents, set_replied, set_exported, supersede, outlast, probe}
