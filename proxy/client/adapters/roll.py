@@ -89,19 +89,20 @@ def trajectories(
     pad_token_id: int = 0,
     episode_scores: Mapping[str, float] | None = None,
     discounted: bool = False,
+    more_returned: Mapping[str, float] | None = None,
     first_token_at: Mapping[str, float] | None = None,
 ) -> RollFields:
     """One row per sample; its score is the sample's reward, `step_scores` are the rewards of its turns.
 
     `sessions` is `Export.sessions`, for metadata and metrics. `episode_scores` has by session id a score in place of
-    the sum of its rewards. With `discounted` the score of a row is the return of its first turn. `first_token_at` has
-    by interaction id when its first token came (Unix seconds), for ROLL's metrics of latency. Raises InvalidRequest if
-    a sample is too long.
+    the sum of its rewards. With `discounted` the score of a row is the return of its first turn, and what
+    `more_returned` has for this turn by interaction id. `first_token_at` has by interaction id when its first token
+    came (Unix seconds), for ROLL's metrics of latency. Raises InvalidRequest if a sample is too long.
     """
     given = episode_scores or {}
     scores = [given.get(sample.session_id, sample.reward) for sample in samples]
     if discounted:
-        scores = [float(sample.turns[0]["return"] or 0.0) if sample.turns else 0.0 for sample in samples]
+        scores = [_discounted_score(sample, more_returned or {}) for sample in samples]
     rows = _rows(samples, scores, sessions, given)
     step_scores = [turn_rewards(sample) for sample in samples]
     return _fields(rows, step_scores, exp_name, sequence_length, pad_token_id, first_token_at or {})
@@ -150,6 +151,13 @@ def placeholder(session_id: str, group_id: str | None = None, pad_token_id: int 
         raw_rewards=np.zeros(1, np.float32),
         rewarded=False,
     )
+
+
+def _discounted_score(sample: Sample, more_returned: Mapping[str, float]) -> float:
+    if not sample.turns:
+        return 0.0
+    first = sample.turns[0]
+    return float(first["return"] or 0.0) + more_returned.get(first["interaction_id"], 0.0)
 
 
 @dataclass(frozen=True, slots=True)

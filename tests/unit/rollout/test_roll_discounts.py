@@ -38,7 +38,7 @@ class Forgetful(AgentRunner):
         with httpx.Client() as client:
             for text, _ in zip(self.env_params["observations"], rewards, strict=True):
                 self._llm_request(client, [user(f"Say exactly: {text}")])
-        return EpisodeResult("Finished", sum(rewards), rewards)
+        return EpisodeResult("Finished", self.env_params.get("score", sum(rewards)), rewards)
 
 
 @dataclass(frozen=True)
@@ -135,3 +135,14 @@ def test_scores_are_those_of_rolls_formulas(client: Client, kind: str, shape: st
     assert np.concatenate([np.atleast_1d(each) for each in given]) == close(rewards)
     tree = client.session_tree(rollout.meta_info["session_id"])
     assert [node.reward for node in tree.interactions] == close(rewards)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("kind", ["forgetful runner", "forgetful runner steps"])
+def test_step_rewards_are_of_the_steps_whatever_the_episode_scores(client: Client, kind: str, applied: bool) -> None:
+    config = {"observations": ["a", "b"], "rewards": [1.0, 2.0], "score": 5.0}
+    rollout = played(client, KINDS[kind], config, step_reward_gamma=0.5, apply_reward_discount=applied)
+    assert rollout.batch["step_rewards"] == close([2.0, 2.0])
+    discounted, raw = ([2.0, 2.0], [1.0, 2.0]) if kind.endswith("steps") else ([3.0, 4.0], [5.0, 5.0])
+    assert rollout.batch["scores"].sum(axis=1) == close(discounted if applied else raw)
+    assert rollout.non_tensor_batch["episode_scores"].tolist() == close([5.0, 5.0])

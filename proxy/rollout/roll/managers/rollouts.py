@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from proxy.client import Sample
@@ -41,8 +40,9 @@ def rollout_of(
     export = session.exported(_LAYOUTS[mode], **{"multi_modal_inputs": "auto", **options})
     name, samples = session.session.session_id, amended(export.samples)
     scores = {} if score is None else {name: float(score)}
+    more: dict[str, Any] = {}
     if discounted and score is not None and mode == "traj":
-        samples = _with_returns_of(score, samples, session)
+        more["more_returned"] = _returns_beyond_rewards(score, samples, session)
     if not samples:
         samples, scores = [roll.placeholder(name, session.traj_group_id, pad_token_id)], {name: 0.0}
     make = roll.trajectories if mode == "traj" else roll.steps
@@ -54,25 +54,16 @@ def rollout_of(
         episode_scores=scores,
         discounted=discounted,
         first_token_at=session.first_token_at(),
+        **more,
     )
     return DataProto(fields.batch, fields.non_tensor_batch, {**fields.meta_info, "session_id": name})
 
 
-def _with_returns_of(score: float, samples: Sequence[Sample], session: EpisodeSession) -> list[Sample]:
-    """The samples with the returns of an episode whose last turn earned what `score` has beyond the rewards."""
+def _returns_beyond_rewards(score: float, samples: Sequence[Sample], session: EpisodeSession) -> dict[str, float]:
+    """What each turn returns more, by id, as the last one has also earned what `score` has beyond the rewards."""
     rewards = {turn["interaction_id"]: float(turn.get("reward") or 0.0) for each in samples for turn in each.turns}
     beyond = score - math.fsum(rewards.values())
     if math.isclose(beyond, 0.0, abs_tol=1e-9 * max(1.0, abs(score))):
-        return list(samples)
+        return {}
     names = session.turns()
-    added = {name: beyond * session.discount ** (len(names) - 1 - at) for at, name in enumerate(names)}
-    return [
-        replace(
-            sample,
-            turns=tuple(
-                {**turn, "return": float(turn.get("return") or 0.0) + added.get(turn["interaction_id"], 0.0)}
-                for turn in sample.turns
-            ),
-        )
-        for sample in samples
-    ]
+    return {name: beyond * session.discount ** (len(names) - 1 - at) for at, name in enumerate(names)}
