@@ -21,7 +21,7 @@ from proxy.rollout.named_arguments import parameters
 from proxy.rollout.roll.managers.episode_session import storable_metrics, zipped
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.values import Section
-from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, not_a_result, status_of
+from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, check_scores, not_a_result, status_of
 from proxy.rollout.threads import in_thread
 from proxy.rollout.trajectory import complete, read_tree
 
@@ -126,6 +126,7 @@ def _checked(result: Any, name: str) -> EpisodeResult:
         reason = str(getattr(result, "agent_exit_reason", "") or "")
         metrics = getattr(result, "metrics", None) or {}
         checked = EpisodeResult(status_of(result), float(result.score), scores, reason, metrics)
+        check_scores(checked)
     except InvalidResult as error:
         raise InvalidResult(f"{name}: {error}") from None
     except (AttributeError, TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any, ClassVar
 
@@ -53,6 +54,12 @@ class Exits(Asks):
         raise SystemExit(1)
 
 
+class Cancelled(Asks):
+    def run_job(self, seed: int) -> Any:
+        self.ask()
+        raise asyncio.CancelledError
+
+
 class SaysFailed(Asks):
     def run_job(self, seed: int) -> Any:
         self.ask()
@@ -79,6 +86,12 @@ class NoNumber(Asks):
     def run_job(self, seed: int) -> Any:
         self.ask()
         return EpisodeResult("Finished", float("nan"))
+
+
+class NoStepNumber(Asks):
+    def run_job(self, seed: int) -> Any:
+        self.ask()
+        return EpisodeResult("Finished", 1.0, [float("nan")])
 
 
 class RefusedRequest(Asks):
@@ -119,3 +132,13 @@ class Broken:
 
     def step(self, action: Any) -> Any:
         raise ArithmeticError("the board is gone")
+
+
+class Unpaid(Broken):
+    """An environment of gem whose steps give `reward`."""
+
+    def __init__(self, reward: Any = None, **others: Any) -> None:
+        self.reward = reward
+
+    def step(self, action: Any) -> Any:
+        return "The end.", self.reward, True, False, {}

@@ -238,3 +238,11 @@ def test_what_is_no_agent_is_refused_before_any_episode(target: str, arguments: 
     with pytest.raises(InvalidRequest) as raised:
         resolve_agent(AgentSpec("path", target, arguments=arguments))
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["NoNumber", "NoStepNumber"])
+async def test_a_runner_whose_score_is_no_number_fails_and_has_no_reward(tmp_path: Path, name: str) -> None:
+    async with connected(tmp_path) as client:
+        result = await played(client, f"tests.unit.rollout.roll_failing:{name}", {})
+    assert (result.failure, result.reward, result.turns) == ("agent", None, 1)
+    assert "run_job returned a score that is no finite number" in str(result.message)

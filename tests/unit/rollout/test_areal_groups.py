@@ -16,6 +16,7 @@ from proxy.client import AsyncClient
 from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow, RolloutWorkflow, resolve_workflow
 from proxy.rollout.areal.grouped import GroupResult
 from proxy.rollout.failure_log import TooManyFailedEpisodes
+from proxy.rollout.failures import AgentFailed
 from tests.support import real_server, user
 
 DATA = {"messages": [user("Hello")], "task_id": "grouped"}
@@ -251,3 +252,24 @@ def test_what_is_no_workflow_is_refused(workflow: Any, told: str) -> None:
 def test_something_without_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="callable 'run'"):
         resolve_workflow(tmp_path, proxy_addr="http://h")
+
+
+class Leaving:
+    """Raises what would end its caller, from inside."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> float:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+async def test_an_agent_that_cancels_itself_or_exits_is_a_failed_episode(
+    url: str, caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    workflow = OpenAIProxyWorkflow("inline", Leaving(error), url)
+    with pytest.raises(AgentFailed, match=error.__name__):
+        await workflow.arun_episode(None, DATA)
+    assert workflow.failures.counts == {error.__name__: 1}
+    assert f"an episode failed: {error.__name__}" in caplog.text and "task grouped, session grouped-" in caplog.text

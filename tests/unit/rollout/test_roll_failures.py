@@ -71,6 +71,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ),
         ("Raises", "KeyError: 'instance_id'"),
         ("Exits", "SystemExit: 1"),
+        ("Cancelled", "CancelledError"),
         ("SaysFailed", "Failed: the sandbox is gone"),
         ("Silent", "NoTurns: the episode has no turn"),
         ("TooLate", "EpisodeTimeout: the episode has run for longer"),
@@ -92,7 +93,7 @@ def test_a_runner_that_always_fails_is_a_warning_and_ends_the_run(
     first, *counts = warnings(caplog)
     assert first.startswith(f"train: an episode failed: {told}") and "(task T_0_0_" in first and "session T_0" in first
     assert len(counts) == 2 and "4 times by now" in counts[-1]
-    assert ("Traceback" in first) is (name in ("Raises", "Exits", "TooLate", "RefusedRequest"))
+    assert ("Traceback" in first) is (name in ("Raises", "Exits", "Cancelled", "TooLate", "RefusedRequest"))
 
 
 def rock(folder: Path, command: str) -> dict[str, Any]:
@@ -157,6 +158,32 @@ def test_an_environment_of_a_direct_manager_that_always_fails_ends_the_run(
     with pytest.raises(TooManyFailedEpisodes, match="2 x ArithmeticError"):
         list(batches(client, config(env, size=1), max_failed_episodes=2))
     assert "an episode failed: ArithmeticError: the board is gone (task T_0_0_" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), 1e300, "much", [1.0]])
+@pytest.mark.parametrize(
+    ("manager", "template"),
+    [
+        ("traj_env_manager.TrajEnvManager", "{observation}"),
+        ("step_env_manager.StepEnvManager", "{current_observation}"),
+    ],
+)
+def test_a_step_whose_reward_is_no_number_fails_its_episode_and_no_batch_has_it(
+    client: Client, caplog: pytest.LogCaptureFixture, manager: str, template: str, reward: Any
+) -> None:
+    pytest.importorskip("gem")
+    env = {
+        "env_type": f"{FAILING}.Unpaid",
+        "env_manager_cls": f"{MANAGERS}.{manager}",
+        "agent_template": template,
+        "env_config": {"reward": reward},
+    }
+    found = []
+    with pytest.raises(TooManyFailedEpisodes, match="2 x InvalidResult"):
+        found.extend(batches(client, config(env, size=1), max_failed_episodes=2))
+    assert [batch.meta_info["failed_episodes"] for batch in found] == [1]
+    assert [float(batch.batch["scores"].sum()) for batch in found] == [0.0]
+    assert f"the environment's step gave the reward {reward!r}" in warnings(caplog)[0]
 
 
 def test_one_success_begins_the_count_anew_and_each_batch_counts(client: Client) -> None:

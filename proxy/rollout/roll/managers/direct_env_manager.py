@@ -7,6 +7,7 @@ them, and `formulate_rollouts` exports them, so the three cannot differ.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -130,7 +131,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
                 return False
             self._failed_resets = 0
             rollout_cache = self._play(rollout_cache)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # nobody cancels a thread
             if self.running:
                 self._fail(error)
             if isinstance(error, InvalidRequest) and error.param == "agent_template":

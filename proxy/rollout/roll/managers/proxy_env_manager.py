@@ -18,13 +18,11 @@ from proxy.rollout.roll.managers.rollouts import rollout_of
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
 from proxy.rollout.roll.runners.played import earned
 from proxy.rollout.roll.values.data_proto import DataProto
-from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, not_a_result
+from proxy.rollout.roll.values.episode_result import EpisodeResult, InvalidResult, check_scores, not_a_result
 from proxy.rollout.roll.values.score_metric import BINARY, SCORE_METRIC, ScoreMetric, metric_value
 
 _GRACE_S = 1.0
 """How much longer than its limit a runner may take to end by itself, with what it knows of the episode."""
-_MAX_SCORE = 1e30
-"""What the server takes as a reward, and a float32 of a batch can hold."""
 _STOP_S = 5.0
 """How long a manager that is stopped waits for its runner, whose session is ended by then."""
 
@@ -290,9 +288,10 @@ def _checked(result: Any) -> EpisodeResult:
         checked = EpisodeResult(status, float(result.score), scores, result.agent_exit_reason, result.metrics)
     except (AttributeError, TypeError, ValueError) as error:
         return _failed(not_a_result(result, error))
-    if not all(abs(score) <= _MAX_SCORE for score in (checked.score, *scores)):  # NaN is not, either
-        reason = f"run_job returned a score that is no finite number up to {_MAX_SCORE}: {checked.score}, {scores}"
-        return _failed(InvalidResult(reason[:1000]), checked.metrics)
+    try:
+        check_scores(checked)
+    except InvalidResult as error:
+        return _failed(error.with_traceback(None), checked.metrics)
     checked.error = getattr(result, "error", None)
     return checked
 

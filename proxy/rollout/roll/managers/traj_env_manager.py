@@ -25,6 +25,7 @@ from proxy.rollout.roll.values import (
     compute_object_hash,
     rendered,
 )
+from proxy.rollout.roll.values.episode_result import checked_reward
 
 
 class TrajEnvManager(DirectEnvManager):
@@ -125,7 +126,7 @@ class TrajEnvManager(DirectEnvManager):
         left = self.max_steps - rollout_cache.step
         if left <= 0:
             self._reach_max_steps(rollout_cache)
-        rollout_cache.history[-1].update({**info, "reward": reward, "llm_response": str(action)})
+        rollout_cache.history[-1].update({**info, "reward": checked_reward(reward), "llm_response": str(action)})
         following = {"observation": self._observed(observation), "actions_left": left, "messages": None}
         rollout_cache.history.append(following if suffix is None else {**following, "suffix": suffix})
         return rollout_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from typing import Any
@@ -25,7 +26,7 @@ def played(runner: Any, seed: int) -> EpisodeResult:
     try:
         result: EpisodeResult = runner.run_job(seed)
         return result
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # nobody cancels a thread: it is the runner's own
         return ended_by(error, earned(runner))
 
 

@@ -51,7 +51,31 @@ class EpisodeResult:
 
 
 class InvalidResult(ValueError):
-    """What `run_job` returned is no result."""
+    """What `run_job` returned is no result, or what an environment gave is no reward."""
+
+
+MAX_SCORE = 1e30
+"""What the server takes as a reward, and a float32 of a batch can hold."""
+
+
+def check_scores(result: EpisodeResult) -> None:
+    """Raise InvalidResult unless the score and the step scores are numbers that the server takes; NaN is none."""
+    if not all(abs(score) <= MAX_SCORE for score in (result.score, *result.step_scores)):
+        told = f"{result.score}, {result.step_scores}"
+        raise InvalidResult(f"run_job returned a score that is no finite number up to {MAX_SCORE}: {told}"[:1000])
+
+
+def checked_reward(reward: Any) -> float:
+    """The reward of a step as a number. Raises InvalidResult for anything else, which no score may be made of."""
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not abs(number) <= MAX_SCORE:  # NaN is not, either
+        raise InvalidResult(
+            f"the environment's step gave the reward {reward!r:.200}; it must be a finite number up to {MAX_SCORE}"
+        )
+    return number
 
 
 def status_of(result: Any) -> str:
