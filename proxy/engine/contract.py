@@ -48,8 +48,8 @@ class CollectedReply:
         """Append a chunk. Raises AssertionError if it breaks an invariant of chunks."""
         assert self.finish is None, "a chunk came after the one with a finish reason"
         assert len(chunk.ids) == len(chunk.logprobs), "a chunk must have one logprob per id"
-        assert chunk.ids or chunk.finish or chunk.corrected, (
-            "a chunk without tokens must be the last, or correct versions"
+        assert chunk.ids or chunk.finish or chunk.corrected or chunk.unsure, (
+            "a chunk without tokens must be the last, or correct versions or how many are uncertain"
         )
         if chunk.corrected:
             versions = [version for count, version in chunk.corrected for _ in range(count)]

@@ -84,7 +84,7 @@ class SglangServer:
         self._seeing: dict[str, EventStream] = {}
         self.blind = ""
         self._info = self._described(0)
-        self._version = 0
+        self._version = self._newest = 0
         self._mode: PauseMode | None = None
         self._intervals = True
         self._rids: dict[str, str] = {}
@@ -119,8 +119,7 @@ class SglangServer:
         """Ask for the weight version that the server serves. Raises EngineLost or EngineUnavailable."""
         for path in ("/model_info", "/get_model_info"):
             if (model := await self._connection.probe(path)) is not None:
-                self._version = self._numbers.believe(model.get("weight_version", 0))
-                return self._version
+                return self._serves(model.get("weight_version", 0))
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
     async def rests(self) -> bool:
@@ -156,7 +155,7 @@ class SglangServer:
             nonlocal stopped
             if seen is not None:
                 check_ids(parts, request.prompt)
-            for chunk in reply.read(parts, self._version):
+            for chunk in reply.read(parts, self._version, self._newest):
                 if (stopped := take(chunk)) is not None:
                     break
             if stopped is not None and reply.finish is None:
@@ -360,9 +359,15 @@ class SglangServer:
             self._now(self._numbers.believe(named))
         return self._version
 
+    def _serves(self, version: Any) -> int:
+        """Note the version that the server has, by its name; return its number."""
+        self._version = self._numbers.believe(version)
+        self._newest = max(self._newest, self._version)
+        return self._version
+
     def _now(self, version: int) -> None:
         """Note that the server has new weights. Those of requests that compute their prompts anew see its images."""
-        self._version = self._numbers.believe(version)
+        self._serves(version)
         if self._mode is PauseMode.RETRACT:
             self._renew()
 

@@ -50,7 +50,7 @@ class SglangEngine:
         self._folder = folder
         self._engine: Any = None
         self._numbers, self._streams = VersionNumbers(), Streams(settings.stream_interval)
-        self._version = 0
+        self._version = self._newest = 0
         self._mode: PauseMode | None = None
         self._info: EngineInfo | None = None
         self._intervals = False
@@ -98,7 +98,7 @@ class SglangEngine:
         try:
             async with aclosing(self._manager.generate_request(wanted, None)) as parts:
                 async for part in parts:
-                    for chunk in answer.read((part,), self._version):
+                    for chunk in answer.read((part,), self._version, self._newest):
                         yield chunk
         except ValueError as error:
             message = f"the engine refused the request: {error}"
@@ -243,6 +243,7 @@ class SglangEngine:
 
     def _now(self, version: int) -> int:
         self._version = self._numbers.believe(version)
+        self._newest = max(self._newest, self._version)
         self._info = self._describe()
         return version
 

@@ -58,7 +58,8 @@ class VersionNumbers:
     def named(self, name: Any, current: int, newest: int | None) -> tuple[int, bool]:
         """The version that a reply names, and whether it is believed; if not, `current` or an older one.
 
-        `newest`: what the server has loaded; a newer version is not believed of it, although another server has it.
+        `newest`: the newest that the server has ever loaded; what is newer is not believed of it, although another
+        server has it.
         """
         text = str(name)
         if text in self.names:
@@ -181,11 +182,12 @@ class SglangReply:
     def __post_init__(self) -> None:
         self.sent = self.version
 
-    def read(self, parts: Iterable[Any], serving: int | None = None) -> list[TokenChunk]:
+    def read(self, parts: Iterable[Any], serving: int | None = None, newest: int | None = None) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
-        `serving`: the weight version that the server has now, None if that is not known. Raises InvalidRequest for a
-        refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
+        `serving`: the weight version that the server has now, `newest`: that it has ever had; None if that is not
+        known. Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier
+        ones.
         """
         before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
@@ -210,7 +212,7 @@ class SglangReply:
                 spans, name, version = meta.get("weight_versions"), meta.get("weight_version"), self.version
                 certain = self.certain
                 if name is not None and name != self.name:
-                    self.name, (self.version, self.certain) = name, self.numbers.named(name, version, serving)
+                    self.name, (self.version, self.certain) = name, self.numbers.named(name, version, newest)
                     if self.version != version:  # somewhere in this part, unless it has spans
                         version, certain = min(version, self.version), False
                     else:
@@ -219,7 +221,7 @@ class SglangReply:
                     version = self.version = min(version, serving)
                     certain = self.certain = False
                 if spans:
-                    told, unsure = self._spans(spans, total, serving)
+                    told, unsure = self._spans(spans, total, newest)
                 else:
                     told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
                 if not new:
@@ -270,7 +272,7 @@ class SglangReply:
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
-    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, serving: int | None) -> tuple[VersionRuns, int]:
+    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, newest: int | None) -> tuple[VersionRuns, int]:
         """The version runs of all tokens, as a part names them, and how many tokens have one that is not believed.
 
         Raises EngineFailed if they overlap or leave gaps.
@@ -281,7 +283,7 @@ class SglangReply:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
         runs, unsure, version = [], 0, self.sent
         for start, end, name in bounds:
-            version, certain = self.numbers.named(name, version, serving)
+            version, certain = self.numbers.named(name, version, newest)
             runs.append((end - start, version))
             unsure += 0 if certain else end - start
         return joined((), tuple(runs)), unsure

@@ -84,12 +84,16 @@ def test_the_last_part_corrects_the_versions_of_earlier_parts(incremental: bool,
 
 
 def labelled(
-    *parts: Any, believed: tuple[int, ...] = (0, 1), sent: int = 0, serving: tuple[int, ...] = ()
+    *parts: Any, believed: tuple[int, ...] = (0, 1), sent: int = 0, serving: tuple[int, ...] = (), newest: int = 0
 ) -> tuple[list[int], int]:
-    """The version of each token, and how many of them are uncertain at the end. `serving`: at each part, if known."""
+    """The version of each token, and how many of them are uncertain at the end.
+
+    `serving`: what the server has at each part, if known; `newest`: what it has had before.
+    """
     answer, reply, unsure = SglangReply(VersionNumbers(believed=set(believed)), 1, version=sent), CollectedReply(), 0
     for one, now in itertools.zip_longest(parts, serving):
-        for chunk in answer.read([one], now):
+        newest = max(newest, now or 0)
+        for chunk in answer.read([one], now, newest if serving else None):
             reply.add(chunk)
             unsure += chunk.unsure
     return reply.versions, unsure
@@ -127,6 +131,12 @@ def test_a_version_that_another_server_has_is_not_believed_before_it_is_loaded()
     assert labelled(part([1], 1, STOP, **told), believed=(0, 999), serving=(0,)) == ([0], 1)
     assert labelled(part([1], 1, STOP, spans, **told), believed=(0, 999), serving=(0,)) == ([0], 1)
     assert labelled(part([1], 1, STOP, spans, **told), believed=(0, 999), serving=(999,)) == ([999], 0)
+
+
+def test_a_version_is_believed_after_the_server_went_back_to_an_older_one() -> None:
+    spans = [{"version": "2", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]
+    told = part([1, 2, 3], 3, STOP, spans, weight_version="1")
+    assert labelled(told, believed=(0, 1, 2), serving=(1,), newest=2) == ([2, 2, 1], 0)
 
 
 def test_unnamed_tokens_that_come_after_new_weights_are_uncertain() -> None:
