@@ -173,11 +173,12 @@ class Settings:
 
     @property
     def weak_key(self) -> str | None:
-        """A warning of a key that can be guessed, on a server that other machines reach; None without such a key."""
-        if self.loopback or all(len(key) >= _KEY_LENGTH for key in (self.admin_key or "").split(",")):
+        """What is said of an admin key that can be guessed; None without such a key."""
+        if self.admin_key is None or all(len(key) >= _KEY_LENGTH for key in self.admin_key.split(",")):
             return None
         return (
-            f"--admin-key has a key of fewer than {_KEY_LENGTH} characters, which can be guessed: openssl rand -hex 32"
+            f"--admin-key has a key of fewer than {_KEY_LENGTH} characters, which can be guessed; make one with "
+            "`openssl rand -hex 32`"
         )
 
     @property
@@ -232,6 +233,8 @@ def _check(settings: Settings) -> None:
     if settings.log_content and settings.log_level != "debug":
         raise ConfigurationError("--log-content has no effect without --log-level debug; add it, or leave this out")
     checks.check_key("--admin-key", settings.admin_key)
+    if not settings.loopback and settings.weak_key:
+        raise ConfigurationError(f"--host {settings.host} is reachable from other machines: {settings.weak_key}")
     checks.check_key("--metrics-key", settings.metrics_key)
     checks.check_proxies(settings.forwarded_allow_ips)
     checks.check_public_url(settings.public_url)

@@ -178,9 +178,11 @@ async def test_chosen_keys_beyond_loopback_need_a_setting(tmp_path: Path) -> Non
     for allowed in (False, True):
         folder = tmp_path / str(allowed)
         folder.mkdir()
-        settings = {"host": "0.0.0.0", "admin_key": "admin", "allow_chosen_keys": allowed}
+        settings = {"host": "0.0.0.0", "admin_key": "admin-beyond-loopback", "allow_chosen_keys": allowed}
         async with serving(folder, always(), **settings) as server:
-            response = await server.post("/rl/start_session", {"task_id": "t", "api_key": KEY}, headers=ADMIN)
+            response = await server.post(
+                "/rl/start_session", {"task_id": "t", "api_key": KEY}, headers=bearer("admin-beyond-loopback")
+            )
             assert response.status_code == (200 if allowed else 400)
             if not allowed:
                 assert response.json()["error"]["param"] == "api_key"

@@ -81,7 +81,7 @@ def test_a_kustomization_builds_objects_that_refer_to_each_other(name: str) -> N
         maps = [source["configMapRef"]["name"] for c in containers_of(spec) for source in c.get("envFrom", ())]
         assert all(("ConfigMap", found) in names for found in maps)
     settings = next(item["data"] for item in objects if item["kind"] == "ConfigMap")
-    read_settings({}, {**settings, "TOKENGROVE_ADMIN_KEY": "k"})  # raises for a setting that is refused
+    read_settings({}, {**settings, "TOKENGROVE_ADMIN_KEY": "k" * 16})  # raises for a setting that is refused
 
 
 def test_engine_servers_have_the_addresses_that_the_proxy_is_given() -> None:
@@ -164,7 +164,7 @@ def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres
     """The init container and the server, with the variables of the manifest, on a real Postgres."""
     spec = pod("server/server.yaml", "tokengrove")
     machine = Machine(tmp_path, free_port())
-    secrets = {"POSTGRES_PASSWORD": "p", "TOKENGROVE_ADMIN_KEY": "k", "TOKENGROVE_METRICS_KEY": "m"}
+    secrets = {"POSTGRES_PASSWORD": "p", "TOKENGROVE_ADMIN_KEY": "k" * 16, "TOKENGROVE_METRICS_KEY": "m"}
     given = {**secrets, **settings_file(), "TOKENGROVE_HOST": "127.0.0.1"}
     migrate, server = container(spec, "migrate"), container(spec, "tokengrove")
     for each in (migrate, server):

@@ -73,7 +73,7 @@ def test_the_service_is_ready_once_it_listens_and_stops_in_its_time(tmp_path: Pa
     variables = dict(line.split("=", 1) for line in shown("tokengrove.env").split())
     database = variables["TOKENGROVE_DATABASE_URL"].removeprefix("sqlite:///")
     assert Path(database).parent == Path(unit()["WorkingDirectory"]) == Path("/var/lib", unit()["StateDirectory"])
-    given = {**variables, ADMIN_KEY: "k", systemd.VARIABLE: str(tmp_path / "notify")}
+    given = {**variables, ADMIN_KEY: "k" * 16, systemd.VARIABLE: str(tmp_path / "notify")}
     program, *arguments = unit()["ExecStart"].split()
     container = {
         "command": [Path(program).name],

@@ -54,7 +54,7 @@ def faults_of_command(arguments: list[str]) -> Iterator[str]:
             given[known[flag].name] = next(rest, None)
     if "port" in given:
         given["port"] = int(given["port"])
-    read_settings(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k"})  # raises for an invalid value
+    read_settings(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k" * 16})  # raises for an invalid value
 
 
 def faults_of_environment(names: list[str]) -> Iterator[str]:
@@ -141,11 +141,13 @@ def test_compose_reads_its_file_and_the_variables_beside_it(path: Path, tmp_path
     """Offline, by the command of version 1 where it is installed: it knows all fields of these two files."""
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not installed")
-    (tmp_path / ".env").write_text("TOKENGROVE_ADMIN_KEY=chosen\nPOSTGRES_PASSWORD=secret\nMODEL=/models/m\n")
+    (tmp_path / ".env").write_text(
+        "TOKENGROVE_ADMIN_KEY=chosen-for-compose\nPOSTGRES_PASSWORD=secret\nMODEL=/models/m\n"
+    )
     copied = shutil.copy(path, tmp_path)
     printed = subprocess.run(["docker-compose", "-f", copied, "config"], check=True, capture_output=True, text=True)
     environment = yaml.safe_load(printed.stdout)["services"]["tokengrove"]["environment"]
-    assert environment["TOKENGROVE_ADMIN_KEY"] == "chosen"
+    assert environment["TOKENGROVE_ADMIN_KEY"] == "chosen-for-compose"
     assert environment["TOKENGROVE_DATABASE_URL"] == "postgresql://tokengrove:secret@postgres/tokengrove"
 
 

@@ -154,16 +154,30 @@ def test_every_key_is_masked(name: str) -> None:
 @pytest.mark.parametrize(
     ("host", "key", "weak"),
     [
-        ("0.0.0.0", "k" * 15, True),
-        ("0.0.0.0", f"{'k' * 16},short", True),
-        ("0.0.0.0", "k" * 16, False),
-        ("127.0.0.1", "short", False),
+        ("127.0.0.1", "k" * 15, True),
+        ("localhost", f"{'k' * 16},short", True),
+        ("::1", f"short,{'k' * 16}", True),
+        ("127.0.0.1", "k" * 16, False),
+        ("127.0.0.1", None, False),
     ],
 )
-def test_a_short_key_beyond_loopback_is_warned_of(host: str, key: str, weak: bool) -> None:
+def test_a_short_key_is_warned_of_on_loopback(host: str, key: str | None, weak: bool) -> None:
     warning = Settings(host=host, admin_key=key).weak_key
     assert (warning is not None) == weak
-    assert warning is None or key not in warning
+    assert warning is None or str(key) not in warning
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "grove.example"])
+@pytest.mark.parametrize("key", ["k" * 15, f"{'k' * 16},short", f"short,{'k' * 16}"])
+def test_a_short_key_is_refused_beyond_loopback_with_the_way_out(host: str, key: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"fewer than 16 characters.*openssl rand -hex 32") as raised:
+        Settings(host=host, admin_key=key)
+    assert key not in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_long_keys_are_taken_beyond_loopback(host: str) -> None:
+    assert Settings(host=host, admin_key=f"{'n' * 16},{'o' * 16}").weak_key is None
 
 
 def test_passwords_and_keys_within_settings_are_masked() -> None:

@@ -39,7 +39,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused_with_the_way_out(
     host: str, port: int | None, word: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(host=host, port=taken.getsockname()[1] if port is None else port, admin_key="k")
+        settings = Settings(host=host, port=taken.getsockname()[1] if port is None else port, admin_key="k" * 16)
         with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:.*{word}"):
             server.bind(settings, settings.port, "--port")
 
