@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -249,7 +250,7 @@ class _Writer:
         in both cases there is no file."""
         part, tally = path.with_name(f".{path.name}.part"), self.tally
         try:
-            with part.open("wb") as file:
+            with open(part, "wb", opener=_private) as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
                     self.show(file.tell())
@@ -276,6 +277,11 @@ class _Writer:
                 )
             _cut_last_line(part)
         self.tally.count(page, self.layout)
+
+
+def _private(name: str, flags: int) -> int:
+    """Open a file that is its owner's alone if it is new: exports hold what agents were told."""
+    return os.open(name, flags, 0o600)
 
 
 def _cut_last_line(path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from sqlite3 import connect
@@ -96,6 +96,7 @@ def writer_engine(url: URL, owner: str = "") -> Engine:
     """
     engine = _engine(url, size=1, isolation="READ COMMITTED", owner=owner)
     if is_sqlite(url):
+        _create_private(url)
         _prepare(engine, _WRITER_PRAGMAS, begin=_BEGIN_WRITING)
     return engine
 
@@ -161,7 +162,7 @@ class FileLock:
         database = Path(label(url))
         path = database.with_name(database.name + ".lock")
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(f"the database lock {path} cannot be written: {error.strerror}") from None
         if not _try_lock(self._descriptor):
@@ -212,6 +213,12 @@ def _sqlite_url(url: URL) -> URL:
         )
     # Absolute, with links resolved: a later chdir opens the same file, and two names of one file share its lock.
     return url.set(drivername="sqlite", database=os.path.realpath(url.database))
+
+
+def _create_private(url: URL) -> None:
+    """Create a SQLite file that is missing for its owner alone. SQLite gives `-wal` and `-shm` the mode of the file."""
+    with suppress(OSError):  # whoever opens the file says why it cannot be
+        os.close(os.open(label(url), os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def _engine(url: URL, size: int, isolation: str, owner: str) -> Engine:

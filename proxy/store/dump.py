@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -172,6 +173,8 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
 def writing(name: str) -> Iterator[IO[bytes]]:
     """Open the output of a dump; `-` is standard output. A file gets its name when it is complete.
 
+    A new file is its owner's alone (0600); one that is written over keeps its mode.
+
     Raises ConfigurationError.
     """
     if name == "-":
@@ -180,7 +183,9 @@ def writing(name: str) -> Iterator[IO[bytes]]:
     path = Path(name)
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            if path.exists():
+                part.chmod(path.stat().st_mode & 0o777)
             if path.suffix == COMPRESSED:
                 import zstandard
 

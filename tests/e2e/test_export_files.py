@@ -106,6 +106,7 @@ def test_a_file_name_makes_one_file_of_that_name_and_its_format(url: str, tmp_pa
     assert done.returncode == 0, done.stderr
     file = tmp_path / name
     assert file.is_file()
+    assert file.stat().st_mode & 0o777 == 0o600  # what agents were told
     assert [each.name for each in file.parent.iterdir() if "test.db" not in each.name] == [file.name]
     with Client(url, KEY) as client:
         expected = client.export(layout="concat").samples

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import random
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +242,41 @@ async def test_an_import_that_a_full_disk_refuses_is_completed_later(
     assert stored == len(execute(target, "SELECT * FROM sessions"))
     done, skipped = import_all(target, tmp_path / "dump.jsonl", Conflict.SKIP, quiet)
     assert (done.sessions, skipped) == (8 - stored, stored)
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """A umask that takes nothing away."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("open_umask")
+@pytest.mark.parametrize("name", ["dump.jsonl", "dump.jsonl.zst"])
+async def test_new_databases_and_dumps_are_their_owners_alone(tmp_path: Path, name: str) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    async with serving(tmp_path, says("one"), database_url=url) as server:
+        await server.chat([user("a")], session="s")
+        modes = [mode(tmp_path / f"new.db{end}") for end in ("", "-wal", "-shm", ".lock")]
+    assert modes == [0o600] * 4
+    export_all(url, str(tmp_path / name), quiet)
+    assert mode(tmp_path / name) == 0o600
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_databases_and_dumps_that_exist_keep_their_modes(tmp_path: Path) -> None:
+    path, dump = tmp_path / "old.db", tmp_path / "dump.jsonl"
+    for file in (path, dump):
+        file.touch()
+        file.chmod(0o640)
+    url = f"sqlite:///{path}"
+    async with serving(tmp_path, says("one"), database_url=url) as server:
+        await server.chat([user("a")], session="s")
+    export_all(url, str(dump), quiet)
+    assert (mode(path), mode(dump)) == (0o640, 0o640)
+    assert dump.stat().st_size
