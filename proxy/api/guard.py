@@ -1,8 +1,9 @@
 """What every request passes before its endpoint: no page of another site may call a server that asks for no key.
 
-On a server without an admin key the names in `Host` are checked, cross-site requests are refused unless their origin
-is allowed, and only this machine manages engine servers. A server with keys needs none of this, because a page knows no
-key: it checks `Host` where `--allowed-hosts` is given. On both, pages of `--allowed-origins` may read the answers.
+On a server without an admin key the names in `Host` are checked, requests of other origins (a page at another port of
+this machine is one) are refused unless they are allowed, and only this machine manages engine servers. A server with
+keys needs none of this, because a page knows no key: it checks `Host` where `--allowed-hosts` is given. On both, pages
+of `--allowed-origins` may read the answers.
 
 A link on another site may lead a person to the page: that shows the site nothing, and no frame shows the page.
 """
@@ -23,7 +24,9 @@ from proxy.settings import Settings
 from proxy.telemetry.http_request import request_of
 
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
-_WEB = re.compile("https?://(.*)")
+_WEB = re.compile("(https?)://(.*)")
+_PORT = re.compile(r":([0-9]+)$")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _OWN_SITE = ("same-origin", "same-site", "none")
 _PAGE = ("/", "/ui")
 _FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
@@ -40,6 +43,7 @@ class Guard:
         self.idle = not self._checks_hosts and settings.allowed_origins is None
         """Whether there is nothing to check."""
         self._hosts, self._origins = Hosts(settings), Origins(settings)
+        self._public_url = (settings.public_url or "").lower()
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Let `app` answer a request that may pass; answer any other one."""
@@ -66,7 +70,7 @@ class Guard:
         if self._open:
             if allowed is None:
                 for origin in origins:
-                    self._check_origin(origin, scope)
+                    self._check_origin(origin, hosts, scope)
                 for name, value in found:
                     foreign = name == b"sec-fetch-site" and value.decode("latin-1") not in _OWN_SITE
                     if foreign and not _follows_link(scope):
@@ -91,10 +95,23 @@ class Guard:
             + (", or with an admin key (TOKENGROVE_ADMIN_KEY)" if self._open else "")
         )
 
-    def _check_origin(self, origin: str, scope: Scope) -> None:
+    def _check_origin(self, origin: str, hosts: list[str], scope: Scope) -> None:
         web = _WEB.fullmatch(origin.lower())
-        if web is None or not (self._hosts.accepts(web[1]) or _is_own(web[1], scope)):
+        if web is None or not (self._hosts.accepts(web[2]) or _is_own(web[2], scope)):
             raise OriginNotAllowed(_cross_site(f"of the origin {origin[:_SHOWN]!r}"))
+        if _port(web[2], web[1]) not in self._ports(web[1], host_name(web[2]), hosts, scope):
+            raise OriginNotAllowed(_cross_site(f"of another port ({origin[:_SHOWN]!r})"))
+
+    def _ports(self, scheme: str, name: str | None, hosts: list[str], scope: Scope) -> set[int | None]:
+        """The ports at which a page with this name is the server's own: those under which it is called."""
+        found = {_port(host, scheme) for host in hosts}
+        if (server := scope.get("server")) is not None:
+            found.add(server[1])
+        if public := _WEB.fullmatch(self._public_url):
+            found.add(_port(public[2].partition("/")[0], public[1]))
+        if name is not None and name != "localhost" and not name.endswith(".localhost") and not is_loopback(name):
+            found.add(_DEFAULT_PORTS[scheme])  # a gateway may write the `Host` anew
+        return found
 
 
 def _follows_link(scope: Scope) -> bool:
@@ -103,6 +120,12 @@ def _follows_link(scope: Scope) -> bool:
         return False
     headers = headers_of(scope)
     return headers.get(b"sec-fetch-mode") == "navigate" and headers.get(b"sec-fetch-dest") == "document"
+
+
+def _port(host: str, scheme: str) -> int:
+    """The port in a `Host` or the rest of an origin."""
+    found = _PORT.search(host)
+    return int(found[1]) if found else _DEFAULT_PORTS[scheme]
 
 
 def _cross_site(which: str) -> str:

@@ -132,10 +132,35 @@ async def test_a_foreign_host_is_refused_and_the_error_names_the_way_out(open_se
 @pytest.mark.parametrize("host", OWN_HOSTS)
 @on_the_open_app
 async def test_loopback_names_are_accepted_at_any_port(open_server: Server, host: str) -> None:
-    for origin in ({}, {"origin": f"http://{host}"}, {"origin": "https://localhost:3000"}):
+    for origin in ({}, {"origin": f"http://{host}"}, {"origin": "http://localhost:8080"}):
         for site in ("same-origin", "same-site", "none"):
             headers = {"host": host, "sec-fetch-site": site, **origin}
             assert (await open_server.http.get("/health", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "app.localhost", "127.0.0.2"])
+@pytest.mark.parametrize("end", [":3000", ":80", "", ":8081", ":0", ":65535"])
+@on_the_open_app
+async def test_a_page_at_another_port_of_this_machine_is_refused(open_server: Server, host: str, end: str) -> None:
+    for scheme in ("http", "https"):
+        for site in ("same-site", "cross-site"):
+            headers = {"origin": f"{scheme}://{host}{end}", "host": "localhost:8080", "sec-fetch-site": site}
+            response = await open_server.http.post("/s/v1/chat/completions", json=TURN, headers=headers)
+            assert code(response) == (403, "origin_not_allowed")
+            assert "--allowed-origins" in response.json()["error"]["message"]
+
+
+async def test_a_page_at_another_port_is_let_in_where_it_is_allowed(tmp_path: Path) -> None:
+    async with at_loopback(tmp_path, allowed_origins="http://localhost:3000") as server:
+        for port, status in (("3000", 200), ("3001", 403)):
+            origin = {"origin": f"http://localhost:{port}", "sec-fetch-site": "same-site"}
+            assert (await server.http.get("/rl/sessions", headers=origin)).status_code == status
+
+
+@on_the_open_app
+async def test_a_forwarded_port_is_the_servers_own(open_server: Server) -> None:
+    headers = {"origin": "http://localhost:9000", "host": "localhost:9000", "sec-fetch-site": "same-origin"}
+    assert (await open_server.http.get("/rl/sessions", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("origin", FOREIGN_ORIGINS)
@@ -189,7 +214,7 @@ async def test_further_names_are_those_of_the_settings(tmp_path: Path) -> None:
         for hosts, status in ((own, 200), (foreign, 403)):
             for host in hosts:
                 assert (await server.http.get("/health", headers={"host": host})).status_code == status, host
-                origin = {"origin": f"https://{host}"}
+                origin = {"origin": f"https://{host}"} | ({"host": host} if status == 200 else {})
                 assert (await server.http.get("/health", headers=origin)).status_code == status, host
 
 
