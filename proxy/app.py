@@ -28,6 +28,7 @@ from proxy.api.long_polls import LongPolls
 from proxy.api.request_lines import RequestLines
 from proxy.api.turn_routes import App, TurnRoutes
 from proxy.api.worker_endpoints import WorkerEndpoints
+from proxy.api.wrong_keys import WrongKeys
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
@@ -171,6 +172,7 @@ def build_app(
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
+    app.wrong_keys = WrongKeys(parts.addresses, parts.polls)
     app.state.metrics = metrics
     app.on_end = _each(metrics.http.count, RequestLines())
     app.metadata_of = sessions.registry.metadata_of

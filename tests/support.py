@@ -171,6 +171,7 @@ async def serving(
     renderer = renderer or tiny_renderer(configured.thinking_retention)
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)
+    app.wrong_keys = None  # tests of refusals send many
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     client = httpx.AsyncClient(transport=transport, base_url="http://t", headers=JSON)
     async with app.router.lifespan_context(app), client as http:

@@ -6,7 +6,9 @@ import ipaddress
 import re
 
 from starlette.requests import Request
+from starlette.types import Scope
 
+from proxy.api.headers import headers_of
 from proxy.settings import Settings
 
 _IN_PROCESS = "tokengrove.in_process"
@@ -34,6 +36,16 @@ class Addresses:
             return self._public_url.rstrip("/")
         return (self._forwarded(request) or str(request.base_url)).rstrip("/")
 
+    def client(self, scope: Scope) -> str:
+        """The address that a request comes from: behind trusted proxies, the one that the first of them saw."""
+        found = str((scope.get("client") or ("",))[0])
+        named = [part.strip() for part in headers_of(scope).get(b"x-forwarded-for", "").split(",") if part.strip()]
+        while named and self._trusted_address(found):
+            found = named.pop()
+            if self._everybody:
+                break
+        return found
+
     def _forwarded(self, request: Request) -> str | None:
         """The URL by X-Forwarded-* headers, malformed ones ignored; None if no trusted proxy sent the request."""
         if not self._trusts(request):
@@ -46,10 +58,13 @@ class Addresses:
         return f"{scheme}://{host}{prefix if _PREFIX.fullmatch(prefix) else ''}"
 
     def _trusts(self, request: Request) -> bool:
-        if self._everybody or request.client is None:
-            return self._everybody
+        return self._trusted_address("" if request.client is None else request.client.host)
+
+    def _trusted_address(self, text: str) -> bool:
+        if self._everybody:
+            return True
         try:
-            address = ipaddress.ip_address(request.client.host)
+            address = ipaddress.ip_address(text)
         except ValueError:
             return False
         return any(address in network for network in self._trusted)

@@ -102,10 +102,10 @@ class Guard:
         if _port(web[2], web[1]) not in self._ports(web[1], host_name(web[2]), hosts, scope):
             raise OriginNotAllowed(_cross_site(f"of another port ({origin[:_SHOWN]!r})"))
 
-    def _ports(self, scheme: str, name: str | None, hosts: list[str], scope: Scope) -> set[int | None]:
+    def _ports(self, scheme: str, name: str | None, hosts: list[str], scope: Scope) -> set[int]:
         """The ports at which a page with this name is the server's own: those under which it is called."""
         found = {_port(host, scheme) for host in hosts}
-        if (server := scope.get("server")) is not None:
+        if (server := scope.get("server")) is not None and server[1] is not None:
             found.add(server[1])
         if public := _WEB.fullmatch(self._public_url):
             found.add(_port(public[2].partition("/")[0], public[1]))

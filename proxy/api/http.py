@@ -13,7 +13,8 @@ from starlette.types import Scope
 from proxy.api.answers import id_header, is_messages_path
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.neutral_errors import is_administration, neutral
-from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
+from proxy.api.wrong_keys import WRONG_KEYS, DelayedResponse
+from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, TooManyRequests
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
 from proxy.telemetry.http_request import request_of, without_secret
@@ -74,8 +75,13 @@ def key_of(request: Request) -> str | None:
 def error_response(scope: Scope, error: ProxyError) -> Response:
     """The response for `error`, in the envelope of the API that the path belongs to; the request's record notes it.
 
-    Agents are told of no place behind the server; the record has the whole message.
+    Agents are told of no place behind the server; the record has the whole message. A wrong key is answered late.
     """
+    delay, keys = None, scope.get(WRONG_KEYS)
+    try:
+        delay = keys and keys.count(scope, error)
+    except TooManyRequests as flood:
+        error = flood
     path, request = scope["path"], request_of(scope)
     told = error if is_administration(path) else neutral(error)
     status, body = error.status, envelope(path, told, request.name())
@@ -85,7 +91,8 @@ def error_response(scope: Scope, error: ProxyError) -> Response:
     if status == 503 and is_messages_path(path):
         status = 529
     request.fail(status, error.code, error.message)
-    return JsonResponse(body, status, headers)
+    response = JsonResponse(body, status, headers)
+    return response if delay is None else DelayedResponse(response, delay)
 
 
 def envelope(path: str, error: ProxyError, request_id: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.answers import identified
 from proxy.api.guard import Guard
+from proxy.api.wrong_keys import WRONG_KEYS, WrongKeys
 from proxy.telemetry.http_request import HttpRequest, MetadataOf, RequestEnd, request_of, set_route
 
 _PREFIX = "/v1"
@@ -43,6 +44,7 @@ class App(Starlette):
 
     `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
     each request once it has ended. `metadata_of`: finds the metadata of a session, for its lines.
+    `wrong_keys`: slows them; None answers them at once.
     `running_loop`: the event loop that it runs on, from its start to its stop.
     """
 
@@ -51,6 +53,7 @@ class App(Starlette):
     on_end: RequestEnd | None = None
     metadata_of: MetadataOf | None = None
     running_loop: asyncio.AbstractEventLoop | None = None
+    wrong_keys: WrongKeys | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,6 +77,7 @@ class App(Starlette):
             request.end(scope)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[WRONG_KEYS] = self.wrong_keys
         if (endpoint := self.turn_routes.find(scope)) is not None:
             await endpoint(scope, receive, send)  # it knows its status itself: no call more for each part of a stream
         else:

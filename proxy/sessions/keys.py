@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from proxy.errors import Forbidden, Unauthorized
+from proxy.errors import Unauthorized, WrongKey
 from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord, SessionStatus
 
@@ -107,7 +107,7 @@ class Keyring:
             return
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
-        raise Forbidden("this needs the admin key; the key in the request is another one")
+        raise WrongKey("this needs the admin key; the key in the request is another one")
 
     async def grant(self, key: str | None) -> Grant:
         """Return what `key` permits: nothing if this server did not issue it."""

@@ -47,6 +47,13 @@ async def scratch_full(server: Server) -> httpx.Response:
         return await server.post("/trajectories/export", {"session_id": "s", "format": "npz"})
 
 
+async def reward_by_agent(server: Server) -> httpx.Response:
+    admin = {"x-api-key": KEYED["admin_key"]}
+    started = await server.http.post("/rl/start_session", json={"task_id": "t"}, headers=admin)
+    agent = {"x-api-key": started.json()["api_key"]}
+    return await server.http.post("/rl/set_reward", json={"reward": 1.0}, headers=agent)
+
+
 async def audio(server: Server) -> httpx.Response:
     return await server.post(CHAT, {**GOOD, "audio": {"voice": "x"}})
 
@@ -130,7 +137,8 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.ContextLengthExceeded, good, always(), {"max_context_tokens": 5}),
     (errors.KeyInUse, key_in_use, always(), {}),
     (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
-    (errors.Forbidden, get("/rl/sessions", headers={"x-api-key": "x"}), always(), KEYED),
+    (errors.WrongKey, get("/rl/sessions", headers={"x-api-key": "x"}), always(), KEYED),
+    (errors.Forbidden, reward_by_agent, always(), KEYED),
     (errors.HostNotAllowed, get("/health", headers={"host": "evil.example"}), always(), {}),
     (errors.OriginNotAllowed, get("/health", headers={"origin": "null"}), always(), {}),
     (errors.SessionClosed, closed, always(), {}),

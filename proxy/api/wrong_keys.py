@@ -1,0 +1,136 @@
+"""Wrong keys are answered late, the later the more of them a sender has sent. A right key is never held up.
+
+A request that waits has read nothing more and holds no room but its connection. How many wait is bounded: further wrong
+keys get 429 at once. A sender is an address, or a network of 64 bits of IPv6; the table of senders is bounded, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from proxy.api.addresses import Addresses
+from proxy.api.headers import headers_of, key_in
+from proxy.api.long_polls import LongPolls
+from proxy.errors import ProxyError, TooManyRequests, Unauthorized, WrongKey
+
+WRONG_KEYS = "tokengrove.wrong_keys"
+"""Where the scope of a request has the `WrongKeys` of its server."""
+
+LONGEST_S = 5.0
+MOST_WAITING = 64
+MOST_OF_ONE = 4
+MOST_SENDERS = 4096
+_FIRST_S = 0.01
+_FORGOTTEN_S = 300.0
+
+
+class WrongKeys:
+    """The wrong keys of one process. `clock` gives seconds."""
+
+    def __init__(self, addresses: Addresses, polls: LongPolls, clock: Callable[[], float] = time.monotonic) -> None:
+        self._addresses, self._polls, self._clock = addresses, polls, clock
+        self._sent: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._waiting: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._waiting.total()
+
+    @property
+    def senders(self) -> int:
+        """How many senders are known."""
+        return len(self._sent)
+
+    def count(self, scope: Scope, error: ProxyError) -> Delay | None:
+        """Count an error that tells of a wrong key, and return its delay; None for another error.
+
+        Raises TooManyRequests if too many wait.
+        """
+        if not isinstance(error, Unauthorized | WrongKey) or not _has_key(scope):
+            return None
+        error.__traceback__ = error.__context__ = None  # its frames hold what was read of the request
+        sender = _sender(self._addresses.client(scope))
+        delay_s = self._next(sender)
+        if self.waiting >= MOST_WAITING or self._waiting[sender] >= MOST_OF_ONE:
+            raise TooManyRequests(
+                "too many requests with wrong keys wait for their answers; send the right key",
+                retry_after_s=math.ceil(delay_s),
+            )
+        self._waiting[sender] += 1
+        return Delay(self, sender, delay_s)
+
+    def _next(self, sender: str) -> float:
+        """Seconds that the next wrong key of a sender waits; they double with each."""
+        now = self._clock()
+        sent, last = self._sent.pop(sender, (0, now))
+        sent = 1 if now - last > _FORGOTTEN_S else sent + 1
+        self._sent[sender] = sent, now
+        if len(self._sent) > MOST_SENDERS:
+            self._sent.popitem(last=False)
+        return min(_FIRST_S * 2.0 ** min(sent - 1, 30), LONGEST_S)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, but not once the server stops."""
+        if not self._polls.ending:
+            await self._polls.wait(asyncio.sleep(seconds))
+
+    def release(self, sender: str) -> None:
+        """Forget a request that has waited."""
+        self._waiting[sender] -= 1
+        if not self._waiting[sender]:
+            del self._waiting[sender]
+
+
+class Delay:
+    """The wait of one request before its answer."""
+
+    def __init__(self, keys: WrongKeys, sender: str, seconds: float) -> None:
+        self.seconds = seconds
+        self._keys, self.sender = keys, sender
+
+    async def end(self) -> None:
+        """Wait, and make room for another."""
+        try:
+            await self._keys.wait(self.seconds)
+        finally:
+            self._keys.release(self.sender)
+
+
+class DelayedResponse(Response):
+    """A response that is sent after a delay."""
+
+    def __init__(self, response: Response, delay: Delay) -> None:
+        super().__init__(response.body, response.status_code)
+        self.raw_headers = response.raw_headers
+        self._delay = delay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait, then send the response."""
+        await self._delay.end()
+        await super().__call__(scope, receive, send)
+
+
+def _has_key(scope: Scope) -> bool:
+    """Whether a request has a key, in its headers or its address."""
+    return "~" in scope["path"] or key_in(headers_of(scope)) is not None
+
+
+def _sender(client: str) -> str:
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client[:64]
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
