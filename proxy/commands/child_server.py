@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Any
 
+from proxy import initial_block
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 from proxy.telemetry import log
@@ -25,6 +26,7 @@ def main() -> None:
     """Read the settings, serve, and end the process."""
     from proxy.serving.stop import end_at_signal, end_process
 
+    initial_block.clear()
     end_at_signal()
     settings = _settings(json.loads(sys.stdin.readline()))
     log.set_up(settings.log_format, settings.log_level, workers=settings.workers > 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from proxy import initial_block
 from proxy.commands.failure import fail
 
 Player = Literal["oracle", "nop"]
@@ -40,6 +41,7 @@ def harbor(
 
     The exit code is 1 unless every task gives its solution a reward of 1 (with nop: nothing a reward of 0).
     """
+    initial_block.hold()
     from proxy.rollout.harbor import HarborOptions, tasks, try_tasks
 
     options = HarborOptions.read(dict(_pair(each) for each in option or []))

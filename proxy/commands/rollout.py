@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from proxy import initial_block
 from proxy.commands.signatures import takes_run_flags
 
 _COMMAND = "tokengrove.command"
@@ -80,6 +81,7 @@ def play(
     validation: bool,
 ) -> None:
     """Run what `rollout` or `eval` was asked for."""
+    initial_block.hold()
     from proxy.commands.run_command import Asked, run_command
 
     command = ctx.meta.get(_COMMAND, [])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxy import __version__
+from proxy import __version__, initial_block
 from proxy.commands.database_url import ConfigFile
 from proxy.commands.effective import effective
 from proxy.commands.signatures import takes_settings
@@ -41,6 +41,7 @@ def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags:
     if (flags.get("log_format") or os.environ.get(variable_of("log_format"))) == "json":
         log.set_up("json", "info")  # wrong settings are lines, too
     try:
+        initial_block.hold()
         sources = read_sources(flags, config=config)
         if print_config:
             print(effective(sources))

@@ -30,7 +30,10 @@ from proxy.rollout.script import script_of_this_process, stop_import
 from proxy.rollout.threads import in_thread
 from proxy.rollout.worker import Job, Raised, Returned, Sent
 
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from proxy.rollout.worker import main; main()"
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from proxy import initial_block; initial_block.clear(); "
+    "from proxy.rollout.worker import main; main()"
+)
 _START_S, _END_S = 120.0, 5.0
 _LOOK_S = 1.0
 """How often a process that says nothing is looked at: one whose children hold its pipe open ends unnoticed."""

@@ -4,7 +4,6 @@ default.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy import initial_block
 from proxy.errors import ConfigurationError
 from proxy.settings.config_file import read_config_file, readable_secret
 from proxy.settings.kinds import KINDS
@@ -47,7 +47,7 @@ def flag_of(name: str) -> str:
 
 def read_sources(
     flags: Mapping[str, Any],
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     *,
     config: Path | None = None,
     only: Collection[str] = tuple(KINDS),
@@ -57,6 +57,7 @@ def read_sources(
     `only`: the settings to use; the others have their defaults, so they need not fit. Raises ConfigurationError that
     names the flag, the variable or the place in the file.
     """
+    environ = initial_block.environment() if environ is None else environ
     path = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
     found = {} if path is None else dict(read_config_file(path))
     warning = None if path is None else readable_secret(path, found)
@@ -73,7 +74,7 @@ def read_sources(
 
 
 def read_settings(
-    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, config: Path | None = None
+    flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, *, config: Path | None = None
 ) -> Settings:
     """Read settings as `read_sources` does."""
     return read_sources(flags, environ, config=config).settings

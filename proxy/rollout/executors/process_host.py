@@ -31,7 +31,8 @@ from proxy.rollout.script import script_of_this_process
 from proxy.rollout.worker import Sent
 
 _PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from proxy.rollout.executors.process import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from proxy import initial_block; initial_block.clear(); "
+    "from proxy.rollout.executors.process import main; main()"
 )
 START_S = 300.0
 """How long a worker may take to import the agent's module; more than a network drive needs for torch."""

@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 
+from proxy import initial_block
 from proxy.rollout.executors import watchdog
 
 _lock = threading.Lock()
@@ -51,6 +52,7 @@ def _started() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-E", "-S", watchdog.__file__],
         cwd="/",
+        env=initial_block.without_secrets(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ import threading
 import uuid
 from pathlib import Path
 
+from proxy import initial_block
 from proxy.rollout.sandboxes import cleaning
 
 
@@ -27,6 +28,7 @@ class _Folders:
         self.cleaner = subprocess.Popen(
             command,
             cwd="/",
+            env=initial_block.without_secrets(),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

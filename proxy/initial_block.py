@@ -1,0 +1,71 @@
+"""No secret stays in the block of variables that a process was started with: `/proc/PID/environ` shows that block to
+every process of the same user, such as an agent that a run starts as a command.
+
+`clear` overwrites the secrets there and leaves `os.environ` as it is, which libraries of C see, too. `hold` takes the
+keys of this server out of `os.environ`, so that no child gets them; `environment` still has them, for the settings.
+On systems without /proc nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+
+_OURS = "TOKENGROVE_"
+_NAME = re.compile("KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|DSN|PRIVATE|CERT|HEADERS", re.IGNORECASE)
+_VALUE = re.compile("://[^/@]*:[^@]*@|[?&](password|sslpassword|token|key)=", re.IGNORECASE)
+_ENV_START, _ENV_END = 47, 48  # in /proc/self/stat, counted from the state behind the program's name
+_PUBLIC = {"PWD", "OLDPWD"}
+
+_held: dict[str, str] = {}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable may hold a secret, by its name or as a URL with a password."""
+    return name not in _PUBLIC and bool(_NAME.search(name) or _VALUE.search(value))
+
+
+def clear() -> None:
+    """Overwrite the secrets in the initial block of this process. Call it before the first thread starts."""
+    for name, value in os.environ.items():
+        if is_secret(name, value):
+            os.putenv(name, value)  # libc now has a copy of its own, outside of the block
+    with suppress(Exception):  # another system, or one whose /proc is hidden
+        _overwrite()
+
+
+def hold() -> None:
+    """Take this server's keys out of `os.environ`."""
+    for name in [name for name in os.environ if name.startswith(_OURS)]:
+        if is_secret(name, os.environ[name]):
+            _held[name] = os.environ.pop(name)
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process, with those that are held."""
+    return {**_held, **os.environ}
+
+
+def without_secrets() -> Mapping[str, str]:
+    """The variables of this process for a child that needs none of its secrets."""
+    return {name: value for name, value in os.environ.items() if not is_secret(name, value)}
+
+
+def _overwrite() -> None:
+    import ctypes
+
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    with open("/proc/self/environ", "rb") as file:
+        block = file.read()
+    if not start or len(block) != end - start:
+        return
+    at = start
+    for entry in block.split(b"\0"):
+        name, given, value = entry.partition(b"=")
+        if given and is_secret(os.fsdecode(name), os.fsdecode(value)):
+            ctypes.memset(at + len(name) + 1, ord("*"), len(value))
+        at += len(entry) + 1
