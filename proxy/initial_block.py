@@ -20,6 +20,8 @@ _ENV_START, _ENV_END = 47, 48  # in /proc/self/stat, counted from the state behi
 _PUBLIC = {"PWD", "OLDPWD"}
 
 _held: dict[str, str] = {}
+_own: list[int] = []
+"""The processes that began with `clear`: a command that another program calls leaves that program's variables alone."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -29,6 +31,7 @@ def is_secret(name: str, value: str) -> bool:
 
 def clear() -> None:
     """Overwrite the secrets in the initial block of this process. Call it before the first thread starts."""
+    _own.append(os.getpid())
     for name, value in os.environ.items():
         if is_secret(name, value):
             os.putenv(name, value)  # libc now has a copy of its own, outside of the block
@@ -37,7 +40,9 @@ def clear() -> None:
 
 
 def hold() -> None:
-    """Take this server's keys out of `os.environ`."""
+    """Take this server's keys out of `os.environ`, if this process is a command's."""
+    if os.getpid() not in _own:
+        return
     for name in [name for name in os.environ if name.startswith(_OURS)]:
         if is_secret(name, os.environ[name]):
             _held[name] = os.environ.pop(name)

@@ -26,6 +26,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
+from proxy import initial_block
 from proxy.store import schema
 from tests import databases
 from tests.vision import vision_folder, vision_folders, vision_renderer  # noqa: F401
@@ -234,3 +235,10 @@ def unmigrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'grove.db'}"
     url: str = request.getfixturevalue("unmigrated_postgres_url")
     return url
+
+
+@pytest.fixture(autouse=True)
+def commands_in_this_process_hold_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that calls a command leaves the variables of the later ones alone."""
+    monkeypatch.setattr(initial_block, "_own", [])
+    monkeypatch.setattr(initial_block, "_held", {})
