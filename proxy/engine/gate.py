@@ -294,8 +294,11 @@ class Gate:
     def _look(self) -> None:
         """Expire requests that no token came for in time; look again when the next one may be due.
 
-        One alarm for all requests: a token then costs no more than noting the time.
+        Does nothing during a pause, whose end looks again. One alarm for all requests: a token then costs no more than
+        noting the time.
         """
+        if self._mode is not None:
+            return
         loop, limit_s = asyncio.get_running_loop(), self._settings.engine_timeout_s
         now, oldest = loop.time(), math.inf
         for flight in self._flights:

@@ -209,6 +209,42 @@ async def test_the_token_timeout_does_not_run_during_a_pause(mode: PauseMode, mo
     assert list((await late).ids) == uninterrupted(asking("b", 3))
 
 
+async def test_a_request_given_up_just_before_a_pause_starts_no_token_timeout_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request goes on at another server; the pause began between its cancellation and that."""
+    engine, others = PooledEngine(), iter([True])
+    monkeypatch.setattr(engine, "has_other", lambda _: next(others, False))
+    gate = gate_of(engine, engine_timeout_s=60.0, pause_timeout_s=10_000.0)
+    requests = [asking("a", 30), asking("b", 30)]
+    silent = asyncio.create_task(sample(gate, requests[0]))
+    await until(lambda: gate.running == 1)
+    running = asyncio.create_task(sample(gate, requests[1]))
+    await until(lambda: gate.running == 2)
+    (flight,) = (flight for flight in gate._flights if flight.task is silent)
+    flight.heard = -1000.0
+    gate._look()
+    assert silent.cancelling() == 1
+    await gate.admin.pause(PauseMode.IN_PLACE)
+    await let_pass(3600.0, monkeypatch)
+    await gate.admin.resume()
+    assert list((await running).ids) == uninterrupted(requests[1])
+    assert list((await silent).ids) == uninterrupted(requests[0])
+
+
+async def test_a_drain_ends_a_request_that_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of(WatchfulEngine(tick_s=7200.0), engine_timeout_s=60.0, pause_timeout_s=10_000.0)
+    hung = asyncio.create_task(sample(gate, asking("a", 3)))
+    await until(lambda: gate.running == 1)
+    draining = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
+    await until(lambda: gate.held)
+    await let_pass(61.0, monkeypatch)
+    with pytest.raises(EngineTimeout):
+        await hung
+    await draining
+    assert gate.paused is PauseMode.DRAIN
+
+
 async def test_the_token_timeout_runs_again_after_a_pause() -> None:
     gate = gate_of(WatchfulEngine(tick_s=60.0), engine_timeout_s=0.05)
     running = asyncio.create_task(sample(gate, asking("a", 3)))
