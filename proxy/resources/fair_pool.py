@@ -66,6 +66,8 @@ class FairPool:
     def _start(self, work: _Work) -> bool:
         if self._running == self._threads or (work.size >= LARGE and self._large):
             return False
+        if work.place.cancelled():  # its caller has not run since
+            return False
         self._running += 1
         self._large |= work.size >= LARGE
         work.place.set_result(None)

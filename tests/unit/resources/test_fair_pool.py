@@ -111,6 +111,23 @@ async def test_who_gives_up_while_running_keeps_the_thread_until_the_function_en
     await running[1]
 
 
+async def test_a_thread_that_is_freed_as_a_waiting_caller_is_cancelled_goes_to_the_next(pool: FairPool) -> None:
+    gated = Gated()
+    running = [asyncio.create_task(pool.run("a", 1, gated.work, name)) for name in ("one", "two")]
+    await gated.until_begun(2)
+    waiting = [asyncio.create_task(pool.run(owner, 1, gated.work, owner)) for owner in ("b", "c")]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    pool._end(1)  # in the same pass of the event loop, before the cancelled caller has run
+    pool._running += 1
+    gated.let_go("one", "two", "b", "c")
+    assert await waiting[1] == "c"
+    await asyncio.gather(*running)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert pool._running == 0 and pool.waiting == 0
+
+
 async def test_an_error_of_the_function_is_raised_and_frees_the_thread(pool: FairPool) -> None:
     def fails() -> None:
         raise ValueError("no")
