@@ -10,6 +10,7 @@ import itertools
 import math
 from array import array
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +61,9 @@ class ScriptedEngine:
             self.requests.append(request)
         stopped = self._running[request.request_id] = asyncio.Event()
         try:
-            async for chunk in self._play(self.script(request), request, stopped):
-                yield chunk
+            async with aclosing(self._play(self.script(request), request, stopped)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         finally:
             del self._running[request.request_id]
 

@@ -1,0 +1,156 @@
+"""Requests through the gate, while pauses, weight updates, deaths of servers and silence come at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.engine.contract import CollectedReply
+from proxy.engine.interface import PauseMode
+from proxy.engine.requests import Failure, GenerateRequest
+from proxy.engine.scripted.scripts import Fault, Reply, Script
+from proxy.errors import EngineTimeout, EngineUnavailable
+from proxy.reasons import FinishReason
+from tests.engines.gates import AdminGate
+from tests.torture.runs import World, scenario
+from tests.unit.engine.gated import PooledEngine, asking, gate_of, uninterrupted
+
+_TIMEOUT_S = 30.0
+
+
+class _Servers(PooledEngine):
+    """Two servers, of which one may be silent: a request that it got is given up and goes on at the other.
+
+    `silences`: how many of the next requests get no token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tick_s=0.01)
+        self.silences, self.elsewhere = 0, True
+        self.silenced = Counter[str]()
+        self.script = self._scripted(self.script)
+
+    def has_other(self, failures: Sequence[Failure]) -> bool:
+        return self.elsewhere
+
+    def _scripted(self, script: Script) -> Script:
+        def scripted(request: GenerateRequest) -> Reply:
+            reply = script(request)
+            if self.silences:
+                self.silences -= 1
+                self.silenced[request.request_id] += 1
+                return replace(reply, fault=Fault.HANG)
+            return reply
+
+        return scripted
+
+
+async def _pauses(world: World, gate: AdminGate, rounds: int) -> None:
+    """Pause in all modes, for longer than any timeout for a token, with weight updates."""
+    for _ in range(rounds):
+        await world.some_time(2.0)
+        mode = world.random.choice(list(PauseMode))
+        if world.random.random() < 0.3:
+            await gate.admin.update_weights("w", None, mode)
+            continue
+        await gate.admin.pause(mode)
+        await asyncio.sleep(world.random.choice([0.0, 0.5, 3 * _TIMEOUT_S]))
+        if world.random.random() < 0.5:
+            await gate.admin.update_weights("w", None, mode)
+        await gate.admin.resume()
+
+
+@scenario
+async def gate_pauses(world: World) -> None:
+    """A pause fails no request, however long it is, and each request gets the tokens that it would get without."""
+    engine = _Servers()
+    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+
+    async def caller(number: int) -> None:
+        await world.some_time(5.0)
+        request = asking(str(number), world.random.randrange(1, 80), start=40 + number)
+        reply = CollectedReply()
+
+        async def sampled() -> FinishReason:
+            return await gate.sample(request, reply.add)
+
+        try:
+            finish = await world.abandon_some(sampled(), 2.0, chance=0.2)
+        except EngineTimeout:
+            assert engine.silenced[request.request_id] == 2, "only a second silence fails a request"
+            return
+        if finish is not None:
+            assert list(reply.ids) == uninterrupted(request)
+            assert list(reply.versions) == sorted(reply.versions)
+
+    async def deaths() -> None:
+        for _ in range(world.random.randrange(3)):
+            await world.some_time(3.0)
+            if world.random.random() < 0.5:
+                engine.silences += 1
+            else:
+                engine.fall()
+                await world.some_time(1.0)
+                engine.rise()
+
+    await world.all(*(caller(number) for number in range(5)), _pauses(world, gate, 3), deaths())
+    assert gate.running == gate.waiting == 0 and not gate.held and gate.paused is None and not gate._flights
+    assert not engine.trespassers and not engine.running
+    engine.silences = 0
+    await gate.read(asking("last", 3))
+
+
+@scenario
+async def gate_drains_with_a_hung_turn(world: World) -> None:
+    """A drain ends although a request hangs: its timeout runs on, and those that go on are not touched."""
+    engine = _Servers()
+    engine.elsewhere = False
+    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+    engine.silences = hung = world.random.randrange(1, 3)
+
+    async def caller(number: int) -> str:
+        request = asking(str(number), world.random.randrange(1, 80), start=40 + number)
+        try:
+            reply = await gate.read(request)
+        except EngineTimeout:
+            return "timeout"
+        assert list(reply.ids) == uninterrupted(request)
+        return "whole"
+
+    calls = asyncio.create_task(world.all(*(caller(number) for number in range(4))))
+    await world.some_time(1.0)
+    await world.until(lambda: not engine.silences)
+    await gate.admin.pause(PauseMode.DRAIN)
+    assert gate.paused is PauseMode.DRAIN and gate.running == 0
+    await asyncio.sleep(2 * _TIMEOUT_S)
+    await gate.admin.resume()
+    assert sorted(await calls).count("timeout") == hung
+
+
+@scenario
+async def gate_shuts_down(world: World) -> None:
+    """On shutdown whoever waits is sent away, whatever holds him, and whoever samples goes on."""
+    engine = _Servers()
+    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+
+    async def caller(number: int) -> None:
+        await world.some_time(2.0)
+        request = asking(str(number), 40, start=40 + number)
+        try:
+            reply = await gate.read(request)
+        except EngineUnavailable:
+            return
+        assert list(reply.ids) == uninterrupted(request)
+
+    async def stop() -> None:
+        await world.some_time(2.0)
+        gate.send_away()
+
+    async def fall() -> None:
+        await world.some_time(2.0)
+        engine.fall()
+
+    await world.all(*(caller(number) for number in range(5)), stop(), fall())
+    assert gate.running == gate.waiting == 0 and not gate._flights
