@@ -133,7 +133,7 @@ class Fibre:
 
 
 def pause(condition: Callable[[], bool], timeout: float | None = None) -> bool:
-    """Wait until `condition` holds; return whether it does. Raises Stalled on the event loop, if it must be waited for."""
+    """Wait until `condition` holds; return whether it does. Raises Stalled if the event loop would have to wait."""
     if condition():
         return True
     if _here.fibre is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 from proxy.resources.fair_pool import LARGE, FairPool

@@ -1,0 +1,141 @@
+"""Agents that ask, leave, come back and ask again, on one worker and on several, across pauses and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from proxy.engine.interface import PauseMode
+from tests.torture.runs import World, scenario
+from tests.torture.sites import Site
+from tests.torture.wire import Exchange
+
+_TRIES = 200
+
+
+class Agents:
+    """What the agents of a scenario got. `answered`: by session and seed, the ids of replies that came in full."""
+
+    def __init__(self, world: World, site: Site) -> None:
+        self._world, self._site = world, site
+        self.answered: dict[str, dict[int, set[str]]] = {}
+        self._seed = 0
+
+    async def play(self, session: str, turns: int, *, leave: float = 0.3, most_n: int = 2) -> None:
+        """Ask turn after turn, each until it is answered, with its Idempotency-Key."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"of {session}"}]
+        for _ in range(turns):
+            await self._world.some_time(0.2)
+            self._seed += 1
+            answer = await self.ask(session, self._seed, messages, self._world.random.randrange(1, most_n + 1), leave)
+            messages = [*messages, answer, {"role": "user", "content": "go on"}]
+
+    async def ask(self, session: str, seed: int, messages: list[Any], n: int, leave: float) -> dict[str, Any]:
+        """Ask until it is answered in full; return the first choice's message."""
+        stream = n == 1 and self._world.random.random() < 0.5
+        body = {
+            "model": "m",
+            "messages": messages,
+            "max_tokens": self._world.random.randrange(1, 30),
+            "seed": seed,
+            "n": n,
+            "stream": stream,
+        }
+        for _ in range(_TRIES):
+            exchange = await self._site.call(
+                "POST", f"/{session}/v1/chat/completions", body, leave=leave, idempotency_key=f"key {session} {seed}"
+            )
+            if exchange is not None and exchange.complete:
+                if exchange.status == 200:
+                    reply = _reply(exchange, stream=stream)
+                    if reply is not None:
+                        own = self.answered.setdefault(session, {}).setdefault(seed, set())
+                        own |= {reply["id"]} | {f"{reply['id']}.{index}" for index in range(1, n)}
+                        assert len(own) == n, f"one request got several answers: {own}"
+                        message: dict[str, Any] = reply["message"]
+                        return message
+                else:
+                    assert exchange.status in (409, 429, 503), (exchange.status, exchange.content)
+            await asyncio.sleep(self._world.random.uniform(0.05, 1.0))
+        raise AssertionError(f"no answer in {_TRIES} tries")
+
+    async def check(self) -> None:
+        """See what is stored of all of them."""
+        for session, answered in self.answered.items():
+            await self._site.check_stored(session, answered)
+
+
+def _reply(exchange: Exchange, *, stream: bool) -> dict[str, Any] | None:
+    """The id and the message of an answer; None if it is an error."""
+    import json
+
+    if not stream:
+        body = exchange.body
+        return {"id": body["id"], "message": body["choices"][0]["message"]}
+    events = [line[6:] for line in exchange.content.decode().split("\n") if line.startswith("data: ")]
+    if events[-1] != "[DONE]":
+        return None
+    chunks = [json.loads(event) for event in events[:-1]]
+    if any("error" in chunk for chunk in chunks):
+        return None
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    return {"id": chunks[0]["id"], "message": {"role": "assistant", "content": text}}
+
+
+async def _engine_control(world: World, site: Site, rounds: int) -> None:
+    """Pauses in all modes and weight updates, which end."""
+    for _ in range(rounds):
+        await world.some_time(1.0)
+        mode = world.random.choice(list(PauseMode)).value
+        if world.random.random() < 0.5:
+            await site.ok("POST", "/engine/update_weights", {"path": "w", "mode": mode})
+        else:
+            await site.ok("POST", "/engine/pause_generation", {"mode": mode})
+            await world.some_time(1.0)
+            await site.ok("POST", "/engine/continue_generation", {})
+
+
+async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3) -> None:
+    agents = Agents(world, site)
+    async with site.running():
+        await world.all(
+            *(agents.play(f"s{number}", world.random.randrange(1, 4)) for number in range(sessions)),
+            *(each() for each in more),  # type: ignore[arg-type]
+        )
+        await agents.check()
+
+
+@scenario
+async def turns_and_disconnects(world: World) -> None:
+    """Clients leave at every moment and ask again: each answer is stored once."""
+    await _whole(world, Site(world, max_turns_in_flight=world.random.choice([2, 3, 100])))
+
+
+@scenario
+async def turns_and_pauses(world: World) -> None:
+    """The same, while the engine is paused and gets new weights."""
+    site = Site(world, pause_timeout_s=10_000.0)
+    await _whole(world, site, lambda: _engine_control(world, site, 3))
+
+
+@scenario
+async def turns_on_workers(world: World) -> None:
+    """The same, with a connection to any worker for each try."""
+    site = Site(world, workers=2, pause_timeout_s=10_000.0, max_turns_in_flight=world.random.choice([4, 100]))
+    await _whole(world, site, lambda: _engine_control(world, site, world.random.randrange(3)))
+
+
+@scenario
+async def turns_and_restarts(world: World) -> None:
+    """The server stops at every moment and starts again: no answered turn is lost."""
+    site = Site(world, shutdown_timeout_s=world.random.choice([0.1, 5.0]))
+
+    async def restart() -> None:
+        for _ in range(world.random.randrange(1, 3)):
+            await world.some_time(1.0)
+            await site.stop()
+            await world.some_time(0.5)
+            await site.start()
+
+    await _whole(world, site, restart)

@@ -1,0 +1,163 @@
+"""A whole server in process: one worker or several on one database, its clients, and what must hold at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from unittest import mock
+
+from proxy.api.turn_routes import App
+from proxy.app import build_app
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Reply
+from proxy.settings import Settings
+from proxy.store import schema
+from proxy.workers.group import Place
+from proxy.workers.seats import Seats
+from tests.engines.scripts import following, model_like
+from tests.support import migrated, tiny_renderer
+from tests.torture.runs import World
+from tests.torture.wire import Exchange, Wires
+
+JSON = (b"content-type", b"application/json")
+
+
+class Site:
+    """`workers`: how many there are. `most`: `--max-turns-in-flight`. Sampling a token takes `tick_s`."""
+
+    def __init__(self, world: World, *, workers: int = 1, tick_s: float = 0.01, **settings: Any) -> None:
+        self._workers = workers
+        self._world, self._wires = world, Wires(world.loop)
+        database = world.folder / "torture.db"
+        if not database.exists():
+            database.write_bytes(migrated())
+        self.settings = Settings(
+            **{"database_url": f"sqlite:///{database}", "migrate": True, "engine": "scripted"} | settings
+        )
+        self._script = model_like(tick_s)
+        self._seats = Seats(workers, 100) if workers > 1 else None
+        self._stacks: dict[int, AsyncExitStack] = {}
+        self._exchanges: set[Exchange] = set()
+        self.apps: dict[int, App] = {}
+        self.engines: list[ScriptedEngine] = []
+        self.sampled = Counter[int]()
+        """How many requests with each seed reached an engine."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run all workers; at the end stop them, and check what is left of each."""
+        with self._wires.replaced(), mock.patch.object(schema, "lock_file", lambda url: None):
+            for number in range(self._workers):
+                await self.start(number)
+            try:
+                yield
+            finally:
+                for number in sorted(self._stacks, reverse=True):
+                    await self.stop(number)
+
+    async def start(self, number: int = 0) -> None:
+        """Start a worker."""
+        place = None if self._seats is None else Place(number, self._seats, self._world.folder)
+        renderer = tiny_renderer()
+        engine = ScriptedEngine(self._play, vocab_size=renderer.vocab_size)
+        app = build_app(self.settings, engine=engine, renderer=renderer, place=place)
+        if place is not None:
+            self._wires.apps[place.peers.address()] = app.state.for_workers
+        stack = self._stacks[number] = AsyncExitStack()
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        self.apps[number] = app
+        self.engines.append(engine)
+
+    async def stop(self, number: int = 0) -> None:
+        """Stop a worker: no connection comes any more, running turns end, and nothing of it stays."""
+        app = self.apps.pop(number)
+        await self._stacks.pop(number).aclose()
+        if self._exchanges:
+            await asyncio.wait([exchange.task for exchange in self._exchanges if exchange.task])
+        if self._seats is not None:
+            self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
+        self.check_idle(app)
+
+    def check_idle(self, app: App) -> None:
+        """Raise AssertionError unless everything is as it was before the first request."""
+        turns = app.state.turns
+        gate = turns._gate
+        assert not turns.busy and not turns.running and not turns._choices, "turns are left"
+        assert gate.running == gate.waiting == 0 and not gate._flights, "requests are left in the gate"
+        assert not app.state.engine.running, "requests are left in the engine"
+        assert not turns._prompts._pool.waiting and not turns._prompts._pool._running, "the pool is busy"
+        for session in app.state.registry.sessions():
+            assert not session.running and not session.waiting, f"the session {session.id} counts turns that have ended"
+        if self._seats is not None and not self.apps:
+            assert not self._seats.turns() and not any(
+                self._seats.words[number * self._seats.part // 8] for number in range(self._seats.workers)
+            ), "seats are taken"
+
+    async def call(
+        self, method: str, path: str, body: Any = None, *, leave: float = 0.0, number: int | None = None, **headers: str
+    ) -> Exchange | None:
+        """Send a request to a worker; None if nobody listens. `leave`: how likely the client leaves somewhere."""
+        app = self._any_app(number)
+        if app is None:
+            return None
+        sent = [JSON, *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())]
+        content = b"" if body is None else json.dumps(body).encode()
+        exchange = Exchange(self._world.loop, app, method, path, sent, content)
+        self._exchanges.add(exchange)
+        try:
+            if self._world.random.random() < leave:
+                leaving = asyncio.create_task(self._world.some_time(0.3))
+                await asyncio.wait([exchange.task, leaving], return_when=asyncio.FIRST_COMPLETED)
+                exchange.leave()
+                await leaving
+            await exchange.task
+        finally:
+            self._exchanges.discard(exchange)
+        return exchange
+
+    async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The JSON that a request gets. Raises AssertionError if it is refused."""
+        exchange = await self.call(method, path, body, **headers)
+        assert exchange is not None and exchange.status == 200, exchange and (exchange.status, exchange.content)
+        return exchange.body
+
+    def _any_app(self, number: int | None) -> App | None:
+        numbers = sorted(self.apps)
+        if not numbers:
+            return None
+        return self.apps[self._world.random.choice(numbers) if number is None else number]
+
+    def _play(self, request: GenerateRequest) -> Reply:
+        self.sampled[request.sampling.seed or 0] += 1
+        running = sum(len(engine.running) for engine in self.engines)
+        assert running <= self.settings.max_turns_in_flight, "more turns run than --max-turns-in-flight"
+        return self._script(request)
+
+    async def check_stored(self, session: str, answered: dict[int, set[str]]) -> None:
+        """Raise AssertionError unless each answered turn is stored once, and no token is trained twice.
+
+        `answered`: by seed, the ids of the replies that clients got in full.
+        """
+        tree = await self.ok("GET", f"/rl/sessions/{session}")
+        complete = {node["id"]: node for node in tree["interactions"] if node["status"] == "complete"}
+        samples = (await self.ok("POST", "/trajectories/export", {"session_id": session}))["samples"]
+        seen, trained = dict[str, int](), 0
+        for sample in samples:
+            trained += sum(sample["loss_mask"])
+            for turn in sample["turns"]:
+                start, end = turn["span"]
+                ids, seed = sample["input_ids"], turn["sampling"].get("seed") or 0
+                assert ids[start:end] == following(ids[:start], end - start, seed), turn
+                seen[turn["interaction_id"]] = seed
+        assert set(seen) == set(complete), "the export and the tree differ"
+        expected = sum(node["output_tokens"] for node in complete.values() if node["trainable"])
+        assert trained == expected, f"{trained} tokens are trained, {expected} were sampled"
+        firsts = Counter(seed for interaction, seed in seen.items() if "." not in interaction)
+        assert not [seed for seed, times in firsts.items() if times > 1], "a request was sampled twice"
+        for ids in answered.values():
+            assert ids <= set(complete), f"an answered turn is not stored: {ids}"
