@@ -6,23 +6,27 @@ import asyncio
 import faulthandler
 import gc
 import io
+import logging
 import shutil
 import tempfile
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.conftest import MEMORY
 from tests.torture.loop import Hung, SeededLoop
-from tests.torture.seam import stepped
+from tests.torture.seam import EPOCH_S, stepped
 
 _T = TypeVar("_T")
 
 _STUCK_S = 120.0
 """Seconds of real time after which a run that computes without end shows all stacks and ends the process."""
+_LINES = 40
 _END_S = 3600.0
 """Virtual seconds in which each scenario ends."""
 
@@ -51,9 +55,13 @@ class World:
         raise AssertionError("the condition was not met within an hour")
 
     async def all(self, *work: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Run `work` at the same time until all of it has ended; raise the first error."""
+        """Run `work` at the same time until all of it has ended; raise the first error at once."""
         tasks = [asyncio.create_task(each) for each in work]
-        await asyncio.wait(tasks)
+        done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in left:
+            task.cancel()
+        for task in done:
+            task.result()
         return [task.result() for task in tasks]
 
     async def abandon_some(self, work: Coroutine[Any, Any, _T], most_s: float, chance: float = 0.5) -> _T | None:
@@ -99,14 +107,35 @@ def run(name: str, seed: int) -> Outcome:
     faulthandler.dump_traceback_later(_STUCK_S, exit=True)
     gc.disable()  # when it ran would decide when generators end
     try:
-        with stepped(loop), warnings.catch_warnings():
+        with stepped(loop), warnings.catch_warnings(), _logged() as lines:
             warnings.simplefilter("error")
             failure = _played(loop, World(loop, folder), SCENARIOS[name])
+            if failure:
+                failure += "".join(f"log: {line}\n" for line in lines)
     finally:
         gc.enable()
         faulthandler.cancel_dump_traceback_later()
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(name, seed, failure, loop.steps, loop.order)
+
+
+@contextmanager
+def _logged() -> Iterator[Collection[str]]:
+    """The latest lines of the log, which is shown after a failure only."""
+    lines = deque[str](maxlen=_LINES)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(f"{record.created - EPOCH_S:.3f} {record.getMessage()} {record.args or ''}")
+
+    handler, logger = Handler(), logging.getLogger("proxy")
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
 
 
 def _played(loop: SeededLoop, world: World, scenario: Scenario) -> str:

@@ -15,6 +15,7 @@ from proxy.app import build_app
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
+from proxy.serving.server import Stopping
 from proxy.settings import Settings
 from proxy.store import schema
 from proxy.workers.group import Place
@@ -25,6 +26,20 @@ from tests.torture.runs import World
 from tests.torture.wire import Exchange, Wires
 
 JSON = (b"content-type", b"application/json")
+
+
+class _Front:
+    """What takes the place of uvicorn when a worker stops: the exchanges that have begun."""
+
+    def __init__(self, exchanges: list[Exchange]) -> None:
+        self.exchanges, self.exiting, self.force_exit = exchanges, asyncio.Event(), False
+
+    async def cut(self) -> None:
+        for exchange in self.exchanges:
+            exchange.leave()
+        await asyncio.sleep(0.3)
+        for exchange in self.exchanges:
+            exchange.task.cancel()
 
 
 class Site:
@@ -74,11 +89,17 @@ class Site:
         self.engines.append(engine)
 
     async def stop(self, number: int = 0) -> None:
-        """Stop a worker: no connection comes any more, running turns end, and nothing of it stays."""
+        """Stop a worker as the server does, and check that nothing of it stays."""
         app = self.apps.pop(number)
+        front = _Front([exchange for exchange in self._exchanges if exchange.app is app])
+        stopping = Stopping(app, self.settings, told=False)
+        ending = asyncio.create_task(stopping.end_requests(front))  # type: ignore[arg-type]
+        front.exiting.set()
+        if front.exchanges:
+            await asyncio.wait([exchange.task for exchange in front.exchanges])
+        ending.cancel()
+        await stopping.cut(front)  # type: ignore[arg-type]
         await self._stacks.pop(number).aclose()
-        if self._exchanges:
-            await asyncio.wait([exchange.task for exchange in self._exchanges if exchange.task])
         if self._seats is not None:
             self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
         self.check_idle(app)
@@ -115,7 +136,9 @@ class Site:
                 await asyncio.wait([exchange.task, leaving], return_when=asyncio.FIRST_COMPLETED)
                 exchange.leave()
                 await leaving
-            await exchange.task
+            await asyncio.wait([exchange.task])
+            if not exchange.task.cancelled():
+                exchange.task.result()
         finally:
             self._exchanges.discard(exchange)
         return exchange
@@ -157,7 +180,15 @@ class Site:
         assert set(seen) == set(complete), "the export and the tree differ"
         expected = sum(node["output_tokens"] for node in complete.values() if node["trainable"])
         assert trained == expected, f"{trained} tokens are trained, {expected} were sampled"
-        firsts = Counter(seed for interaction, seed in seen.items() if "." not in interaction)
-        assert not [seed for seed, times in firsts.items() if times > 1], "a request was sampled twice"
+        for seed, ids in answered.items():
+            whole = [
+                one for one in seen if seen[one] == seed and "." not in one and _choices(one, len(ids)) <= set(complete)
+            ]
+            assert len(whole) <= 1, f"a request was sampled twice: {whole}"
         for ids in answered.values():
             assert ids <= set(complete), f"an answered turn is not stored: {ids}"
+
+
+def _choices(first: str, n: int) -> set[str]:
+    """The ids of the `n` choices of a reply, by that of the first."""
+    return {first, *(f"{first}.{index}" for index in range(1, n))}

@@ -28,7 +28,7 @@ class Exchange:
         body: bytes,
     ) -> None:
         url = httpx.URL("http://t" + path)
-        self._loop, self._app, self._body = loop, app, body
+        self._loop, self.app, self._body = loop, app, body
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -64,7 +64,7 @@ class Exchange:
 
     async def _run(self) -> None:
         try:
-            await self._app(self._scope, self._receive, self._send)
+            await self.app(self._scope, self._receive, self._send)
         finally:
             self._gone.set()
             self.news.set()

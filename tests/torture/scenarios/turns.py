@@ -58,7 +58,8 @@ class Agents:
                 else:
                     assert exchange.status in (409, 429, 503), (exchange.status, exchange.content)
             await asyncio.sleep(self._world.random.uniform(0.05, 1.0))
-        raise AssertionError(f"no answer in {_TRIES} tries")
+        got = None if exchange is None else (exchange.status, exchange.content)
+        raise AssertionError(f"no answer in {_TRIES} tries, at last {got}")
 
     async def check(self) -> None:
         """See what is stored of all of them."""
