@@ -7,7 +7,6 @@ ProxyError                        status  code
 │   └── KeyInUse                  400     key_in_use
 ├── Unauthorized                  401     invalid_api_key
 ├── Forbidden                     403     forbidden
-│   ├── WrongKey                  403     forbidden
 │   ├── HostNotAllowed            403     host_not_allowed
 │   ├── OriginNotAllowed          403     origin_not_allowed
 │   ├── SessionClosed             403     session_closed
@@ -170,10 +169,6 @@ class Forbidden(ProxyError):
     status = 403
     code = "forbidden"
     retryable = False
-
-
-class WrongKey(Forbidden):
-    """The key in the request is another one than the admin key, which is needed."""
 
 
 class HostNotAllowed(Forbidden):

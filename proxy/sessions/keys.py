@@ -9,12 +9,16 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from proxy.errors import Unauthorized, WrongKey
+from proxy.errors import Forbidden, Unauthorized
 from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord, SessionStatus
 
 # Bound of cached unknown keys and of cached paths. An agent that sends a key of its own costs no lookup per turn.
 _MAX_REMEMBERED = 4096
+
+
+class WrongKey(Forbidden):
+    """The key in the request is another one than the admin key, which is needed."""
 
 
 def session_of_key(key: str) -> str:

@@ -137,7 +137,6 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.ContextLengthExceeded, good, always(), {"max_context_tokens": 5}),
     (errors.KeyInUse, key_in_use, always(), {}),
     (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
-    (errors.WrongKey, get("/rl/sessions", headers={"x-api-key": "x"}), always(), KEYED),
     (errors.Forbidden, reward_by_agent, always(), KEYED),
     (errors.HostNotAllowed, get("/health", headers={"host": "evil.example"}), always(), {}),
     (errors.OriginNotAllowed, get("/health", headers={"origin": "null"}), always(), {}),
