@@ -18,6 +18,7 @@ from proxy.engine.scripted.scripts import Reply
 from proxy.serving.server import Stopping
 from proxy.settings import Settings
 from proxy.store import schema
+from proxy.turns import prompts
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
 from tests.engines.scripts import following, model_like
@@ -66,7 +67,12 @@ class Site:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run all workers; at the end stop them, and check what is left of each."""
-        with self._wires.replaced(), mock.patch.object(schema, "lock_file", lambda url: None):
+        inline = self._world.random.choice([0, prompts._INLINE_CHARS])  # 0: all prompts are rendered in threads
+        with (
+            self._wires.replaced(),
+            mock.patch.object(schema, "lock_file", lambda url: None),
+            mock.patch.object(prompts, "_INLINE_CHARS", inline),
+        ):
             for number in range(self._workers):
                 await self.start(number)
             try:

@@ -26,8 +26,8 @@ class _Servers(PooledEngine):
     `silences`: how many of the next requests get no token.
     """
 
-    def __init__(self) -> None:
-        super().__init__(tick_s=0.01)
+    def __init__(self, tick_s: float = 0.01) -> None:
+        super().__init__(tick_s)
         self.silences, self.elsewhere = 0, True
         self.silenced = Counter[str]()
         self.script = self._scripted(self.script)
@@ -65,7 +65,7 @@ async def _pauses(world: World, gate: AdminGate, rounds: int) -> None:
 @scenario
 async def gate_pauses(world: World) -> None:
     """A pause fails no request, however long it is, and each request gets the tokens that it would get without."""
-    engine = _Servers()
+    engine = _Servers(world.random.choice([0.01, 1.0]))
     gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
 
     async def caller(number: int) -> None:
@@ -100,6 +100,33 @@ async def gate_pauses(world: World) -> None:
     assert not engine.trespassers and not engine.running
     engine.silences = 0
     await gate.read(asking("last", 3))
+
+
+@scenario
+async def gate_pauses_as_timeouts_end(world: World) -> None:
+    """A pause that begins at the moment at which silent servers are given up fails no request of another server."""
+    engine = _Servers(1.0)
+    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+    engine.silences = world.random.randrange(1, 4)
+
+    async def caller(number: int) -> None:
+        await world.some_time(1.0)
+        request = asking(str(number), 80, start=40 + number)
+        reply = await gate.read(request)
+        assert list(reply.ids) == uninterrupted(request)
+
+    async def pause() -> None:
+        for _ in range(world.random.randrange(1, 4)):  # the first timeouts to end may be of servers that answered
+            await world.until(lambda: gate._alarm is not None)
+            assert gate._alarm is not None
+            await asyncio.sleep(gate._alarm.when() - world.loop.time())
+        await world.some_time(0.0)
+        await gate.admin.pause(world.random.choice([PauseMode.IN_PLACE, PauseMode.RETRACT]))
+        await asyncio.sleep(3 * _TIMEOUT_S)
+        await gate.admin.resume()
+
+    await world.all(*(caller(number) for number in range(5)), pause())
+    assert gate.running == gate.waiting == 0 and gate.paused is None and not gate._flights
 
 
 @scenario

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -42,23 +43,23 @@ class Agents:
             "n": n,
             "stream": stream,
         }
+        exchanges: list[Exchange | None] = []
         for _ in range(_TRIES):
-            exchange = await self._site.call(
-                "POST", f"/{session}/v1/chat/completions", body, leave=leave, idempotency_key=f"key {session} {seed}"
+            twice = self._world.random.random() < 0.2  # as of a client or load balancer that does not wait
+            path, key = f"/{session}/v1/chat/completions", f"key {session} {seed}"
+            exchanges = await self._world.all(
+                *(self._site.call("POST", path, body, leave=leave, idempotency_key=key) for _ in range(1 + twice))
             )
-            if exchange is not None and exchange.complete:
-                if exchange.status == 200:
-                    reply = _reply(exchange, stream=stream)
-                    if reply is not None:
-                        own = self.answered.setdefault(session, {}).setdefault(seed, set())
-                        own |= {reply["id"]} | {f"{reply['id']}.{index}" for index in range(1, n)}
-                        assert len(own) == n, f"one request got several answers: {own}"
-                        message: dict[str, Any] = reply["message"]
-                        return message
-                else:
-                    assert exchange.status in (409, 429, 503), (exchange.status, exchange.content)
+            replies = [reply for exchange in exchanges if (reply := _answer(exchange, stream=stream)) is not None]
+            for reply in replies:
+                own = self.answered.setdefault(session, {}).setdefault(seed, set())
+                own |= {reply["id"]} | {f"{reply['id']}.{index}" for index in range(1, n)}
+                assert len(own) == n, f"one request got several answers: {own}"
+            if replies:
+                message: dict[str, Any] = replies[0]["message"]
+                return message
             await asyncio.sleep(self._world.random.uniform(0.05, 1.0))
-        got = None if exchange is None else (exchange.status, exchange.content)
+        got = [exchange and (exchange.status, exchange.content) for exchange in exchanges]
         raise AssertionError(f"no answer in {_TRIES} tries, at last {got}")
 
     async def check(self) -> None:
@@ -67,10 +68,18 @@ class Agents:
             await self._site.check_stored(session, answered)
 
 
+def _answer(exchange: Exchange | None, *, stream: bool) -> dict[str, Any] | None:
+    """The reply that a client got in full, if any. Raises AssertionError for a refusal that no client should see."""
+    if exchange is None or not exchange.complete:
+        return None
+    if exchange.status == 200:
+        return _reply(exchange, stream=stream)
+    assert exchange.status in (409, 429, 503), (exchange.status, exchange.content)
+    return None
+
+
 def _reply(exchange: Exchange, *, stream: bool) -> dict[str, Any] | None:
     """The id and the message of an answer; None if it is an error."""
-    import json
-
     if not stream:
         body = exchange.body
         return {"id": body["id"], "message": body["choices"][0]["message"]}

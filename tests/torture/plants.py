@@ -1,0 +1,116 @@
+"""Faults in the order of events, planted one at a time: each must be found by a scenario within 200 seeds.
+
+`python -m tests.torture.plants [NAME ...]` changes a copy of the code, runs a scenario there, and says which seed found
+the fault. A scenario is written for what must hold; a plant only names the one in which its code runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 200
+
+
+@dataclass(frozen=True)
+class Plant:
+    """`old` in `path` becomes `new`; `scenario` runs that code."""
+
+    name: str
+    scenario: str
+    path: str
+    old: str
+    new: str
+
+
+PLANTS = (
+    Plant(
+        "turns_are_not_looked_for_on_other_workers_after_rendering",
+        "turns_on_workers",
+        "proxy/turns/turns.py",
+        "            return earlier\n        if self._seat is not None:\n"
+        "            self._check_elsewhere(session, key)\n        self._check_room(request)\n        plan",
+        "            return earlier\n        self._check_room(request)\n        plan",
+    ),
+    Plant(
+        "turns_in_flight_are_not_counted_again_after_rendering",
+        "turns_and_disconnects",
+        "proxy/turns/turns.py",
+        "        self._check_room(request)\n        plan",
+        "        plan",
+    ),
+    Plant(
+        "the_writers_wake_up_is_cleared_after_the_queue_is_read",
+        "writer_commits",
+        "proxy/store/writer.py",
+        "                self._rung = False  # before the queue is read: a change that comes later rings again\n"
+        "                if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:\n"
+        "                    time.sleep(_GATHER_S)\n"
+        "                full = self._take()\n",
+        "                if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:\n"
+        "                    time.sleep(_GATHER_S)\n"
+        "                full = self._take()\n"
+        "                self._rung = False\n",
+    ),
+    Plant(
+        "a_cancelled_waiter_of_the_pool_keeps_its_thread",
+        "pool_of_threads",
+        "proxy/resources/fair_pool.py",
+        "            if work.place.done() and not work.place.cancelled():\n                self._end(size)\n",
+        "",
+    ),
+    Plant(
+        "the_timeout_for_a_token_runs_during_a_pause",
+        "gate_pauses_as_timeouts_end",
+        "proxy/engine/gate.py",
+        "        if self._mode is not None:\n            return\n        loop, limit_s",
+        "        loop, limit_s",
+    ),
+)
+
+
+def main() -> int:
+    """Plant each fault; return 1 if one was not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.plants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *(plant.name for plant in PLANTS)])
+    names = parser.parse_args().names
+    return int(not all([_found(plant) for plant in PLANTS if not names or plant.name in names]))
+
+
+def _found(plant: Plant) -> bool:
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        copy = Path(folder)
+        for name in ("proxy", "migrations", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "tokengrove.py"):
+            shutil.copy(ROOT / name, copy / name)
+        planted = copy / plant.path
+        text = planted.read_text()
+        if text.count(plant.old) != 1:
+            raise SystemExit(f"{plant.name}: its place in {plant.path} is not there, or there twice")
+        planted.write_text(text.replace(plant.old, plant.new))
+        command = [sys.executable, "-m", "tests.torture", "--seeds", str(SEEDS), "--scenario", plant.scenario]
+        done = subprocess.run(
+            command, cwd=copy, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=False
+        )
+    seed = re.search(r"^FAILED: scenario \w+, seed (\d+)", done.stdout, re.M)
+    why = re.search(r"^(?:\w+\.)*\w*(?:Error|Hung|Timeout|Unavailable)\b.*", done.stdout, re.M)
+    print(
+        f"{plant.name}: {f'found by seed {seed[1]}: {why[0] if why else done.stdout}' if seed else 'NOT FOUND'}",
+        flush=True,
+    )
+    if not seed and done.returncode:
+        print(done.stderr[-2000:])
+    return seed is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
