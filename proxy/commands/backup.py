@@ -34,7 +34,7 @@ def import_(
     max_record_bytes: Annotated[
         int,
         typer.Option(
-            min=1, help="Most bytes of a session or an image, unpacked; reading one takes up to four times that."
+            min=1, help="Most bytes of a session or an image, unpacked; memory is bounded by about four times that."
         ),
     ] = MAX_RECORD_BYTES,
     database_url: DatabaseUrl = None,

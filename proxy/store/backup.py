@@ -66,10 +66,11 @@ def import_all(
 ) -> tuple[dump.Totals, int]:
     """Add every session of a dump. Returns the imported counts, and the number of skipped sessions.
 
-    A session, and each of its images, is read as one record, of `max_record_bytes` at most, and takes up to four times
-    that in memory. Raises ConfigurationError, with nothing imported, for a damaged or newer dump, for a record that is
-    too large, for a SQLite database that a server uses, and for an existing session unless `on_conflict` is SKIP. If
-    the database fails meanwhile, or a column unpacks to too much, the sessions that were imported stay.
+    A session, and each of its images, is read as one record, of `max_record_bytes` at most. Reading one takes up to
+    four times `max_record_bytes` of memory. Raises ConfigurationError, with nothing imported, for a damaged or newer
+    dump, for a record that is too large, for a SQLite database that a server uses, and for an existing session unless
+    `on_conflict` is SKIP. If the database fails meanwhile, or a column unpacks to too much, the sessions that were
+    imported stay.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None

@@ -28,7 +28,7 @@ def read_record(source: IO[bytes], number: int, name: str, most: int) -> bytes:
         raise ConfigurationError(
             f"line {number} of {name} has more than {most} bytes, the most that a record may have ({_OPTION})"
         )
-    if len(line) + _memory(line) > TIMES * most:
+    if 2 * len(line) + _memory(line) > TIMES * most:  # the parser makes a copy of the line
         raise ConfigurationError(
             f"line {number} of {name} takes more than {TIMES * most} bytes of memory, {TIMES} times as much as a "
             f"record may have ({_OPTION} {most})"
