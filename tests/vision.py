@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 from base64 import b64encode
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxy.images import decode
 from proxy.images.decode import read_image
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
@@ -82,3 +84,21 @@ def image_url(data: bytes, **more: Any) -> dict[str, Any]:
 
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def noting_loops(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that says of each image that is opened from now on whether that held up an event loop."""
+    held: list[bool] = []
+    opened = decode._opened
+
+    def noting(data: bytes) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            held.append(False)
+        else:
+            held.append(True)
+        return opened(data)
+
+    monkeypatch.setattr(decode, "_opened", noting)
+    return held

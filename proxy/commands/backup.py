@@ -11,6 +11,7 @@ import typer
 from proxy.commands.counting import counting
 from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
+from proxy.store.record_limits import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
     from proxy.store.dump import Totals
@@ -30,6 +31,12 @@ def import_(
     on_conflict: Annotated[
         str, typer.Option(help="Sessions that the database already has: refuse (import nothing) or skip them.")
     ] = "refuse",
+    max_record_bytes: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Most bytes of a session or an image, unpacked; memory is bounded by about four times that."
+        ),
+    ] = MAX_RECORD_BYTES,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
 ) -> None:
@@ -40,7 +47,9 @@ def import_(
         raise ConfigurationError(f"--on-conflict {on_conflict} is not one of {', '.join(Conflict)}")
     url = database_url_of(database_url, config)
     with counting("imported") as tell:
-        done, passed = import_all(url, path, Conflict(on_conflict), lambda done: tell(done.sessions, done.interactions))
+        done, passed = import_all(
+            url, path, Conflict(on_conflict), lambda done: tell(done.sessions, done.interactions), max_record_bytes
+        )
     kept = f", skipped {passed} that the database already had" if passed else ""
     print(f"imported {_counted(done)}{kept}", file=sys.stderr)
 

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 MOST_PIXELS = 36_000_000
 """A screen of 8K. Width times height, as the header says."""
+MOST_SIDE = 32_768
+MOST_RATIO = 200
+"""Of the longer side to the shorter one. Processors of models refuse more, such as those of Qwen-VL and GLM-V.
+
+Pillow keeps a pointer for each row, and makes them all without releasing the interpreter: an image one pixel wide would
+cost ten times the memory of its pixels, and hold up the event loop.
+"""
 MOST_BYTES = 20 * 2**20
 _MEDIA_TYPES = {
     **{"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"},
@@ -40,6 +47,7 @@ _SCAN, _END = 0xDA, 0xD9
 _BARE = (0x01, 0xD8)  # markers of JPEG that have no length
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _WHITE = (255, 255, 255, 255)
+_STRIP_PIXELS = 2**18  # blended in a millisecond
 # By orientation, from 2 on.
 _TURNS = (
     *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE"),
@@ -63,6 +71,7 @@ def read_image(
     _check_bytes(data, name, most_bytes)
     with _reading(data, name), _opened(data) as image:
         _check_pixels(image.size, name, most_pixels)
+        _check_shape(image.size, name)
         _check_scans(data, name)
         kind, rgb = _MEDIA_TYPES[str(image.format)], _to_rgb(image)
     return ImageFile(digest_of(data), kind, rgb.width, rgb.height, data, pixels_of(rgb))
@@ -135,6 +144,18 @@ def _check_pixels(size: tuple[int, int], name: str, most: int) -> None:
         )
 
 
+def _check_shape(size: tuple[int, int], name: str) -> None:
+    longer, shorter = max(size), min(size)
+    if longer > MOST_SIDE:
+        limit = f"a side may have at most {MOST_SIDE}"
+    elif longer > MOST_RATIO * shorter:
+        limit = f"the longer side may have at most {MOST_RATIO} times the pixels of the shorter one"
+    else:
+        return
+    message = f"'{name}' is an image of {size[0]} x {size[1]} pixels; {limit}; cut or scale it"
+    raise InvalidRequest(message, param=name)
+
+
 def _check_scans(data: bytes, name: str) -> None:
     """Refuse a JPEG whose scans would take far longer to decode than its pixels."""
     if not data.startswith(b"\xff\xd8") or data.count(bytes((0xFF, _SCAN))) <= _MOST_SCANS:
@@ -164,8 +185,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     turn = _orientation(image)
     if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would cut off what is above 255
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    if image.has_transparency_data:
-        seen = image.convert("RGBA")
-        image = pillow.alpha_composite(pillow.new("RGBA", seen.size, _WHITE), seen)
-    rgb = image.convert("RGB")
+    rgb = _on_white(image) if image.has_transparency_data else image.convert("RGB")
     return rgb if turn == 1 else rgb.transpose(pillow.Transpose[_TURNS[turn - 2]])
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return the image on white, in mode RGB. Pillow holds the interpreter while it blends, so that is done in strips:
+    other threads run in between."""
+    pillow = _image_module()
+    image.load()
+    rgb: Image.Image = pillow.new("RGB", image.size)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        seen = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = pillow.new("RGBA", seen.size, _WHITE)
+        rgb.paste(pillow.alpha_composite(white, seen).convert("RGB"), (0, top))
+    return rgb

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from proxy.errors import ConfigurationError
 from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
-from proxy.store.sql.codec import decode_json
+from proxy.store.record_limits import MAX_RECORD_BYTES, check_packed
+from proxy.store.sql.codec import JSON_COLUMNS, decode_json
 from proxy.store.sql.images import insert_rows
 from proxy.store.sql.tables import capacity, images, intents, interactions, returns, session_images, sessions
 from proxy.types import VALIDATE
@@ -59,12 +61,16 @@ def export_all(database_url: str, output: str, progress: Progress) -> dump.Total
         engine.dispose()
 
 
-def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: Progress) -> tuple[dump.Totals, int]:
+def import_all(
+    database_url: str, path: Path, on_conflict: Conflict, progress: Progress, max_record_bytes: int = MAX_RECORD_BYTES
+) -> tuple[dump.Totals, int]:
     """Add every session of a dump. Returns the imported counts, and the number of skipped sessions.
 
-    Raises ConfigurationError, with nothing imported, for a damaged or newer dump, for a SQLite database that a server
-    uses, and for an existing session unless `on_conflict` is SKIP. If the database fails meanwhile, the sessions that
-    were imported stay.
+    A session, and each of its images, is read as one record, of `max_record_bytes` at most. Reading one takes up to
+    four times `max_record_bytes` of memory. Raises ConfigurationError, with nothing imported, for a damaged or newer
+    dump, for a record that is too large, for a SQLite database that a server uses, and for an existing session unless
+    `on_conflict` is SKIP. If the database fails meanwhile, or a column unpacks to too much, the sessions that were
+    imported stay.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -72,8 +78,9 @@ def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: P
         engine = database.writer_engine(url)
         try:
             schema.prepare(engine, migrate=True)
-            present = _check(engine, path, on_conflict)
-            return _import(engine, path, present, progress), len(present.sessions)
+            source = _Source(path, max_record_bytes)
+            present = _check(engine, source, on_conflict)
+            return _import(engine, source, present, progress), len(present.sessions)
         except SQLAlchemyError as error:
             raise ConfigurationError(
                 f"the database {database.label(url)} cannot be written: {reason_of(error)}; mend that, then complete "
@@ -133,6 +140,19 @@ def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[st
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """A dump, and the most bytes that a record of it may have."""
+
+    path: Path
+    most: int
+
+    @contextmanager
+    def entries(self) -> Iterator[Iterator[dict[str, Any]]]:
+        with dump.reading(self.path) as file:
+            yield dump.entries(file, str(self.path), self.most)
+
+
+@dataclass(frozen=True, slots=True)
 class _Present:
     """Sessions of a dump that the database has already, and the images of the others."""
 
@@ -140,15 +160,16 @@ class _Present:
     needed: frozenset[str]
 
 
-def _check(engine: Engine, path: Path, on_conflict: Conflict) -> _Present:
+def _check(engine: Engine, source: _Source, on_conflict: Conflict) -> _Present:
     """Read the dump to its end; return what of it is to be left out. Raises ConfigurationError."""
     names: dict[str, set[str]] = {}
-    with dump.reading(path) as source:
-        for entry in dump.entries(source, str(path)):
+    with source.entries() as entries:
+        for entry in entries:
             if "tokengrove" in entry:
-                _check_header(entry, path)
+                _check_header(entry, source.path)
             elif "session" in entry:
                 names[entry["session"]["session_id"]] = dump.digests_of(entry)
+            del entry
     listed = list(names)
     with engine.connect() as connection:
         present: set[str] = set()
@@ -157,7 +178,7 @@ def _check(engine: Engine, path: Path, on_conflict: Conflict) -> _Present:
             present.update(connection.execute(query).scalars())
     if present and on_conflict is Conflict.REFUSE:
         raise ConfigurationError(
-            f"{len(present)} sessions of {path} are in the database already, such as {min(present)!r}; "
+            f"{len(present)} sessions of {source.path} are in the database already, such as {min(present)!r}; "
             "skip them with --on-conflict skip"
         )
     needed = frozenset[str]().union(*(digests for name, digests in names.items() if name not in present))
@@ -169,24 +190,50 @@ def _check_header(header: Mapping[str, Any], path: Path) -> None:
         raise ConfigurationError(f"{path} was written by a newer tokengrove; upgrade this one")
 
 
-def _import(engine: Engine, path: Path, present: _Present, progress: Progress) -> dump.Totals:
-    done, images_before = dump.Totals(), list[dict[str, Any]]()
+def _import(engine: Engine, source: _Source, present: _Present, progress: Progress) -> dump.Totals:
+    done = dump.Totals()
     with engine.connect() as connection:
         last = connection.execute(select(func.coalesce(func.max(sessions.c.ended_order), 0))).scalar_one()
-    with dump.reading(path) as source:
-        for entry in dump.entries(source, str(path)):
-            if "image" in entry:
-                if entry["image"].get("digest") in present.needed:
-                    images_before.append(_image(entry["image"], path))
-                    done.add(b"", entry)
-            elif "session" in entry and entry["session"]["session_id"] not in present.sessions:
-                _import_session(engine, entry, images_before, last, path)
-                images_before = []
-                done.add(b"", entry)
-                progress(done)
-            elif "capacity" in entry:
-                _import_capacity(engine, entry["capacity"])
+    with source.entries() as entries:
+        wanted = _wanted(entries, present)
+        while _import_next(engine, wanted, source, last, done):
+            progress(done)
     return done
+
+
+def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[dict[str, Any]]:
+    """Yield the entries that are to be imported."""
+    for entry in entries:
+        if "image" in entry:
+            wanted = entry["image"].get("digest") in present.needed
+        else:
+            wanted = "session" in entry and entry["session"]["session_id"] not in present.sessions
+        if wanted or "capacity" in entry:
+            yield entry
+        del entry
+
+
+def _import_next(
+    engine: Engine, wanted: Iterator[dict[str, Any]], source: _Source, last_ended: int, done: dump.Totals
+) -> bool:
+    """Import images and the session after them, one record in memory, in one transaction. False at the end."""
+    entry = next(wanted, None)
+    if entry is None:
+        return False
+    with engine.begin() as connection:
+        while "image" in entry:
+            insert_rows(connection, [_image(entry["image"], source.path)])
+            done.add(b"", entry)
+            entry = None
+            entry = next(wanted, None)
+            if entry is None:
+                raise ConfigurationError(f"{source.path} is damaged: its last image is that of no session after it")
+        if "session" in entry:
+            _import_session(connection, entry, last_ended, source)
+        else:
+            _import_capacity(connection, entry["capacity"])
+    done.add(b"", entry)
+    return True
 
 
 def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -197,40 +244,45 @@ def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is damaged in image {row.get('digest')!r}: {error}") from None
 
 
-def _import_session(
-    engine: Engine, entry: Mapping[str, Any], new_images: Sequence[dict[str, Any]], last_ended: int, path: Path
-) -> None:
-    """Add one session and images; its end comes after those of all earlier sessions. Raises ConfigurationError."""
+def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended: int, source: _Source) -> None:
+    """Add one session; its end comes after those of all earlier sessions. Raises ConfigurationError."""
     name, part = entry["session"].get("session_id"), ""
+    owner = f"session {name!r} of {source.path}"
     try:
         row = dump.decode_row(sessions, entry["session"])
+        check_packed(_json_of(row), owner, source.most)
         if "validation" not in row:  # a dump of a database before revision 0006
             row["validation"] = decode_json(row["metadata"], {}).get(VALIDATE) is True
         del row["claimed_by"], row["claimed_until"]  # a lease ends with the server that granted it
         if row["ended_order"] is not None:
             row["ended_order"] += last_ended
-        with engine.begin() as connection:
-            connection.execute(insert(sessions).values(row))
-            if new_images:
-                insert_rows(connection, new_images)
-            for part, rows in dump.session_parts(entry).items():
-                if rows:
-                    table = dump.PARTS[part]
-                    values = [dump.decode_row(table, each) for each in rows]
-                    if table is intents:  # the process that ran it is not one of this database
-                        values = [{**each, "owner": None} for each in values]
-                    connection.execute(insert(table), values)
+        connection.execute(insert(sessions).values(row))
+        for part, rows in dump.session_parts(entry).items():
+            for values in _decoded(dump.PARTS[part], rows):
+                for each in values:
+                    check_packed(_json_of(each), owner, source.most)
+                connection.execute(insert(dump.PARTS[part]), values)
     except IntegrityError:
         what = f"an interaction of session {name!r} is in another session already"
         if part == "session_images":
             what = f"an image of session {name!r} was deleted meanwhile; import again with --on-conflict skip"
         raise ConfigurationError(what) from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{path} is damaged in session {name!r}: {error}") from None
+        raise ConfigurationError(f"{source.path} is damaged in session {name!r}: {error}") from None
 
 
-def _import_capacity(engine: Engine, row: Mapping[str, Any]) -> None:
+def _decoded(table: Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the values of the rows, some at a time."""
+    unowned = {"owner": None} if table is intents else {}  # the process that ran it is not one of this database
+    for at in range(0, len(rows), _PAGE):
+        yield [{**dump.decode_row(table, each), **unowned} for each in rows[at : at + _PAGE]]
+
+
+def _json_of(row: Mapping[str, Any]) -> dict[str, bytes | None]:
+    return {column: row[column] for column in JSON_COLUMNS if column in row}
+
+
+def _import_capacity(connection: Connection, row: Mapping[str, Any]) -> None:
     """Add a capacity row unless the database has one of that name."""
-    with engine.begin() as connection:
-        if not connection.execute(select(capacity).where(capacity.c.name == row["name"])).first():
-            connection.execute(insert(capacity).values(dict(row)))
+    if not connection.execute(select(capacity).where(capacity.c.name == row["name"])).first():
+        connection.execute(insert(capacity).values(dict(row)))

@@ -21,6 +21,7 @@ import orjson
 from sqlalchemy import LargeBinary, RowMapping, Table
 
 from proxy.errors import ConfigurationError
+from proxy.store.record_limits import MAX_RECORD_BYTES, read_record
 from proxy.store.sql.tables import (
     capacity,
     images,
@@ -127,19 +128,15 @@ def digests_of(entry: Mapping[str, Any]) -> set[str]:
     return {row["digest"] for row in entry.get("session_images", ())}
 
 
-def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
-    """Yield the header and the entries of a dump. Raises ConfigurationError naming the first damaged line.
+def entries(source: IO[bytes], name: str, most: int = MAX_RECORD_BYTES) -> Iterator[dict[str, Any]]:
+    """Yield the header and the entries of a dump, one in memory. `most`: bytes that a line may have. Raises
+    ConfigurationError naming the first line that is damaged or too large.
 
     The checksum is checked at the end: do not rely on any entry before the iterator has ended.
     """
-    totals = Totals()
-    for number, line in enumerate(source, 1):
-        try:
-            entry = orjson.loads(line)
-            if not isinstance(entry, dict):
-                raise ValueError("not an object")
-        except ValueError as error:
-            raise ConfigurationError(f"{name} is damaged at line {number}: {error}") from None
+    totals, number = Totals(), 0
+    while line := read_record(source, number := number + 1, name, most):
+        entry = _parsed(line, number, name)
         if number == 1 and entry.get("tokengrove") != "dump":
             raise ConfigurationError(f"{name} is not a dump; tokengrove export --all writes one")
         if "end" in entry:
@@ -147,8 +144,20 @@ def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
                 raise ConfigurationError(f"{name} is damaged: its counts or its checksum differ from its trailer")
             return
         totals.add(line, entry)
+        del line  # nor is it kept beside its entry, nor that while the next one is read
         yield entry
+        del entry
     raise ConfigurationError(f"{name} is truncated: its trailer is missing")
+
+
+def _parsed(line: bytes, number: int, name: str) -> dict[str, Any]:
+    try:
+        entry = orjson.loads(line)
+        if not isinstance(entry, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is damaged at line {number}: {error}") from None
+    return entry
 
 
 @contextmanager

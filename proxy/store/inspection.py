@@ -36,13 +36,7 @@ _PAGE = 500
 _FILLED_AT_ONCE = 500
 # How the values of a column are decoded, to say which one cannot be.
 _DECODERS: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(
-        (
-            *("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes", "asked"),
-            *("images", "rewards", "turn_options", "limits", "metadata", "metrics"),
-        ),
-        codec.decode_json,
-    ),
+    **dict.fromkeys(codec.JSON_COLUMNS, codec.decode_json),
     **dict.fromkeys(("prompt_suffix", "output_ids"), codec.decode_ids),
     **dict.fromkeys(("logprobs", "unmasked_logprobs", "token_rewards"), codec.decode_floats),
 }

@@ -23,7 +23,7 @@ from proxy.store.stored_images import StoredImages
 from proxy.types import ImageFile
 from tests.api.test_export import always
 from tests.support import Server, assistant, says, serving, tiny_renderer, user
-from tests.vision import image_file, image_url, png, text_part
+from tests.vision import image_file, image_url, noting_loops, png, text_part
 
 RED, WIDE = (100, 80, 1), (700, 280, 2)
 FILES = {file.digest: file for file in (image_file(*RED), image_file(*WIDE))}
@@ -88,6 +88,16 @@ async def test_spans_are_the_placeholders_of_the_model_and_none_is_trained(
         assert {image["digest"] for image in sample.images} <= set(FILES)
         assert not sample.loss_mask[sample.input_ids == token].any()
         assert all((i["width"], i["height"]) == FILES[i["digest"]][2:4] for i in sample.images)
+
+
+async def test_no_image_of_a_request_or_an_export_is_decoded_on_the_event_loop(
+    tmp_path: Path, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = noting_loops(monkeypatch)
+    async with told(tmp_path, vision_renderer) as server:
+        assert held == [False, False]
+        await export(server, multi_modal_inputs=True)
+    assert held == [False] * 4
 
 
 @pytest.mark.parametrize("inputs", [False, "auto"])

@@ -54,6 +54,8 @@ BAD = {
     "2 billion": (claiming(2**31 - 1, 1), "more pixels than are allowed"),
     "one pixel too many": (claiming(6001, 6000), "6001 x 6000 pixels; at most 36000000 pixels are allowed"),
     "more pixels than Pillow reads": (claiming(200_000, 200_000), "more pixels than are allowed"),
+    "one pixel wide": (claiming(1, 36_000_000), "1 x 36000000 pixels; a side may have at most 32768"),
+    "narrow": (claiming(2, 401), "2 x 401 pixels; the longer side may have at most 200 times"),
     "truncated": (GOOD[: len(GOOD) // 2], "broken"),
     "truncated JPEG": (encoded("JPEG", size=(300, 300))[:-200], "broken"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no PNG, JPEG, WebP or GIF"),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.images.decode import decode_image, digest_of, pixels_of, read_image
+from proxy.images import decode
+from proxy.images.decode import MOST_RATIO, MOST_SIDE, decode_image, digest_of, pixels_of, read_image
 
 Image = pytest.importorskip("PIL.Image")
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -99,6 +100,24 @@ def test_what_is_transparent_lies_on_white() -> None:
     assert (255, 255, 255) in [decode_image(palette).getpixel((x, 0)) for x in (0, 3)]
 
 
+def test_a_large_transparent_image_is_blended_in_strips_of_the_same_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear = noise().convert("RGBA")
+    clear.putalpha(noise())
+    keyed = Image.effect_noise((100, 90), 50).quantize(8)
+    at_once = [read_image(data).pixels for data in (encoded(clear), encoded(keyed, transparency=3))]
+    blended, blend = [], Image.alpha_composite
+
+    def noting(white: Any, seen: Any) -> Any:
+        blended.append(seen.size)
+        return blend(white, seen)
+
+    monkeypatch.setattr(Image, "alpha_composite", noting)
+    monkeypatch.setattr(decode, "_STRIP_PIXELS", 3000)
+    assert [read_image(encoded(clear)).pixels] == at_once[:1]
+    assert blended == [(100, 30)] * 3 + [(100, 10)]
+    assert read_image(encoded(keyed, transparency=3)).pixels == at_once[1]
+
+
 def test_all_depths_and_colour_models_become_eight_bits_of_rgb() -> None:
     assert decode_image(encoded(Image.new("I;16", (2, 2), 0x8011))).getpixel((0, 0)) == (128, 128, 128)
     assert decode_image(encoded(Image.new("1", (2, 2), 1))).getpixel((0, 0)) == (255, 255, 255)
@@ -111,6 +130,30 @@ def test_the_size_is_checked_before_anything_is_decoded(size: tuple[int, int]) -
     with pytest.raises(InvalidRequest, match="pixels") as caught:
         read_image(png_header(*size), "a.b", most_pixels=25_000_000)
     assert caught.value.param == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [
+        ((1, 36_000_000), f"a side may have at most {MOST_SIDE}"),
+        ((MOST_SIDE + 1, 1000), f"a side may have at most {MOST_SIDE}"),
+        ((2, 401), f"at most {MOST_RATIO} times the pixels of the shorter one"),
+        ((20_100, 100), f"at most {MOST_RATIO} times the pixels of the shorter one"),
+    ],
+)
+def test_a_long_or_narrow_image_is_refused_from_its_header(
+    size: tuple[int, int], limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_to_rgb", None)  # nothing is decoded
+    with pytest.raises(InvalidRequest, match=f"'a' is an image of {size[0]} x {size[1]} pixels; .*{limit}") as caught:
+        read_image(png_header(*size), "a")
+    assert caught.value.param == "a"
+
+
+@pytest.mark.parametrize("size", [(2, 400), (400, 2), (MOST_SIDE, 200)])
+def test_an_image_may_be_as_long_and_narrow_as_the_limits_say(size: tuple[int, int]) -> None:
+    file = read_image(encoded(Image.new("L", size)))
+    assert (file.width, file.height) == size
 
 
 def test_a_file_with_too_many_bytes_is_refused() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED
 
 import numpy as np
 import orjson
@@ -24,6 +25,8 @@ _DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "?", "U8": "u1", "F
 
 def read_npz(source: Source) -> Page:
     with np.load(source if isinstance(source, Path) else io.BytesIO(source), allow_pickle=False) as archive:
+        if packed := [member.filename for member in archive.zip.infolist() if member.compress_type != ZIP_STORED]:
+            raise ValueError(f"{packed[0]} is compressed, and could be far larger than it seems")
         arrays = {name: archive[name] for name in archive.files}
     metadata = parsed(arrays.pop("metadata").tobytes())
     images = table_of(metadata.get("images", {}), without_images(arrays))

@@ -10,8 +10,14 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Self
 
+# Names and times of a file, which are read into memory whole.
+_MOST_HEADER_BYTES = 2**20
+_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 _Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo]
 
 
@@ -25,15 +31,27 @@ def pack(entries: Iterable[tuple[Path, str]], file: IO[bytes], mode: int | None 
             _pack(tar, source, name.strip("/") or ".", source.resolve(), _as_root(mode))
 
 
+class _Member(tarfile.TarInfo):
+    """A member of an archive, whose own headers are of bounded size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _HEADERS and found.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {found.size} bytes; at most {_MOST_HEADER_BYTES} are read")
+        return found
+
+
 def unpack(file: IO[bytes], target: Path, name: str | None = None) -> None:
     """Write what `file` has below `target`, as `name` if that is given for its only file.
 
     Links, devices, files with holes and names that lead elsewhere are left out. Raises ValueError for what is no
-    archive, for a compressed one, which could hold far more than it seems to, and for what cannot be written.
+    archive, for a compressed one, which could hold far more than it seems to, for one with a huge header, and for what
+    cannot be written.
     """
     target.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(fileobj=file, mode="r|") as tar:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as tar:
             for member in tar:
                 if _below(member.name):
                     _unpack(tar, member, target / (name or member.name))

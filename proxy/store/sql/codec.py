@@ -25,6 +25,14 @@ COMPRESS_ABOVE_BYTES = 4096
 # On conversations level 1 is about three times faster than the default, at up to a fifth more bytes.
 COMPRESSION_LEVEL = 1
 
+JSON_COLUMNS = frozenset(
+    (
+        *("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes", "asked"),
+        *("images", "rewards", "turn_options", "limits", "metadata", "metrics"),
+    )
+)
+"""The columns, of any table, that `encode_json` encodes."""
+
 _BIG_ENDIAN = sys.byteorder == "big"
 
 

@@ -22,6 +22,7 @@ from proxy.types import ImageFile, ids_of
 from tests.engines.pictures import drawn
 from tests.engines.spans import around
 from tests.engines.wire import IMAGE
+from tests.vision import noting_loops
 
 PICTURE = Image.open(BytesIO(drawn(1, 84, 56).data)).convert("RGB")
 
@@ -89,6 +90,13 @@ async def test_a_server_that_only_converts_to_rgb_decodes_our_pixels(kind: str) 
     data = await sent(file, "7")
     assert data.startswith(file.data) is plain
     assert Image.open(BytesIO(data)).convert("RGB").tobytes() == decode_image(file.data).tobytes()
+
+
+async def test_no_image_for_a_server_is_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = saved(PICTURE, "WEBP")
+    held = noting_loops(monkeypatch)
+    await sent(file)
+    assert held == [False]
 
 
 async def test_a_salt_makes_other_bytes_of_the_same_pixels() -> None:

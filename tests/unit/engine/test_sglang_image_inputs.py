@@ -17,6 +17,7 @@ from proxy.images.prompt_images import PromptImages
 from proxy.types import Ids, ImageFile, PlacedImage, ids_of
 from tests.engines.pictures import drawn
 from tests.engines.spans import around
+from tests.vision import noting_loops
 
 RED, BLUE = drawn(1, 84, 56), drawn(2, 56, 56)
 
@@ -61,6 +62,13 @@ async def test_the_tensors_of_all_images_are_joined_in_one_dict_with_their_place
     assert data["format"] == "processor_output" and data["pixel_values"].shape == (16, 3)
     assert data["image_grid_thw"].tolist() == [[1, 2, 3], [1, 2, 2], [1, 2, 3]]
     assert data["offsets"] == [(10, 15), (21, 24), (30, 35)] and len(processor.made) == 2
+
+
+async def test_no_image_for_the_engine_is_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, placed = around(RED, BLUE)
+    held = noting_loops(monkeypatch)
+    await data_of(ImageInputs(Processor()), ids, placed, RED, BLUE)
+    assert held == [False, False]
 
 
 async def test_pixels_are_kept_in_the_dtype_of_the_model_and_grids_as_they_are() -> None:

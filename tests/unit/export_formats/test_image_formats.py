@@ -186,6 +186,13 @@ def test_positions_are_the_same_in_every_format(name: ExportFormat) -> None:
         assert np.array_equal(sample.mrope_position_ids, positions(placed, len(sample.input_ids)))
 
 
+def test_an_npz_that_was_packed_is_not_unpacked() -> None:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, metadata=np.zeros(2**20, np.uint8))
+    with pytest.raises(InvalidRequest, match=r"metadata\.npy is compressed"):
+        read(packed.getvalue(), "npz")
+
+
 def test_positions_of_a_padded_sample_count_its_kept_tokens_only() -> None:
     options = replace(LAYOUTS["padded"], multi_modal_inputs=True, mrope=True)
     sample = read(Answer(ExportFormat.NPZ, options).body, "npz").samples[0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import orjson
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -17,8 +18,9 @@ from sqlalchemy.exc import DBAPIError
 from proxy.commands.audit import audit
 from proxy.errors import ConfigurationError, SessionNotFound
 from proxy.reasons import Reason
-from proxy.store import database, pruning
+from proxy.store import backup, database, pruning
 from proxy.store.backup import Conflict, export_all, import_all
+from proxy.store.dump import Totals
 from proxy.store.inspection import inspecting
 from proxy.store.sql import images
 from proxy.store.sql.deletions import delete_rows
@@ -292,6 +294,47 @@ async def test_an_import_that_goes_on_takes_the_images_of_what_it_adds_alone(
     done, passed = import_all(url, path, Conflict.SKIP, lambda _: None)
     assert (done.sessions, done.images, passed) == (2, 1, 1)
     assert links(url) == {("other", CAT.digest, None)}
+
+
+async def test_the_images_of_a_session_are_imported_one_by_one_each_of_the_size_of_a_record(
+    store: Store,
+    session: SessionRecord,
+    database_url: str,
+    node: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pictures = [image(bytes([each]) * 30_000) for each in range(5)]
+    await add(store, node("a"), *pictures)
+    path, url = tmp_path / "dump.jsonl.zst", f"sqlite:///{tmp_path / 'new.db'}"
+    numbers: list[int] = []
+    export_all(database_url, str(path), lambda _: None)
+
+    def noting(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        numbers.append(len(rows))
+        insert_rows(connection, rows)
+
+    monkeypatch.setattr(backup, "insert_rows", noting)
+    with pytest.raises(ConfigurationError, match=r"line 2 of .* more than 40000 bytes"):
+        import_all(url, path, Conflict.REFUSE, lambda _: None, 40_000)
+    done, _ = import_all(url, path, Conflict.REFUSE, lambda _: None, 45_000)
+    assert (done.sessions, done.images, numbers) == (1, 5, [1] * 5)
+    assert stored(url) == {each.digest for each in pictures}
+
+
+async def test_an_image_without_a_session_after_it_is_refused(
+    store: Store, session: SessionRecord, database_url: str, node: Build, tmp_path: Path
+) -> None:
+    await add(store, node("a"), CAT)
+    path, totals = tmp_path / "dump.jsonl", Totals()
+    export_all(database_url, str(path), lambda _: None)
+    lines = path.read_bytes().splitlines(keepends=True)[:-1]
+    lines.append(next(line for line in lines if line.startswith(b'{"image"')))
+    for line in lines:
+        totals.add(line, orjson.loads(line))
+    path.write_bytes(b"".join([*lines, orjson.dumps({"end": totals.to_json()}) + b"\n"]))
+    with pytest.raises(ConfigurationError, match="its last image is that of no session after it"):
+        import_all(f"sqlite:///{tmp_path / 'new.db'}", path, Conflict.REFUSE, lambda _: None)
 
 
 async def test_a_dump_with_an_image_of_other_bytes_is_refused(
