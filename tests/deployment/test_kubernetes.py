@@ -179,9 +179,8 @@ def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres
             assert (
                 httpx.get(url + server[probe]["httpGet"]["path"], headers={"host": "10.1.2.3:8080"}).status_code == 200
             )
-        started = httpx.post(
-            f"{url}/rl/start_session", json={"task_id": "t"}, headers={"authorization": "Bearer k"}
-        ).json()
+        admin = {"authorization": f"Bearer {secrets['TOKENGROVE_ADMIN_KEY']}"}
+        started = httpx.post(f"{url}/rl/start_session", json={"task_id": "t"}, headers=admin).json()
         turn = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
         path = httpx.URL(started["base_url"]).path
         assert httpx.post(f"{url}{path}/chat/completions", json=turn).status_code == 200
