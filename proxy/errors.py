@@ -36,24 +36,57 @@ ProxyError itself is 500, internal_error. ConfigurationError is raised at startu
 
 from __future__ import annotations
 
+import json
+import reprlib
 import shlex
 import sys
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another replica, or again after the restart"
 """The message of every EngineUnavailable that a shutdown causes."""
 
 
-_LONGEST = 4000
-"""Characters of a message: one that quotes what a client sent may quote an image of megabytes."""
+_MOST_MESSAGE_BYTES = 3000
+"""JSON bytes of a message: one that quotes what a client sent may quote an image of megabytes."""
+
+_MOST_PARAM_BYTES = 300
+_MOST_BRIEF = 300
 
 
-def _shortened(message: str) -> str:
-    if len(message) <= _LONGEST:
-        return message
-    half = _LONGEST // 2
-    return f"{message[:half]} ... ({len(message) - 2 * half:,} characters left out) ... {message[-half:]}"
+class _Brief(reprlib.Repr):
+    """Shows the first entries of a value, and those inside of them, but nothing further down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxdict, self.maxstring = 2, 4, 4, 120
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Sort only the first keys."""
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: object) -> str:
+    """What a client sent, for a message: as Python writes it, cut short. It may be of any depth and length."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= _MOST_BRIEF else f"{text[:_MOST_BRIEF]}..."
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text without its middle if it has more than `most` bytes as JSON."""
+    short, half = text, most // 2
+    while _json_bytes(short) > most:
+        short = f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
+        half //= 2
+    return short
+
+
+def _json_bytes(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
 
 
 class ProxyError(Exception):
@@ -61,8 +94,8 @@ class ProxyError(Exception):
 
     `param` names the invalid field. `retry_after_s` becomes the `retry-after` header, in seconds, at most 30: some SDKs
     ignore longer waits. `details`: what a client of the Messages API reads of the error to find another way. Of a very
-    long message, which quotes what was sent, the middle is left out. `shown`: what agents are told in place of a
-    message that quotes an engine's answer, which the log and administrators have whole.
+    long message or `param`, which quotes what was sent, the middle is left out. `shown`: what agents are told in place
+    of a message that quotes an engine's answer, which the log and administrators have whole.
     """
 
     status: ClassVar[int] = 500
@@ -77,10 +110,10 @@ class ProxyError(Exception):
         retry_after_s: float | None = None,
         details: Mapping[str, object] | None = None,
     ) -> None:
-        message = _shortened(message)
+        message = _shortened(message, _MOST_MESSAGE_BYTES)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else _shortened(param, _MOST_PARAM_BYTES)
         self.retry_after_s = retry_after_s
         self.details = details
         self.shown: str | None = None

@@ -27,7 +27,7 @@ from proxy.api.known_fields import check_given, refuse
 from proxy.api.long_polls import LongPolls
 from proxy.api.repeated_calls import RepeatableCall, name_of
 from proxy.api.session_json import record_json
-from proxy.errors import InvalidRequest, NotFound, ProxyError
+from proxy.errors import InvalidRequest, NotFound, ProxyError, brief
 from proxy.export_formats.create_encoder import encoder
 from proxy.protocols.fields import (
     check_text,
@@ -162,7 +162,8 @@ class ClaimEndpoints:
         held = await self._queue.sessions_of_claim(claim_id)
         if not held:
             raise NotFound(
-                f"claim {claim_id!r} holds no session: the id is unknown, or its lease expired and other claims took "
+                f"claim {brief(claim_id)} holds no session: the id is unknown, or its lease expired "
+                "and other claims took "
                 "its sessions, or they were deleted; claim again",
                 param="claim_id",
             )

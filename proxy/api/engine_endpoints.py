@@ -15,7 +15,7 @@ from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
 from proxy.engine.interface import MEMORY_TAGS, Capability, PauseMode, ServerPool, WeightTransfer
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import EngineIncapable, InvalidRequest
+from proxy.errors import EngineIncapable, InvalidRequest, brief
 from proxy.hub import revision_of
 from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
 from proxy.rendering.sight import Sight
@@ -175,7 +175,9 @@ def _tags(body: Mapping[str, Any]) -> tuple[str, ...]:
     tags = tuple(expect_str(tag, "tags") for tag in expect_list(body["tags"], "tags"))
     for tag in tags:
         if tag not in MEMORY_TAGS:
-            raise InvalidRequest(f"'tags' contains {tag!r}, which is none of {', '.join(MEMORY_TAGS)}", param="tags")
+            raise InvalidRequest(
+                f"'tags' contains {brief(tag)}, which is none of {', '.join(MEMORY_TAGS)}", param="tags"
+            )
     return tags
 
 

@@ -21,7 +21,7 @@ from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
-from proxy.errors import InvalidRequest, ScratchFull, SessionNotFound
+from proxy.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
@@ -224,7 +224,7 @@ class ExportEndpoint:
         if wanted.session_ids is not None and wanted.cursor is None and not wanted.filters:
             missing = set(wanted.session_ids) - {record.session_id for record in records}
             if missing and len(records) <= wanted.limit:
-                raise SessionNotFound(f"there is no session {min(missing)!r}", param="session_id")
+                raise SessionNotFound(f"there is no session {brief(min(missing))}", param="session_id")
         return records
 
 
@@ -280,7 +280,8 @@ async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage
 
 def _too_long(record: SessionRecord, laid: Laid) -> InvalidRequest:
     return InvalidRequest(
-        f"{laid.dropped} samples of session {record.session_id!r} do not fit 'prompt_length' and 'response_length'; "
+        f"{laid.dropped} samples of session {brief(record.session_id)} do not fit 'prompt_length' and "
+        "'response_length'; "
         "raise the lengths, or set 'on_too_long' to drop or truncate",
         param="on_too_long",
     )

@@ -44,7 +44,7 @@ class ExportImages:
             if options.multi_modal_inputs is None:
                 return replace(options, multi_modal_inputs=False)
             why = self._renderer.blind or "this server's model sees no images"
-            raise UnsupportedParameter(f'{_FIELD!r}: {why}; leave it out, or give "auto"', param=_FIELD)
+            raise UnsupportedParameter(f"'{_FIELD}': {why}; leave it out, or give \"auto\"", param=_FIELD)
         _check_together(options, name)
         inputs = await self._load()
         return replace(options, multi_modal_inputs=True, mrope=inputs.three)
@@ -70,7 +70,7 @@ class ExportImages:
                 try:
                     self._inputs = await asyncio.to_thread(load_sample_inputs, processor)
                 except ConfigurationError as error:
-                    raise UnsupportedParameter(f"{_FIELD!r}: {error}", param=_FIELD) from error
+                    raise UnsupportedParameter(f"'{_FIELD}': {error}", param=_FIELD) from error
         return self._inputs
 
 
@@ -82,13 +82,13 @@ def _entry(file: ImageFile, details: Sequence[str], inputs: SampleInputs) -> Ima
 def _check_together(options: LayoutOptions, name: ExportFormat) -> None:
     if options.images is Images.NONE:
         raise UnsupportedParameter(
-            f"{_FIELD!r} needs the places of images: leave out 'images', or give references or bytes", param=_FIELD
+            f"'{_FIELD}' needs the places of images: leave out 'images', or give references or bytes", param=_FIELD
         )
     if options.outline:
-        raise UnsupportedParameter(f"{_FIELD!r} does not work with 'outline', which has no arrays", param=_FIELD)
+        raise UnsupportedParameter(f"'{_FIELD}' does not work with 'outline', which has no arrays", param=_FIELD)
     if name is ExportFormat.PARQUET:
         raise UnsupportedParameter(
-            f"{_FIELD!r} does not work with format parquet, whose rows would have gigabytes each; use npz, "
+            f"'{_FIELD}' does not work with format parquet, whose rows would have gigabytes each; use npz, "
             "safetensors, arrow or json",
             param=_FIELD,
         )

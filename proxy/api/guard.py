@@ -19,7 +19,7 @@ from proxy.api.headers import Headers, headers_of
 from proxy.api.hosts import Hosts, host_name, is_address, is_loopback
 from proxy.api.http import error_response
 from proxy.api.origins import Origins, answer_preflight, is_preflight, shared_with
-from proxy.errors import Forbidden, HostNotAllowed, OriginNotAllowed
+from proxy.errors import Forbidden, HostNotAllowed, OriginNotAllowed, brief
 from proxy.settings import Settings
 from proxy.telemetry.http_request import request_of
 
@@ -91,16 +91,16 @@ class Guard:
         way_out = f"start it with --allowed-hosts {name[:_SHOWN]}"
         why = " because it has no admin key" if self._open else ""
         raise HostNotAllowed(
-            f"this server may not be called under the host {hosts[0][:_SHOWN]!r}{why}: it answers to {names}; {way_out}"
+            f"this server may not be called under the host {brief(hosts[0])}{why}: it answers to {names}; {way_out}"
             + (", or with an admin key (TOKENGROVE_ADMIN_KEY)" if self._open else "")
         )
 
     def _check_origin(self, origin: str, hosts: list[str], scope: Scope) -> None:
         web = _WEB.fullmatch(origin.lower())
         if web is None or not (self._hosts.accepts(web[2]) or _is_own(web[2], scope)):
-            raise OriginNotAllowed(_cross_site(f"of the origin {origin[:_SHOWN]!r}"))
+            raise OriginNotAllowed(_cross_site(f"of the origin {brief(origin)}"))
         if _port(web[2], web[1]) not in self._ports(web[1], host_name(web[2]), hosts, scope):
-            raise OriginNotAllowed(_cross_site(f"of another port ({origin[:_SHOWN]!r})"))
+            raise OriginNotAllowed(_cross_site(f"of another port ({brief(origin)})"))
 
     def _ports(self, scheme: str, name: str | None, hosts: list[str], scope: Scope) -> set[int]:
         """The ports at which a page with this name is the server's own: those under which it is called."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from proxy.api.http import key_of
 from proxy.api.known_fields import check_known
-from proxy.errors import NotFound
+from proxy.errors import NotFound, brief
 from proxy.sessions.access import Access
 from proxy.sessions.ids import check_dots
 from proxy.sessions.registry import Registry
@@ -43,5 +43,5 @@ class ImageEndpoints:
         # Only what can be a digest is looked up: a database refuses some other texts, such as one with NUL.
         file = await self._images.find(session.id, digest) if _DIGEST.fullmatch(digest) else None
         if file is None:
-            raise NotFound(f"session {session.id!r} has no image {digest!r}", param="digest")
+            raise NotFound(f"session {brief(session.id)} has no image {brief(digest)}", param="digest")
         return Response(file.data, media_type=file.media_type, headers=_HEADERS)

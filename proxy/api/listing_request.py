@@ -12,7 +12,7 @@ import orjson
 from proxy.api.export_options import parse_choice
 from proxy.api.export_request import FILTERS, SAMPLE_FILTERS, parse_filters, parse_wanted
 from proxy.api.known_fields import check_known, refuse
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_text, optional_int, optional_text
 from proxy.store.session_query import SessionQuery
 from proxy.store.values import Wanted
@@ -190,5 +190,5 @@ def _include(text: str | None) -> frozenset[Part]:
     names: Collection[str] = [] if not text else text.split(",")
     for name in names:
         if name not in list(Part):
-            raise InvalidRequest(f"'include' must name parts of {', '.join(Part)}, not {name[:100]!r}", param="include")
+            raise InvalidRequest(f"'include' must name parts of {', '.join(Part)}, not {brief(name)}", param="include")
     return frozenset(map(Part, names))

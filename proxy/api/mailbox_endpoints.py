@@ -18,7 +18,7 @@ from proxy.api.known_fields import check_given
 from proxy.api.long_polls import LongPolls
 from proxy.engine.mailbox import Letter, Mailbox
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineIncapable, InvalidRequest
+from proxy.errors import EngineIncapable, InvalidRequest, brief
 from proxy.protocols.fields import optional_float, optional_int, optional_text
 from proxy.rendering import Renderer
 from proxy.sessions.access import Access
@@ -134,7 +134,9 @@ class MailboxEndpoints:
 def _check_same(name: str, field: str, given: str | int | None, own: str | int | None) -> None:
     """Raise InvalidRequest if a field is given that names another request than `name`, which has `own` there."""
     if given is not None and given != own:
-        raise InvalidRequest(f"{field!r} is {given!r}, but that of request {name} is {own!r}", param=field)
+        raise InvalidRequest(
+            f"{brief(field)} is {brief(given)}, but that of request {name} is {brief(own)}", param=field
+        )
 
 
 def _names(request_id: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import orjson
 
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_request import REWARD_FIELDS, finite_reward
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -96,7 +96,7 @@ def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
     names = [expect_str(name, "keys") for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
     for name in names:
         if name not in list(KeyKind):
-            raise InvalidRequest(f"'keys' contains {name!r}, which is none of {', '.join(KeyKind)}", param="keys")
+            raise InvalidRequest(f"'keys' contains {brief(name)}, which is none of {', '.join(KeyKind)}", param="keys")
     return frozenset(map(KeyKind, names))
 
 

@@ -13,7 +13,7 @@ from proxy.api.http import JsonResponse, error_response, key_of
 from proxy.api.known_fields import check_known
 from proxy.api.long_polls import LongPolls
 from proxy.api.statistics import HOUR_S, Statistics
-from proxy.errors import InvalidRequest, TooManyRequests
+from proxy.errors import InvalidRequest, TooManyRequests, brief
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.sessions.access import Access
 
@@ -86,5 +86,5 @@ def _kinds(given: str | None) -> frozenset[Kind]:
     names = given.split(",")
     for name in names:
         if name not in frozenset(Kind):
-            raise InvalidRequest(f"'events' contains {name!r}, which is none of {', '.join(Kind)}", param="events")
+            raise InvalidRequest(f"'events' contains {brief(name)}, which is none of {', '.join(Kind)}", param="events")
     return frozenset(map(Kind, names))

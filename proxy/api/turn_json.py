@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from proxy.api.session_json import interactions_json, session_json
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, brief
 from proxy.reasons import Explained
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
 from proxy.trajectory.conversation import conversation_above, message_dict, message_text, root, tool_dict
@@ -72,7 +72,7 @@ def parse_include(text: str | None, known: Collection[Part] = OF_A_TURN) -> froz
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise InvalidRequest(f"'include' names {name!r}, which is none of {', '.join(known)}", param="include")
+            raise InvalidRequest(f"'include' names {brief(name)}, which is none of {', '.join(known)}", param="include")
     return frozenset(map(Part, names))
 
 
@@ -83,7 +83,7 @@ def find_turn(interactions: Sequence[Interaction], name: str) -> Interaction:
         if name in (interaction.id, str(numbers.get(interaction.id))):
             return interaction
     raise NotFound(
-        f"there is no turn {name!r}: give the id of an interaction, or the number of a complete turn; "
+        f"there is no turn {brief(name)}: give the id of an interaction, or the number of a complete turn; "
         "a running turn can be read once it has ended",
         param="interaction_id",
     )

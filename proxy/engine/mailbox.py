@@ -16,7 +16,7 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest, NotFound, ProxyError
+from proxy.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest, NotFound, ProxyError, brief
 from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, ids_of
 
@@ -130,7 +130,7 @@ class Mailbox:
         of_session = (letter.request for letter in self._letters.values() if letter.request.session_id == session_id)
         found = [request.request_id for request in of_session if request.turn_number == turn]
         if not found:
-            raise NotFound(f"no request of session {session_id!r} is waiting as turn {turn}", param="turn")
+            raise NotFound(f"no request of session {brief(session_id)} is waiting as turn {turn}", param="turn")
         if len(found) > 1:  # the number of a failed turn is used again
             raise InvalidRequest(
                 f"{len(found)} requests are waiting as turn {turn}; give 'interaction_id' instead", param="turn"
@@ -216,8 +216,10 @@ class Mailbox:
         if letter is not None and not letter.answer.done():
             return letter
         if letter is not None or request_id in self._answered:
-            raise InvalidRequest(f"request {request_id!r} is answered already", param="interaction_id")
-        raise NotFound(f"no request {request_id!r} is waiting; its agent may have disconnected", param="interaction_id")
+            raise InvalidRequest(f"request {brief(request_id)} is answered already", param="interaction_id")
+        raise NotFound(
+            f"no request {brief(request_id)} is waiting; its agent may have disconnected", param="interaction_id"
+        )
 
     def _next(self, session_id: str | None, untouched: bool = False) -> Letter | None:
         waiting = [

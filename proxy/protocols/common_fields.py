@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import expect_bool, expect_object, optional_text
 from proxy.types import ResponseFormat
 
@@ -55,5 +55,5 @@ def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
             holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
             return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"))
         case kind:
-            message = f"'{name}.type' must be text, json_object or json_schema, not {kind!r}"
+            message = f"'{name}.type' must be text, json_object or json_schema, not {brief(kind)}"
             raise InvalidRequest(message, param=f"{name}.type")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_object, expect_str, json_type, optional_str
 from proxy.types import Api, ImagePart
 
@@ -102,8 +102,9 @@ def _of_parts(parts: list[Any], api: Api, name: str) -> Iterator[Source]:
             yield from _of_parts(part["content"], api, f"{name}[{index}].content")
         elif type(kind) is str and kind in _OTHER_MEDIA:
             raise UnsupportedParameter(
-                f"'{name}[{index}]' has type {kind!r}; beside text this server takes images, which this API sends as "
-                f"parts of type {_KIND[api]!r}",
+                f"'{name}[{index}]' has type {brief(kind)}; beside text this server takes images, "
+                "which this API sends as "
+                f"parts of type {brief(_KIND[api])}",
                 param=f"{name}[{index}]",
             )
 

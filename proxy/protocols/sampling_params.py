@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -94,7 +94,7 @@ def _parse_logit_bias(value: Any, at: str) -> tuple[tuple[int, float], ...]:
 
 def _bias_entry(token: str, bias: Any, name: str) -> tuple[int, float]:
     if not (token.isascii() and token.isdigit()) or len(token) > _MAX_TOKEN_DIGITS:
-        raise InvalidRequest(f"'{name}' has the key {token[:40]!r}; keys must be token ids", param=name)
+        raise InvalidRequest(f"'{name}' has the key {brief(token)}; keys must be token ids", param=name)
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
         raise InvalidRequest(f"'{name}.{token}' must be a number between -100 and 100", param=name)
     return int(token), float(bias)

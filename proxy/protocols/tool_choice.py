@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.types import Tool, ToolChoice, ToolChoiceMode
 
@@ -40,13 +40,13 @@ def _checked(choice: ToolChoice, functions: Sequence[Tool]) -> ToolChoice:
     if choice.mode is ToolChoiceMode.REQUIRED and not functions:
         raise InvalidRequest("'tool_choice' is required, but 'tools' has no function", param="tool_choice")
     if choice.name is not None and all(function.name != choice.name for function in functions):
-        raise InvalidRequest(f"'tool_choice' names {choice.name!r}, which is not in 'tools'", param="tool_choice")
+        raise InvalidRequest(f"'tool_choice' names {brief(choice.name)}, which is not in 'tools'", param="tool_choice")
     return choice
 
 
 def _parse_mode(value: str, name: str) -> ToolChoiceMode:
     if value not in _MODES:
-        raise InvalidRequest(f"'{name}' must be auto, none, required or an object, not {value!r}", param=name)
+        raise InvalidRequest(f"'{name}' must be auto, none, required or an object, not {brief(value)}", param=name)
     return ToolChoiceMode(value)
 
 
@@ -73,7 +73,7 @@ def _allowed_name(item: Any, name: str) -> str:
 def _function_name(wanted: Mapping[str, Any], name: str) -> str:
     kind = optional_str(wanted, "type", f"{name}.")
     if kind not in (None, "function"):
-        message = f"'{name}' names a tool of type {kind!r}; this server supports functions only"
+        message = f"'{name}' names a tool of type {brief(kind)}; this server supports functions only"
         raise UnsupportedParameter(message, param=name)
     if (function := wanted.get("function")) is not None:
         return expect_str(expect_object(function, f"{name}.function").get("name"), f"{name}.function.name")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
+from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter, brief
 from proxy.progress import doing
 from proxy.reasons import FinishReason
 from proxy.rendering.bridge import Bridge
@@ -339,7 +339,7 @@ class Renderer:
         chosen = [tool for tool in tools if not named or tool.name == tool_choice.name]
         if not chosen:
             raise InvalidRequest(
-                f"'tool_choice' names {tool_choice.name!r}, which is not in 'tools'", param="tool_choice"
+                f"'tool_choice' names {brief(tool_choice.name)}, which is not in 'tools'", param="tool_choice"
             )
         separator = self.tool_format.separator
         alternatives = tuple(self._call_parts(self.tool_format, tool) for tool in chosen)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MOST_HEADER_BYTES = 64 * 1024
 """Bytes that may come in a row without a header that ends or a part of a body. The parser keeps all of them."""
 
+MOST_WAITING_REQUESTS = 64
+"""Requests of one connection that may wait for the replies of those before them. What comes after them is not read."""
+
 
 class Stage(Enum):
     """What a connection waits for."""
@@ -50,6 +53,13 @@ class Host(Protocol):
     def note(self, what: str) -> None:
         """Count a connection that the server closes, for the log."""
 
+    def note_failure(self, what: str) -> None:
+        """As `note`, for a fault of the server, which is the exception being handled."""
+
+
+class _FullError(Exception):
+    """Ends the work of the parser."""
+
 
 class Connection(HttpToolsProtocol):
     """A connection. `received`: the bytes of bodies so far.
@@ -69,6 +79,7 @@ class Connection(HttpToolsProtocol):
         self.half_closed = False
         self.received = 0
         self._unframed = 0
+        self._is_full = False
 
     @property
     def host(self) -> Host:
@@ -92,15 +103,17 @@ class Connection(HttpToolsProtocol):
         self.host.admit(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_full:
+            return
         cycle = self.cycle
         self._unframed += len(data)
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
-        except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+            self._feed(data)
+        except Exception:  # asyncio would log a traceback for each connection
+            self.host.note_failure("the data of a connection was not read")
+            self.transport.abort()
+            return
         if self.cycle is not cycle:
             self._unframed = 0
         elif self._unframed > MOST_HEADER_BYTES and not self.transport.is_closing():
@@ -109,23 +122,53 @@ class Connection(HttpToolsProtocol):
                 HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
             )
 
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read `data`, which stops at each head that offers another protocol."""
+        unread: bytes | None = data
+        while unread is not None:
+            try:
+                self.parser.feed_data(unread)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                unread = self._declined(unread[offer.args[0] :])
+            except httptools.HttpParserError:
+                if not self._is_full:
+                    self.send_400_response("")
+                return
+
+    def on_headers_complete(self) -> None:
+        """Begin a request, or end the reading if too many wait already: an error ends the work of the parser."""
+        if len(self.pipeline) >= MOST_WAITING_REQUESTS:
+            self._fill()
+            raise _FullError
+        super().on_headers_complete()
+
+    def _fill(self) -> None:
+        """Read nothing more: the requests that wait are answered, then the connection closes."""
+        self._is_full = True
+        self.host.note("sent too many requests ahead of their replies")
+        newest, _ = self.pipeline[0]
+        newest.keep_alive = False
+        self.cycle, self.scope = newest, newest.scope
+
     def _should_upgrade(self) -> bool:
-        """True: begin no request whose head offers another protocol. `_decline` reads that request again."""
+        """True: begin no request whose head offers another protocol. `_declined` has that request read again."""
         return True
 
-    def _decline(self, rest: bytes) -> None:
-        """Read a request again without its offer of another protocol. `rest`: what came after its head.
+    def _declined(self, rest: bytes) -> bytes | None:
+        """What the parser shall read in place of an offer of another protocol: the same request without it.
 
-        The parser takes the body for data of that protocol. Java's HTTP client offers HTTP/2 with every first request.
+        `rest`: what came after its head. The parser takes the body for data of that protocol. Java's HTTP client offers
+        HTTP/2 with every first request. None if the request is refused.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.send_400_response("")
-            return
+            return None
         headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"%s %s HTTP/1.1\r\n%s\r\n%s" % (method, self.url, b"".join(headers), rest))
+        return b"%s %s HTTP/1.1\r\n%s\r\n%s" % (method, self.url, b"".join(headers), rest)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser cannot read."""

@@ -66,6 +66,7 @@ class Connections(ServerState):
         self._patience = patience
         self._ending = self._all_used = False
         self._events: Counter[str] = Counter()
+        self._failures: set[str] = set()
         self._log_at = 0.0
 
     def show(self, metrics: ProcessMetrics) -> None:
@@ -98,6 +99,13 @@ class Connections(ServerState):
     def note(self, what: str) -> None:
         """Count a connection that is closed, for the log."""
         self._events[what] += 1
+
+    def note_failure(self, what: str) -> None:
+        """As `note`, for the exception being handled. The log has the traceback of the first one only."""
+        if what not in self._failures:
+            self._failures.add(what)
+            logger.exception("%s; further ones are counted only", what)
+        self.note(what)
 
     async def watch(self) -> None:
         """Sweep until cancelled."""

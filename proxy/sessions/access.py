@@ -36,7 +36,7 @@ import re
 import time
 from typing import NamedTuple
 
-from proxy.errors import Forbidden, Unauthorized
+from proxy.errors import Forbidden, Unauthorized, brief
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring, session_of_key
 from proxy.sessions.live_session import LiveSession
@@ -239,10 +239,11 @@ class Access:
             raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
         if session.record.control_key_hash is None:
             raise Unauthorized(
-                f"session {session.id!r} began with a turn, so nobody has a control_key of it: start sessions with "
+                f"session {brief(session.id)} began with a turn, so nobody has a control_key of it: "
+                "start sessions with "
                 "POST /rl/start_session, whose reply has one, or run the server with --rewards-by session"
             )
-        raise Unauthorized(f"this needs the control_key of session {session.id!r}, which start_session gave")
+        raise Unauthorized(f"this needs the control_key of session {brief(session.id)}, which start_session gave")
 
 
 def _series_of(key: str | None) -> str:
@@ -275,5 +276,6 @@ def _check_fresh(session: LiveSession) -> None:
     expiry = session.record.keys_expire_at
     if expiry is not None and time.time() >= expiry:
         raise Unauthorized(
-            f"the keys of session {session.id!r} have expired; the administrator rotates them with POST /rl/rotate_keys"
+            f"the keys of session {brief(session.id)} have expired; the administrator rotates them "
+            "with POST /rl/rotate_keys"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from proxy.errors import EndedOtherwise
+from proxy.errors import EndedOtherwise, brief
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.named_sessions import NamedSessions
@@ -111,6 +111,7 @@ def ended_otherwise(record: SessionRecord, name: str) -> EndedOtherwise:
     if name == "score":
         way_out = "a named reward (/rl/set_reward) takes its place in exports with its 'reward_name'"
     return EndedOtherwise(
-        f"session {record.session_id!r} has {how} already, with another '{name}'; what its end said stays, {way_out}",
+        f"session {brief(record.session_id)} has {how} already, with another '{name}'; what its end "
+        f"said stays, {way_out}",
         param=name,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, brief
 
 MAX_ID_BYTES = 200
 _ID_PATTERN = re.compile(r"[\w.~:@+-]+(/[\w.~:@+-]+)*")
@@ -40,5 +40,5 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
         raise InvalidRequest(f"'{name}' must not begin with ~: in an address a key follows it", param=name)
     first, _, _ = check_dots(value, name).partition("/")
     if first in _RESERVED:
-        raise InvalidRequest(f"'{name}' must not begin with the reserved word {first!r}", param=name)
+        raise InvalidRequest(f"'{name}' must not begin with the reserved word {brief(first)}", param=name)
     return value

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from proxy.errors import SessionClosed, SessionNotFound
+from proxy.errors import SessionClosed, SessionNotFound, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.sessions.attempts import Attempt
 from proxy.store.news import Seen
@@ -121,7 +121,7 @@ class LiveSession:
             raise deleted(self.id)
         if self.closed:
             how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
-            raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
+            raise SessionClosed(f"session {brief(self.id)} has {how}; start a new one")
 
     def seconds_left(self) -> float | None:
         """Seconds until `limits.deadline_s`, negative after it; None without a deadline."""
@@ -194,4 +194,4 @@ class LiveSession:
 
 def deleted(session_id: str) -> SessionNotFound:
     """The error for whatever still goes on in a session when it is deleted."""
-    return SessionNotFound(f"session {session_id!r} was deleted meanwhile; start a new one")
+    return SessionNotFound(f"session {brief(session_id)} was deleted meanwhile; start a new one")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from proxy.errors import SessionNotFound
+from proxy.errors import SessionNotFound, brief
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession, deleted
@@ -186,4 +186,4 @@ def _is_other(session: LiveSession, news: News) -> bool:
 
 
 def _not_found(session_id: str) -> SessionNotFound:
-    return SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
+    return SessionNotFound(f"there is no session {brief(session_id)}; start it with POST /rl/start_session")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, brief
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.trajectory.purpose import Purpose, derive_purposes
 from proxy.types import Interaction
@@ -59,7 +59,7 @@ def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Ali
     Raises InvalidRequest if the counts do not fit, NotFound if the agent has no complete turn.
     """
     complete = session.complete() if agent is None else _turns_of(session, agent)
-    whose = f"session {session.id!r}" if agent is None else f"agent {agent!r} in session {session.id!r}"
+    whose = f"session {brief(session.id)}" if agent is None else f"agent {brief(agent)} in session {brief(session.id)}"
     more, turns = len(complete) - len(scores), f"the {len(complete)} complete turns of {whose}"
     if more < 0 or (more and align is Align.STRICT):
         way_out = "" if more < 0 else "; with 'align': first or last they belong to the first or last turns"
@@ -145,8 +145,8 @@ def _find(session: LiveSession, target: Target) -> Interaction:
     found = _find_any(session, target)
     if target.agent is not None and found.agent != target.agent:
         given = "turn" if target.interaction_id is None else "interaction_id"
-        whose = "no named agent" if found.agent is None else f"agent {found.agent!r}"
-        raise InvalidRequest(f"'{given}' names a turn of {whose}, not of 'agent' {target.agent!r}", param="agent")
+        whose = "no named agent" if found.agent is None else f"agent {brief(found.agent)}"
+        raise InvalidRequest(f"'{given}' names a turn of {whose}, not of 'agent' {brief(target.agent)}", param="agent")
     return found
 
 
@@ -156,7 +156,9 @@ def _find_any(session: LiveSession, target: Target) -> Interaction:
         return _find_turn(session, target.turn, target.agent)
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
-        raise NotFound(f"session {session.id!r} has no complete interaction {interaction_id!r}", param="interaction_id")
+        raise NotFound(
+            f"session {brief(session.id)} has no complete interaction {brief(interaction_id)}", param="interaction_id"
+        )
     if target.turn is not None and (named := _find_turn(session, target.turn)) is not node.interaction:
         raise InvalidRequest(
             f"'turn' {target.turn} is {named.id}, not 'interaction_id' {interaction_id}: give one of them", param="turn"
@@ -170,12 +172,13 @@ def _find_turn(session: LiveSession, turn: int | None, agent: str | None = None)
     complete = session.complete()
     if not complete:
         field = "interaction_id" if turn is None else "turn"
-        raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
+        raise InvalidRequest(f"session {brief(session.id)} has no complete interaction to reward", param=field)
     if turn is None:
         return _last_main(session, complete)
     if turn >= len(complete):
         raise NotFound(
-            f"session {session.id!r} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}", param="turn"
+            f"session {brief(session.id)} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}",
+            param="turn",
         )
     return complete[turn]
 
@@ -186,7 +189,7 @@ def _last_main(session: LiveSession, complete: Sequence[Interaction]) -> Interac
         if purposes[interaction.id] == Purpose.MAIN:
             return interaction
     raise InvalidRequest(
-        f"session {session.id!r} has no complete turn of the main agent to reward: name one by 'turn' or "
+        f"session {brief(session.id)} has no complete turn of the main agent to reward: name one by 'turn' or "
         f"'interaction_id'; it has {_named_turns(complete)}",
         param="interaction_id",
     )
@@ -199,11 +202,12 @@ def _turns_of(session: LiveSession, agent: str) -> list[Interaction]:
         return found
     counts = Counter(interaction.agent for interaction in complete)
     unnamed = counts.pop(None, 0)
-    listed = [f"{name!r} ({count} {_turns(count)})" for name, count in list(counts.items())[:_NAMED]]
+    listed = [f"{brief(name)} ({count} {_turns(count)})" for name, count in list(counts.items())[:_NAMED]]
     listed += ["..."] if len(counts) > _NAMED else []
     listed += [f"{unnamed} {_turns(unnamed)} without an agent"] if unnamed else []
     raise NotFound(
-        f"session {session.id!r} has no complete turn of agent {agent!r}; it has {', '.join(listed) or 'no turn yet'}",
+        f"session {brief(session.id)} has no complete turn of agent {brief(agent)}; it has "
+        f"{', '.join(listed) or 'no turn yet'}",
         param="agent",
     )
 

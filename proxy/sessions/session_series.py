@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from proxy.errors import SessionNotFound
+from proxy.errors import SessionNotFound, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
@@ -43,7 +43,7 @@ class SessionSeries:
             last = await self._get(last.follows)  # nothing but a retry of its turns came since
         if last is None:
             raise SessionNotFound(
-                f"there is no session {name!r}: no turn came with this key (or, like this request, with none) and "
+                f"there is no session {brief(name)}: no turn came with this key (or, like this request, with none) and "
                 "without a session id; name the session in the path, as in /NAME/rl/set_reward"
             )
         return last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from proxy.errors import ContextLengthExceeded, LimitReached
+from proxy.errors import ContextLengthExceeded, LimitReached, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, SamplingParams
@@ -66,7 +66,7 @@ def check_images(
         if most is None or of_server < most:
             most, where = of_server, setting
         if found > most:
-            message = f"session {session.id!r} would have {found} {what}, and {most} are its most ({where})"
+            message = f"session {brief(session.id)} would have {found} {what}, and {most} are its most ({where})"
             raise LimitReached(f"{message}; send fewer or smaller ones, or start a new session", param=where)
 
 
@@ -108,14 +108,15 @@ def _check_session(session: LiveSession, choices: int) -> None:
     max_turns = limits.get("max_turns")
     if max_turns is not None and session.turns_taken + choices > max_turns:
         raise LimitReached(
-            f"session {session.id!r} is limited to {max_turns} turns (limits.max_turns); start a new session",
+            f"session {brief(session.id)} is limited to {max_turns} turns (limits.max_turns); start a new session",
             param="limits.max_turns",
         )
     left_s = session.seconds_left()
     if left_s is not None and left_s <= 0:
         deadline_s = limits["deadline_s"]
         raise LimitReached(
-            f"session {session.id!r} is past its deadline of {deadline_s:g} s (limits.deadline_s); start a new session",
+            f"session {brief(session.id)} is past its deadline of {deadline_s:g} s "
+            "(limits.deadline_s); start a new session",
             param="limits.deadline_s",
         )
 
@@ -128,7 +129,7 @@ def _left_in_session(session: LiveSession, choices: int) -> int | None:
     left = (int(most) - session.sampled_tokens) // choices
     if left < 1:
         message = (
-            f"session {session.id!r} has sampled {session.sampled_tokens} of its {most} tokens "
+            f"session {brief(session.id)} has sampled {session.sampled_tokens} of its {most} tokens "
             "(limits.max_total_tokens), which leaves none for each choice; start a new session"
         )
         raise LimitReached(message, param="limits.max_total_tokens")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from proxy.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable
+from proxy.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
 from proxy.images.image_pool import ImagePool
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
@@ -97,7 +97,7 @@ class Commits:
                 if turn.session.confirmed:
                     self._registry.forget_deleted(turn.session)
                     raise deleted(turn.session.id) from None
-                raise StoreUnavailable(f"session {turn.session.id!r} could not be stored; try again") from None
+                raise StoreUnavailable(f"session {brief(turn.session.id)} could not be stored; try again") from None
             raise
         return node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.errors import PreviousResponseNotFound
+from proxy.errors import PreviousResponseNotFound, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
 from proxy.trajectory.purpose import purpose_of_prompt
@@ -67,7 +67,7 @@ def _find(session: LiveSession, interaction_id: str, param: str) -> Node:
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
         raise PreviousResponseNotFound(
-            f"there is no response {interaction_id!r} in session {session.id!r}", param=param
+            f"there is no response {brief(interaction_id)} in session {brief(session.id)}", param=param
         )
     return node
 

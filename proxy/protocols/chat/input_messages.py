@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
 from proxy.protocols.parts import Images, image_of, joined
@@ -121,7 +121,7 @@ def _parse_part(part: Any, name: str) -> str | ImagePart:
         return expect_str(part.get("refusal"), f"{name}.refusal")
     if (image := image_of(part)) is not None:
         return image
-    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)
+    raise UnsupportedParameter(f"'{name}' has type {brief(kind)}; this model accepts text only", param=name)
 
 
 def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:

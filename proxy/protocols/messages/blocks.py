@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.types import ImagePart, Message, Role, ToolCall
@@ -159,7 +159,7 @@ def _refusal(block: Mapping[str, Any], name: str) -> InvalidRequest:
         message = f"'{name}' is an image; only messages from the user, and tool results in them, may have images"
         return UnsupportedParameter(message, param=name)
     return UnsupportedParameter(
-        f"'{name}' has type {kind!r}, which is not supported: the model accepts text only", param=name
+        f"'{name}' has type {brief(kind)}, which is not supported: the model accepts text only", param=name
     )
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_model
 from proxy.protocols.fields import (
@@ -211,11 +211,15 @@ def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
         tool = expect_object(item, name)
         if optional_bool(tool, "defer_loading", at=f"{name}."):
             dropped.append(f"{name} with defer_loading")
-        elif tool.get("input_schema") is None and str(tool.get("type")).startswith(_SERVER_TOOLS):
+        elif tool.get("input_schema") is None and _is_run_by_the_provider(tool.get("type")):
             dropped.append(f"{name} of type {tool['type']}")
         else:
             tools.append(_parse_tool(tool, name))
     return tuple(tools)
+
+
+def _is_run_by_the_provider(kind: Any) -> bool:
+    return isinstance(kind, str) and kind.startswith(_SERVER_TOOLS)
 
 
 def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
@@ -223,7 +227,9 @@ def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
     if schema is None and (known := client_tool(tool, name)) is not None:
         return known
     if kind not in (None, "custom") and schema is None:
-        message = f"'{name}' has type {kind!r}, which only Anthropic's models know; give a tool with an 'input_schema'"
+        message = (
+            f"'{name}' has type {brief(kind)}, which only Anthropic's models know; give a tool with an 'input_schema'"
+        )
         raise UnsupportedParameter(message, param=name)
     return Tool(
         name=expect_str(tool.get("name"), f"{name}.name"),
@@ -238,7 +244,7 @@ def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Tool
     kind = expect_str(choice.get("type"), "tool_choice.type")
     mode = _CHOICES.get(kind)
     if mode is None:
-        message = f"'tool_choice.type' must be one of {', '.join(_CHOICES)}, not {kind!r}"
+        message = f"'tool_choice.type' must be one of {', '.join(_CHOICES)}, not {brief(kind)}"
         raise InvalidRequest(message, param="tool_choice.type")
     if mode is ToolChoiceMode.REQUIRED and not tools:
         raise InvalidRequest("'tool_choice' is any, but 'tools' has no tool that can be called", param="tool_choice")
@@ -246,7 +252,7 @@ def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Tool
         return ToolChoice(mode)
     name = expect_str(choice.get("name"), "tool_choice.name")
     if all(tool.name != name for tool in tools):
-        raise InvalidRequest(f"'tool_choice' names {name!r}, which is not in 'tools'", param="tool_choice.name")
+        raise InvalidRequest(f"'tool_choice' names {brief(name)}, which is not in 'tools'", param="tool_choice.name")
     return ToolChoice(mode, name)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.parts import Images, image_of, joined
@@ -188,7 +188,7 @@ def _item_type(item: Mapping[str, Any], name: str) -> str:
         kind = ITEM_REFERENCE if "role" not in item and "id" in item else "message"
     if kind not in PARSED_ITEMS and kind not in DROPPED_ITEMS:
         known = ", ".join(sorted(PARSED_ITEMS))
-        raise InvalidRequest(f"'{name}.type' is {kind!r}; this server accepts {known}", param=f"{name}.type")
+        raise InvalidRequest(f"'{name}.type' is {brief(kind)}; this server accepts {known}", param=f"{name}.type")
     return kind
 
 
@@ -254,7 +254,7 @@ def _parse_output(item: Mapping[str, Any], name: str) -> Message:
 def _parse_reference(item: Mapping[str, Any], name: str) -> _Answer:
     origin = _origin(item, name)
     if origin is None:
-        message = f"'{name}.id' is {item.get('id')!r}, which this server did not give out; send the item itself"
+        message = f"'{name}.id' is {brief(item.get('id'))}, which this server did not give out; send the item itself"
         raise InvalidRequest(message, param=f"{name}.id")
     return _Answer(origin, referenced=True, text_referenced=item["id"].startswith(MESSAGE_PREFIX))
 
@@ -295,4 +295,4 @@ def _parse_part(part: Any, name: str) -> str | ImagePart:
         return expect_str(part.get("text"), f"{name}.text")
     if (image := image_of(part)) is not None:
         return image
-    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)
+    raise UnsupportedParameter(f"'{name}' has type {brief(kind)}; this model accepts text only", param=name)

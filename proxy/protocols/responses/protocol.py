@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model, parse_response_format
 from proxy.protocols.fields import (
@@ -138,7 +138,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise UnsupportedParameter("'background' is not supported; await the reply or stream it", param="background")
     truncation = optional_str(body, "truncation")
     if truncation not in (None, "auto", "disabled"):
-        raise InvalidRequest(f"'truncation' must be auto or disabled, not {truncation!r}", param="truncation")
+        raise InvalidRequest(f"'truncation' must be auto or disabled, not {brief(truncation)}", param="truncation")
 
 
 def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:

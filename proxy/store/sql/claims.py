@@ -31,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.errors import InvalidRequest, SessionNotFound
+from proxy.errors import InvalidRequest, SessionNotFound, brief
 from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql.codec import decode_json
@@ -191,7 +191,9 @@ def _lock(connection: Connection, names: Collection[str]) -> dict[str, Row[Any]]
     rows = {row.session_id: row for row in connection.execute(query)}
     for name, row in rows.items():
         if row.ended_order is None:
-            raise InvalidRequest(f"session {name!r} has not ended; only ended ones are claimed", param="session_ids")
+            raise InvalidRequest(
+                f"session {brief(name)} has not ended; only ended ones are claimed", param="session_ids"
+            )
     return rows
 
 
@@ -199,7 +201,7 @@ def _deleted(done: Acknowledgement, rows: Mapping[str, Row[Any]]) -> list[str]:
     """The sessions of a claim that do not exist any more. Raises SessionNotFound for one without a claim."""
     gone = [name for name in done.session_ids if name not in rows]
     if gone and done.claim_id is None:
-        raise SessionNotFound(f"there is no session {gone[0]!r}", param="session_ids")
+        raise SessionNotFound(f"there is no session {brief(gone[0])}", param="session_ids")
     return gone
 
 

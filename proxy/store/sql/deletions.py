@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from proxy.errors import SessionNotFound
+from proxy.errors import SessionNotFound, brief
 from proxy.store.sql.images import drop_images
 from proxy.store.sql.starts import give_back_of_live, note_pruned
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
@@ -46,7 +46,7 @@ def delete_sessions(connection: Connection, batch: Sequence[Deletion]) -> Sequen
 def _delete(connection: Connection, name: str) -> int:
     row = connection.execute(select(sessions).where(sessions.c.session_id == name).with_for_update()).mappings().first()
     if row is None:
-        raise SessionNotFound(f"there is no session {name!r}")
+        raise SessionNotFound(f"there is no session {brief(name)}")
     count = select(func.count()).select_from(interactions).where(interactions.c.session_id == name)
     turns: int = connection.execute(count).scalar_one()
     withdrawn = select(withdrawn_keys.c.key_hash).where(withdrawn_keys.c.session_id == name)

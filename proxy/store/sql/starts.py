@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
 
-from proxy.errors import KeyInUse
+from proxy.errors import KeyInUse, brief
 from proxy.store.refusals import no_capacity, too_many_live, too_stale
 from proxy.store.sql import rows
 from proxy.store.sql.locks import pass_alone
@@ -114,7 +114,7 @@ def _check_key(connection: Connection, key_hash: str) -> None:
     query = select(sessions.c.session_id).where(sessions.c.api_key_hash == key_hash, _LIVE)
     if (holder := connection.execute(query.limit(1)).scalar()) is not None:
         raise KeyInUse(
-            f"this api_key belongs to the live session {holder!r}: end it first, or choose another; a start "
+            f"this api_key belongs to the live session {brief(holder)}: end it first, or choose another; a start "
             "whose answer was lost is repeated as it was, with the Idempotency-Key that it had",
             param="api_key",
         )

@@ -7,12 +7,13 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from proxy.serving import connections
-from proxy.serving.connection import MOST_HEADER_BYTES, Connection, Stage
+from proxy.serving.connection import MOST_HEADER_BYTES, MOST_WAITING_REQUESTS, Connection, Stage
 from proxy.serving.connections import LEAST_BODY_BYTES, SPARE
 from proxy.serving.server import Server, new_server
 from proxy.settings import Settings
@@ -343,6 +344,58 @@ async def test_a_request_that_offers_another_protocol_is_read_whole(
         writer.write(request)
     [connection] = clients.open
     await until(lambda: connection.received == 3 * 6)
+
+
+SMALL_OFFER = b"GET /any HTTP/1.1\r\nhost: t\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+
+
+async def test_hundreds_of_offers_in_a_row_fail_nothing(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        reader, _ = await clients.connect(SMALL_OFFER * 3000)
+        answers = await reader.read()
+        clients.sweep(0)
+    assert 1 <= answers.count(b"HTTP/1.1 200 ") == clients.app.asked <= MOST_WAITING_REQUESTS + 1
+    assert caplog.messages == ["connections closed: 1 sent too many requests ahead of their replies; 0 are open"]
+
+
+@pytest.mark.parametrize("request_", [GET, SMALL_OFFER], ids=["plain", "offer"])
+async def test_requests_that_wait_for_earlier_replies_are_so_many_and_each_is_answered(
+    clients: Clients, request_: bytes
+) -> None:
+    clients.app.answering.clear()
+    reader, _ = await clients.connect(request_ * 100_000, stage=Stage.REPLY)
+    [connection] = clients.open
+    await until(lambda: connection._is_full)
+    assert len(connection.pipeline) == MOST_WAITING_REQUESTS
+    clients.app.answering.set()
+    answers = await reader.read()
+    assert answers.count(b"HTTP/1.1 200 ") == clients.app.asked == MOST_WAITING_REQUESTS + 1
+    assert answers.count(b"connection: close") == 1
+
+
+async def test_the_replies_of_one_connection_come_whole_if_nobody_sends_ahead_of_them(clients: Clients) -> None:
+    reader, writer = await clients.connect()
+    for _ in range(2 * MOST_WAITING_REQUESTS):
+        writer.write(SMALL_OFFER)
+        assert b"whole" in await reader.readuntil(b"0\r\n\r\n")
+    assert len(clients.open) == 1
+
+
+async def test_a_fault_in_reading_ends_the_connection_and_is_logged_with_one_traceback(
+    clients: Clients, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Connection, rest: bytes) -> bytes:
+        raise RecursionError
+
+    monkeypatch.setattr(Connection, "_declined", fail)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reader, _ = await clients.connect(SMALL_OFFER)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        clients.sweep(0)
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert caplog.messages[-1] == "connections closed: 3 the data of a connection was not read; 0 are open"
 
 
 async def test_what_is_not_http_gets_400_and_is_counted(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
