@@ -70,7 +70,7 @@ class _Queue:
             group_filter=self,
             dropped=self._on_dropped,
         )
-        self._work = [lambda env=env, group=place["group_id"]: self._plays(group, env) for env, place in places.items()]  # type: ignore[misc]
+        self._work = [lambda env=env, group=place["group_id"]: self._plays(group, env) for env, place in places.items()]
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[DataProto]) -> bool:
         """The group filter: it drops some groups by chance."""
