@@ -17,7 +17,7 @@ from tests.unit.engine.gated import WatchfulEngine
 
 
 class _Engine(WatchfulEngine):
-    """`servers`: how many times servers came and left. What is adopted takes time, as a new server has to be reached."""
+    """`servers`: how many times servers came and left. To adopt takes time, as a new server has to be reached."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from proxy.rollout.runs import Observer, Summary, journal
 from proxy.rollout.runs.journal import Journal
 from proxy.rollout.runs.run import Run
 from proxy.rollout.runs.slots import Planner, slots_of
-from tests.torture.fibres import running_loop
+from tests.torture.fibres import running_loop, sleep
 from tests.torture.runs import World, scenario
 from tests.torture.sites import Site
 from tests.torture.wire import Wires
@@ -27,13 +27,20 @@ _RUN = "run"
 
 
 class _Threads:
-    """Stands for `ThreadPoolExecutor`: its threads are fibres."""
+    """Stands for `ThreadPoolExecutor` over a slow disk: its threads are fibres."""
 
     def __init__(self, most: int, thread_name_prefix: str = "") -> None:
         self._executor = ThreadPoolExecutor(most)  # which starts no thread
 
     def submit(self, work: Callable[[], object]) -> None:
-        running_loop().run_in_executor(self._executor, work)
+        loop = running_loop()
+        slow_s = loop.random.uniform(0.0, 0.2)
+
+        def slowly() -> None:
+            sleep(slow_s)
+            work()
+
+        loop.run_in_executor(self._executor, slowly)
 
     def shutdown(self) -> None:
         self._executor.shutdown()
@@ -153,6 +160,15 @@ async def _check_sessions(site: Site, results: list[EpisodeResult]) -> None:
             assert session is None or session["outcome"] != "Finished", (result, session)
 
 
+async def _some_moment(world: World, played: _Played) -> None:
+    """Wait for any time, or until a while after an episode has ended."""
+    latest = world.loop.time() + world.random.uniform(0.0, 4.0)
+    count = world.random.randrange(4)
+    while world.loop.time() < latest and not 0 < count <= len(played.executor.returned):
+        await asyncio.sleep(0.01)
+    await world.some_time(0.3)
+
+
 @scenario
 async def recording_of_episodes(world: World) -> None:
     """A run is stopped or cancelled at any moment: what has ended is written and counted, and no session is left."""
@@ -166,7 +182,7 @@ async def recording_of_episodes(world: World) -> None:
             playing = asyncio.create_task(played.play())
             ends = world.random.choice(["all", "stopped", "cancelled", "cancelled"])
             if ends != "all":
-                await asyncio.sleep(world.random.uniform(0.0, 2.0))
+                await _some_moment(world, played)
                 if ends == "stopped":
                     played.run.stop("somebody stops it")
                 else:
