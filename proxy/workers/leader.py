@@ -86,17 +86,18 @@ class Follower:
         self._engine, self._gate = engine, gate
         self._adopting = asyncio.Lock()
         self.last: Told | None = None
+        self._adopted: Told | None = None
 
     async def adopt(self, told: Told) -> None:
-        """Take over what the leader has told, unless something newer is known. Raises what the engine raises."""
-        if self.last is not None and told.number <= self.last.number:
-            return
-        self.last = told
+        """Take over what the leader has told, or what is newer and known by now. Raises what the engine raises."""
+        if self.last is None or told.number > self.last.number:
+            self.last = told
         async with self._adopting:  # news may need a new server, and newer ones must not be undone when it has joined
-            if self.last is told:
-                await self._engine.adopt(told.common)
-            if self.last is told and told.mode is not None and self._gate.paused is None:
-                await self._gate.hold(told.mode)
+            while (newest := self.last) is not None and newest is not self._adopted:
+                await self._engine.adopt(newest.common)
+                if self.last is newest and newest.mode is not None and self._gate.paused is None:
+                    await self._gate.hold(newest.mode)
+                self._adopted = newest
 
     async def catch_up(self, peers: Peers) -> None:
         """Before the engine starts: take over the newest state that another worker knows."""

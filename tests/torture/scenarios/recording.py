@@ -164,8 +164,7 @@ async def _some_moment(world: World, played: _Played) -> None:
     """Wait for any time, or until a while after an episode has ended."""
     latest = world.loop.time() + world.random.uniform(0.0, 4.0)
     count = world.random.randrange(4)
-    while world.loop.time() < latest and not 0 < count <= len(played.executor.returned):
-        await asyncio.sleep(0.01)
+    await world.until(lambda: world.loop.time() >= latest or 0 < count <= len(played.executor.returned))
     await world.some_time(0.3)
 
 

@@ -49,7 +49,7 @@ class _Server:
 
     def die(self) -> None:
         """Lose everything that it has."""
-        self.up, self.lives = False, self.lives + 1
+        self.up, self.lives, self.loading = False, self.lives + 1, 0
 
     def rise(self) -> None:
         """Start with the first weights."""
@@ -70,7 +70,7 @@ class _Server:
             try:
                 await asyncio.sleep(self.world.random.uniform(0.0, takes_s))
             finally:
-                self.loading -= 1
+                self.loading -= life == self.lives
             if life != self.lives:
                 raise EngineLost(f"{self.url} has died")
         result = work()
