@@ -41,6 +41,13 @@ class Gates:
     def __init__(self, gate: Gate, peers: Peers) -> None:
         self._gate, self._peers = gate, peers
         self._entering: PauseMode | None = None
+        self.ending = False
+        """The engine runs again, so the pause is about to end: what is told now may arrive after that."""
+
+    @property
+    def told(self) -> PauseMode | None:
+        """The pause that other workers are told of."""
+        return None if self.ending else self.paused
 
     @property
     def paused(self) -> PauseMode | None:
@@ -49,7 +56,7 @@ class Gates:
 
     async def hold(self, mode: PauseMode) -> None:
         """Hold all gates."""
-        self._entering = mode
+        self._entering, self.ending = mode, False
         try:
             await asyncio.gather(self._gate.hold(mode), self._peers.ask_all("hold", mode))
         except BaseException:
@@ -79,17 +86,18 @@ class Follower:
         self._engine, self._gate = engine, gate
         self._adopting = asyncio.Lock()
         self.last: Told | None = None
+        self._adopted: Told | None = None
 
     async def adopt(self, told: Told) -> None:
-        """Take over what the leader has told, unless something newer is known. Raises what the engine raises."""
-        if self.last is not None and told.number <= self.last.number:
-            return
-        self.last = told
+        """Take over what the leader has told, or what is newer and known by now. Raises what the engine raises."""
+        if self.last is None or told.number > self.last.number:
+            self.last = told
         async with self._adopting:  # news may need a new server, and newer ones must not be undone when it has joined
-            if self.last is told:
-                await self._engine.adopt(told.common)
-            if self.last is told and told.mode is not None and self._gate.paused is None:
-                await self._gate.hold(told.mode)
+            while (newest := self.last) is not None and newest is not self._adopted:
+                await self._engine.adopt(newest.common)
+                if self.last is newest and newest.mode is not None and self._gate.paused is None:
+                    await self._gate.hold(newest.mode)
+                self._adopted = newest
 
     async def catch_up(self, peers: Peers) -> None:
         """Before the engine starts: take over the newest state that another worker knows."""
@@ -132,34 +140,39 @@ class Leader:
         loads = await self._peers.ask_all("load")
         self._engine.busy_elsewhere = any(load.in_flight for load in loads)
         await self._engine.pause(mode)
-        await self._tell(self._gates.paused)
+        await self._tell()
 
     async def resume(self) -> None:
         """Resume the engine."""
         await self._engine.resume()
-        await self._tell(None)
+        self._gates.ending = True
+        try:
+            await self._tell()
+        except BaseException:
+            self._gates.ending = False
+            raise
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load weights once."""
         new = await self._engine.update_weights(path, version)
-        await self._tell(self._gates.paused)
+        await self._tell()
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Do one step of a weight transfer, once."""
         version = await self._engine.transfer_weights(step, fields)
-        await self._tell(self._gates.paused)
+        await self._tell()
         return version
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory."""
         await self._engine.release_memory(tags)
-        await self._tell(self._gates.paused)
+        await self._tell()
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Take memory back."""
         await self._engine.resume_memory(tags)
-        await self._tell(self._gates.paused)
+        await self._tell()
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache."""
@@ -171,22 +184,22 @@ class Leader:
 
     async def latest(self) -> Told | None:
         """The newest state, for a worker that starts; with the pause that is just about to begin."""
-        last, mode = self._follower.last, self._gates.paused
+        last, mode = self._follower.last, self._gates.told
         if mode is None:
             return last
         return Told(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
 
     async def tell_servers(self) -> None:
         """Tell all workers which servers there are."""
-        await self._tell(self._gates.paused)
+        await self._tell()
 
-    async def _tell(self, mode: PauseMode | None) -> None:
+    async def _tell(self) -> None:
         """Tell all workers the pause of the gates and the state of the engine.
 
         A pause that ends with the operation under way is not told: should the leader die, it would stay in force.
         Raises EngineIncapable if one of them cannot take it over.
         """
-        mode = None if self.admin.passing else mode
+        mode = None if self.admin.passing else self._gates.told
         number = 1 if self._follower.last is None else self._follower.last.number + 1
         told = self._follower.last = Told(number, mode, self._engine.common())
         await self._peers.ask_all("adopt", told)

@@ -136,8 +136,12 @@ def pause(condition: Callable[[], bool], timeout: float | None = None) -> bool:
     """Wait until `condition` holds; return whether it does. Raises Stalled if the event loop would have to wait."""
     if condition():
         return True
-    if _here.fibre is not None:
-        return _here.fibre.park(condition, timeout)
+    if (fibre := _here.fibre) is not None:
+        until = None if timeout is None else running_loop().time() + timeout
+        while not fibre.park(condition, None if until is None else until - running_loop().time()):
+            if until is not None and running_loop().time() >= until:
+                return False
+        return True  # else another thread was faster, as with a lock
     if timeout is not None and timeout <= 0:
         return False
     raise Stalled("the event loop would block here")

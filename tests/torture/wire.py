@@ -121,6 +121,12 @@ class Wires:
     def __init__(self, loop: SeededLoop) -> None:
         self._loop = loop
         self.apps: dict[str, ASGIApp] = {}
+        self.exchanges: set[asyncio.Task[None]] = set()
+        """Those that have not ended, also if nobody reads them any more."""
+
+    def client(self, path: str) -> httpx.AsyncClient:
+        """A client of the app at `path`."""
+        return httpx.AsyncClient(transport=_Transport(self._loop, self, path), trust_env=False, timeout=None)
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
@@ -142,8 +148,11 @@ class _Transport(httpx.AsyncBaseTransport):
         if (app := self._wires.apps.get(self._path)) is None:
             raise httpx.ConnectError("no worker is there")
         body = await request.aread()
-        headers = [(name.lower(), value) for name, value in request.headers.raw]
+        own = (b"host", b"content-length")
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in own]
         exchange = Exchange(self._loop, app, request.method, request.url.raw_path.decode(), headers, body)
+        self._wires.exchanges.add(exchange.task)
+        exchange.task.add_done_callback(self._wires.exchanges.discard)
         try:
             while not exchange.status:
                 if exchange.task.done():
