@@ -39,7 +39,11 @@ class GrammarCompiler:
         """Return a state for an output that ends with one of `stop_token_ids`. Raises InvalidRequest naming `tools`."""
         if not stop_token_ids:
             raise InvalidRequest("tools: constrained output needs at least one stop token to end with", param="tools")
-        matcher, reserve = self._compile(_source(grammar), _skeletons(grammar), _marker_ids(grammar))
+        try:
+            source, skeletons = _source(grammar), _skeletons(grammar)
+        except RecursionError:
+            raise InvalidRequest("tools: these schemas are nested too deeply", param="tools") from None
+        matcher, reserve = self._compile(source, skeletons, _marker_ids(grammar))
         steering = self._steering = self._steering or Steering(self._token_bytes())
         end_ids = (self._tokenizer.eos_token, *stop_token_ids)
         markers = _marker_ids(grammar)
@@ -49,8 +53,11 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().split("<state>")[0].strip().splitlines()[0]
+        tried = matcher.deep_copy()
+        if not tried.is_error():
+            tried.compute_bitmask()  # finds what compiling does not, such as references in a circle
+        if tried.is_error():
+            reason = tried.get_error().split("<state>")[0].strip().splitlines()[0]
             raise InvalidRequest(f"tools: these schemas cannot be compiled to a grammar: {reason}", param="tools")
         lengths = [len(self._tokenizer.tokenize_str(text)) for text in skeletons]
         return matcher, max(lengths) + len(markers) + _SLACK_TOKENS

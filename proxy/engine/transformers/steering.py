@@ -7,7 +7,7 @@ markers and closing brackets come first, then separators, then the beginnings of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _END_OF_STRING = re.compile(rb'"[}\]]*')
@@ -18,6 +18,12 @@ _DIGIT = re.compile(rb"[0-9]")
 
 _MAX_DEPTH = 6
 """The depth to which a schema is followed when the length of an instance is estimated."""
+
+_MAX_VALUES = 1000
+"""Values of a schema that are looked at for the estimate: one that names itself in many places has no end of them."""
+
+_MAX_CHARS = 20_000
+"""Characters of the estimate; about as many of an array's elements."""
 
 
 class Steering:
@@ -61,40 +67,42 @@ class Steering:
 
 def skeleton(schema: Any) -> str:
     """An approximate JSON text with every property of `schema` once: an estimate of the longest rest of a value."""
-    return _skeleton(schema, schema, 0)
+    return _skeleton(schema, schema, 0, iter(range(_MAX_VALUES)))[:_MAX_CHARS]
 
 
-def _skeleton(schema: Any, root: Any, depth: int) -> str:
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+def _skeleton(schema: Any, root: Any, depth: int, left: Iterator[int]) -> str:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or next(left, None) is None:
         return '""'
     if "$ref" in schema:
-        return _skeleton(_resolve(str(schema["$ref"]), root), root, depth + 1)
+        return _skeleton(_resolve(str(schema["$ref"]), root), root, depth + 1, left)
     if "const" in schema or "enum" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return max((repr(value) for value in values), key=len, default='""') if isinstance(values, list) else '""'
     for choice in ("anyOf", "oneOf"):
         if isinstance(schema.get(choice), list):
-            return max((_skeleton(option, root, depth + 1) for option in schema[choice]), key=len, default='""')
+            return max((_skeleton(option, root, depth + 1, left) for option in schema[choice]), key=len, default='""')
     if isinstance(schema.get("allOf"), list):
-        return "".join(_skeleton(part, root, depth + 1) for part in schema["allOf"])
-    return _plain(schema, root, depth)
+        return "".join(_skeleton(part, root, depth + 1, left) for part in schema["allOf"])
+    return _plain(schema, root, depth, left)
 
 
-def _plain(schema: Mapping[str, Any], root: Any, depth: int) -> str:
+def _plain(schema: Mapping[str, Any], root: Any, depth: int, left: Iterator[int]) -> str:
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
-        fields = (f'"{name}": {_skeleton(value, root, depth + 1)}' for name, value in properties.items())
+        fields = (f'"{name}": {_skeleton(value, root, depth + 1, left)}' for name, value in properties.items())
         return "{" + ", ".join(fields) + "}"
     if "items" in schema or "prefixItems" in schema:
-        return _array(schema, root, depth)
+        return _array(schema, root, depth, left)
     if schema.get("type") == "string" or "pattern" in schema or "format" in schema:
         return '"' + "x " * _count(schema.get("minLength")) + _pattern_room(schema) + '"'
     return "-12.5" if schema.get("type") in ("number", "integer") else '{"": ""}'
 
 
-def _array(schema: Mapping[str, Any], root: Any, depth: int) -> str:
-    first = [_skeleton(item, root, depth + 1) for item in schema.get("prefixItems", ())]
-    rest = [_skeleton(schema.get("items", True), root, depth + 1)] * max(1, _count(schema.get("minItems")))
+def _array(schema: Mapping[str, Any], root: Any, depth: int, left: Iterator[int]) -> str:
+    given = schema.get("prefixItems")
+    first = [_skeleton(item, root, depth + 1, left) for item in (given if isinstance(given, list) else ())]
+    one = _skeleton(schema.get("items", True), root, depth + 1, left)
+    rest = [one] * max(1, min(_count(schema.get("minItems")), _MAX_CHARS // max(1, len(one))))
     return "[" + ", ".join([*first, *rest]) + "]"
 
 

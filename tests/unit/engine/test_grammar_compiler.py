@@ -125,11 +125,29 @@ def test_with_enough_budget_the_mask_is_not_narrowed(compiler, tokenizer, end):
     assert state.allowed(10_000).sum() > 200 > 3 > state.allowed(10).sum() > 0
 
 
-@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"pattern": "(?=a)b"}])
+CIRCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"pattern": "(?=a)b"}, {"prefixItems": 5}, CIRCLE],
+)
 def test_an_invalid_schema_is_an_invalid_request_about_tools(compiler, end, schema):
     with pytest.raises(InvalidRequest, match=r"^tools: these schemas cannot be compiled") as refused:
         compiler.compile(json_grammar(schema), (end,))
     assert refused.value.param == "tools" and "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("depth", [120, 900, 5000])
+@pytest.mark.parametrize("name", ["enum", "const", "items", "$ref", "anyOf", "properties"])
+def test_a_schema_of_any_depth_is_compiled_or_refused(compiler, end, name, depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {name: [schema] if name in ("enum", "anyOf") else schema}
+    try:
+        compiler.compile(json_grammar(schema), (end,))
+    except InvalidRequest as refused:
+        assert refused.param == "tools" and len(refused.message) < 3000
 
 
 @pytest.mark.parametrize("alternatives", [(), ((),)])
@@ -152,6 +170,19 @@ def test_states_of_one_grammar_are_independent(compiler, tokenizer, end):
 def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigurationError, match="llguidance cannot use the tokenizer"):
         GrammarCompiler(tmp_path, 10)
+
+
+SELF = {"type": "object", "properties": {f"p{number}": {"$ref": "#"} for number in range(200)}}
+LISTS = {
+    "type": "array",
+    "minItems": 10**9,
+    "items": {"type": "array", "minItems": 10**9, "items": {"minItems": 10**9}},
+}
+
+
+@pytest.mark.parametrize("schema", [SELF, LISTS, {"allOf": [SELF] * 20}, {"anyOf": [LISTS, SELF]}])
+def test_the_estimate_of_a_schema_without_end_is_short(schema):
+    assert 0 < len(skeleton(schema)) <= 20_000
 
 
 def test_scanning_tracks_strings_and_escapes():
