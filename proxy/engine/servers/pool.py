@@ -536,6 +536,9 @@ class Pool:
             self._members.remove(member)
             self._events.info("engine server left", member.url)
             self._placement.forget(member)
+            if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
+                look.cancel()
+                await asyncio.wait([look])
             await self._part(member)
             await self.pauses.end([member.url])
 

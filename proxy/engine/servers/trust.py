@@ -73,11 +73,12 @@ class Trust:
         return not self._resting() and await self._proofs.prove(engine, follows=follows)
 
     async def review(self, member: Member) -> None:
-        """Have a server sample a token if it is doubted or its breaker is open, unless it had to just before.
+        """Have a server sample a token if it is doubted or its breaker is open, unless it had to just before, or was
+        ejected meanwhile, as it may still be paused.
 
         If it fails, another server is asked for the same: the failure counts only if that one succeeds.
         """
-        if not (member.doubtful or member.breaker.open) or member.leaving or not member.breaker.due:
+        if not member.takes or not (member.doubtful or member.breaker.open) or not member.breaker.due:
             return
         try:
             if await self.prove(member.engine):
