@@ -22,7 +22,7 @@ OURS = str(Path(proxy.__file__).parent)
 TOOL = function_tool("read", {"line": {"type": "integer"}})
 CALL = call_text("read", '{"line": 1}')
 Calls = Counter[str]
-WATCHES = frozenset({"ProcessMetrics.watch_loop", "Writer.watch"})
+WATCHES = frozenset({"ProcessMetrics.watch_loop", "Writer.watch", "History.run"})
 """Tasks that run now and then, whatever the turns do."""
 
 
@@ -45,8 +45,12 @@ def counted() -> Iterator[Calls]:
 
 
 def of_a_watch(frame: FrameType) -> bool:
-    above = frame.f_back
-    return frame.f_code.co_qualname in WATCHES or (above is not None and above.f_code.co_qualname in WATCHES)
+    above: FrameType | None = frame
+    while above is not None:
+        if above.f_code.co_qualname in WATCHES:
+            return True
+        above = above.f_back
+    return False
 
 
 def chat_history(turns: int) -> list[Any]:
