@@ -44,6 +44,9 @@ from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
+from proxy.resources.places import Places
+from proxy.resources.senders import Senders
+from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
@@ -66,6 +69,12 @@ logger = logging.getLogger(__name__)
 
 # Rendering and encoding leave the interpreter to others for part of the time only.
 _RENDERING_THREADS = 4
+
+# Of an engine that does not say how many requests it runs at once.
+_USUAL_RUNNING = 256
+
+# Senders that a metric names.
+_SHOWN = 16
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -122,7 +131,8 @@ def build_app(
     engine = shared or engine
     metrics = _metrics(store, engine)
     freed = FreedMemory()
-    pool = FairPool(min(os.cpu_count() or 1, _RENDERING_THREADS), freed)
+    senders, addresses, turnstile = Senders(), Addresses(settings), Turnstile()
+    pool = FairPool(min(os.cpu_count() or 1, _RENDERING_THREADS), freed, senders.work)
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
@@ -139,12 +149,15 @@ def build_app(
         settings=settings,
         metrics=metrics.turns,
         pool=pool,
+        places=Places(senders, partial(_most_running, settings, gate)),
+        turnstile=turnstile,
         images=images,
         seat=None if place is None else place.seat,
     )
     seeing = renderer.sees or renderer.blind
-    bodies = Bodies(settings, freed, _intake(settings, renderer, gate) if seeing else None)
+    bodies = Bodies(settings, freed, _intake(settings, renderer, gate) if seeing else None, addresses, senders)
     _watch_room(metrics.process, bodies, pool, images)
+    metrics.turns.queued.watch(lambda: dict(senders.queued.largest(_SHOWN)))
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(tell=place is None or place.leads)
     parts = Parts(
@@ -157,9 +170,9 @@ def build_app(
         metrics=metrics,
         renderer=renderer,
         polls=LongPolls(),
-        addresses=Addresses(settings),
+        addresses=addresses,
         turn_endpoints=turn_endpoints(
-            sessions.access, turns, renderer, bodies, model_name(settings), forwarding, tracing
+            sessions.access, turns, turnstile, renderer, bodies, model_name(settings), forwarding, tracing
         ),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics, store.changed.since),
         pool=pool,
@@ -172,12 +185,12 @@ def build_app(
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
-    app.wrong_keys = WrongKeys(parts.addresses, parts.polls)
+    app.wrong_keys = WrongKeys(addresses, parts.polls, senders=senders)
     app.state.metrics = metrics
     app.on_end = _each(metrics.http.count, RequestLines())
     app.metadata_of = sessions.registry.metadata_of
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
-    app.state.memory = sessions.memory
+    app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
@@ -255,6 +268,12 @@ def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images:
     metrics.body_bytes.watch(lambda: bodies.budget.held)
     metrics.body_room.watch(lambda: bodies.budget.most)
     metrics.work.watch(lambda: {("render",): pool.waiting, ("body",): bodies.pool.waiting})
+
+
+def _most_running(settings: Settings, gate: Gate) -> int:
+    """The places of choices that run in this process."""
+    most = settings.max_running_requests or gate.info().max_running_requests or _USUAL_RUNNING
+    return -(-most // settings.workers)
 
 
 def _name_of(settings: Settings) -> str:

@@ -40,7 +40,6 @@ from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
-from proxy.api.turnstile import Turnstile
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
@@ -56,6 +55,7 @@ from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
+from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
@@ -187,6 +187,7 @@ def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
 def turn_endpoints(
     access: Access,
     turns: Turns,
+    turnstile: Turnstile,
     renderer: Renderer,
     bodies: Bodies,
     model: str,
@@ -194,7 +195,6 @@ def turn_endpoints(
     tracing: Tracing | None,
 ) -> dict[str, TurnEndpoint]:
     """The endpoints of turns by their paths."""
-    turnstile = Turnstile()
     return {
         path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding, tracing)
         for path, protocol in _protocols(renderer).items()

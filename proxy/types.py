@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.reasons import Echo, FinishReason, Reason, Status
+from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ class TurnRequest:
     the name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`),
     and then the session does (`turns.session_options`); then the request stays as it is. `timeline`: what it has
     reached. `images`: those whose tokens `input_ids` have, in their order. `files`: the images of the request that are
-    not stored with its session yet, by digest.
+    not stored with its session yet, by digest. `sender`: who sent it.
     """
 
     api: Api
@@ -383,6 +384,7 @@ class TurnRequest:
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     images: tuple[ImagePart, ...] = ()
     files: dict[str, ImageFile] = field(default_factory=dict, compare=False, repr=False)
+    sender: Sender = field(default=Sender(), compare=False, repr=False)
 
 
 class Continued(NamedTuple):

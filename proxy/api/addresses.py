@@ -1,4 +1,5 @@
-"""The URL under which a client reaches this server. Forwarded headers count only if a trusted proxy sent them."""
+"""The URL under which a client reaches this server, and who it is. Forwarded headers count only if a trusted proxy sent
+them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import re
 from starlette.requests import Request
 from starlette.types import Scope
 
-from proxy.api.headers import headers_of
+from proxy.api.headers import Headers, headers_of, key_in
+from proxy.resources.senders import Sender, host_of
+from proxy.sessions.keys import session_of_key
 from proxy.settings import Settings
 
 _IN_PROCESS = "tokengrove.in_process"
@@ -39,12 +42,26 @@ class Addresses:
     def client(self, scope: Scope) -> str:
         """The address that a request comes from: behind trusted proxies, the one that the first of them saw."""
         found = str((scope.get("client") or ("",))[0])
+        if not (self._trusted or self._everybody):
+            return found
         named = [part.strip() for part in headers_of(scope).get(b"x-forwarded-for", "").split(",") if part.strip()]
         while named and self._trusted_address(found):
             found = named.pop()
             if self._everybody:
                 break
         return found
+
+    def host(self, scope: Scope) -> str:
+        """The host that a request comes from."""
+        return host_of(self.client(scope))
+
+    def sender(self, scope: Scope, headers: Headers) -> Sender:
+        """Who sends a request, as far as it can be known before its session is found."""
+        path: str | None = scope.get("path_params", {}).get("session")
+        if path:  # neither a secret nor an agent's name makes another sender
+            return Sender(self.host(scope), path.partition("~")[0] or path.partition("@")[0])
+        key = key_in(headers)
+        return Sender(self.host(scope), session_of_key(key) if key else "")
 
     def _forwarded(self, request: Request) -> str | None:
         """The URL by X-Forwarded-* headers, malformed ones ignored; None if no trusted proxy sent the request."""

@@ -7,15 +7,16 @@ the interpreter, and what Python makes of it is made in a worker thread, in turn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
+from proxy.api.addresses import Addresses
 from proxy.api.body_budget import FREE, BodyBudget, Share
 from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
-from proxy.api.headers import Headers, headers_of, key_in
+from proxy.api.headers import Headers, headers_of
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from proxy.images.intake import ImageIntake, NoSession
@@ -23,6 +24,7 @@ from proxy.images.lifting import Lifted
 from proxy.protocols.image_sources import Source, image_sources
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
+from proxy.resources.senders import Sender, Senders
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import Api, ImageFile
@@ -44,13 +46,21 @@ _LARGE = 2**20
 class Bodies:
     """The bodies of all requests to one server process."""
 
-    def __init__(self, settings: Settings, freed: FreedMemory, images: ImageIntake | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        freed: FreedMemory,
+        images: ImageIntake | None = None,
+        addresses: Addresses | None = None,
+        senders: Senders | None = None,
+    ) -> None:
         """`images`: reads those of bodies; None if the model sees none."""
         self.freed, self.images = freed, images
-        self.pool = FairPool(_THREADS, freed)
+        self.addresses, senders = addresses or Addresses(settings), senders or Senders()
+        self.pool = FairPool(_THREADS, freed, senders.work)
         self.most = settings.max_body_bytes
         self._most_values = settings.max_body_values
-        self.budget = BodyBudget(settings.all_body_bytes)
+        self.budget = BodyBudget(settings.all_body_bytes, senders.body_bytes)
 
     def upload(self, scope: Scope, headers: Headers, receive: Receive) -> Upload:
         """The body of a request. Use it in a `with` block that ends when the body and what was made of it is used."""
@@ -86,11 +96,12 @@ class Bodies:
 class Upload:
     """The body of one request. At the end of the `with` block its share of the budget is given back."""
 
-    __slots__ = ("_bodies", "_headers", "_lifted", "_receive", "_scope", "_share")
+    __slots__ = ("_bodies", "_headers", "_lifted", "_receive", "_scope", "_sender", "_share")
 
     def __init__(self, bodies: Bodies, scope: Scope, headers: Headers, receive: Receive) -> None:
         self._bodies, self._scope, self._headers, self._receive = bodies, scope, headers, receive
         self._share: Share | None = None
+        self._sender: Sender | None = None
         self._lifted: tuple[bytes, Lifted] | None = None
 
     def __enter__(self) -> Upload:
@@ -98,6 +109,13 @@ class Upload:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    @property
+    def sender(self) -> Sender:
+        """Who sends it, as far as it can be known before the body is read."""
+        if self._sender is None:
+            self._sender = self._bodies.addresses.sender(self._scope, self._headers)
+        return self._sender
 
     def release(self) -> None:
         """Give back the share, before the end of the block if the body is not used any more."""
@@ -139,7 +157,7 @@ class Upload:
             chunks.append(chunk)
             more = message.get("more_body", False)
             if size > FREE and self._share is None:
-                self._share = Share(_sender(self._scope, self._headers), length)
+                self._share = Share(self.sender, length)
                 await self._bodies.budget.take(self._share)
         if self._share is not None:
             self._bodies.budget.arrived(self._share, size)
@@ -174,7 +192,7 @@ class Upload:
 
     async def work(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call what may take long, however little it reads: in a worker thread, in turn by sender."""
-        return await self._bodies.pool.run(_sender(self._scope, self._headers), size, function, *arguments)
+        return await self._bodies.pool.run(self.sender, size, function, *arguments)
 
     async def read_images(
         self, body: Any, size: int, api: Api, session: LiveSession | None, *, sizes_only: bool = False
@@ -247,8 +265,3 @@ def _check_json(content_type: str) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds the limit of {limit} bytes; raise the limit with --max-body-bytes")
-
-
-def _sender(scope: Scope, headers: Headers) -> Hashable:
-    """Who sends a body, as far as it can be known before the body is read: a key, a session, or an address."""
-    return key_in(headers) or scope.get("path_params", {}).get("session") or (scope.get("client") or ("",))[0]

@@ -8,11 +8,10 @@ upload has some seconds to arrive.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Hashable
 
 from proxy.errors import TooManyRequests
 from proxy.resources.fair_queue import FairQueue
+from proxy.resources.senders import Sender, Tally
 
 FREE = 64 * 1024
 """A body of so many bytes takes nothing. uvicorn reads about as much of each body before anybody asks for it."""
@@ -27,9 +26,9 @@ _LOOK_S = 0.5
 class BodyBudget:
     """`most` bytes in all. Use it on one event loop."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, bytes_of: Tally) -> None:
         self.most = most
-        self._by_owner: Counter[Hashable] = Counter()
+        self._bytes = bytes_of
         self._shares: set[Share] = set()
         self._waiting: FairQueue[Share] = FairQueue()
         self._looking = False
@@ -37,12 +36,12 @@ class BodyBudget:
     @property
     def held(self) -> int:
         """How many bytes are taken."""
-        return self._by_owner.total()
+        return self._bytes.total
 
     async def take(self, share: Share) -> None:
-        """Take the room of a share once it is free, in turn by owner. Raises TooManyRequests after half a minute."""
+        """Take the room of a share once it is free, in turn by sender. Raises TooManyRequests after half a minute."""
         if not self._take(share):
-            self._waiting.put(share.owner, share)
+            self._waiting.put(share.sender, share)
             self._look_later()
             try:
                 async with asyncio.timeout(_WAIT_S):
@@ -50,7 +49,7 @@ class BodyBudget:
             except TimeoutError:
                 raise self.full() from None
             finally:
-                self._waiting.discard(share.owner, share)
+                self._waiting.discard(share.sender, share)
 
     def arrived(self, share: Share, size: int) -> None:
         """Note that a body has arrived whole, and give back the room that it did not need."""
@@ -74,7 +73,7 @@ class BodyBudget:
     def _take(self, share: Share) -> bool:
         if not (self._is_within_half(share) and self.held + share.size <= self.most):
             return False
-        self._by_owner[share.owner] += share.size
+        self._bytes.add(share.sender, share.size)
         self._shares.add(share)
         share.since = asyncio.get_running_loop().time()
         if not share.taken.done():  # else its request was cancelled, and releases it
@@ -82,13 +81,11 @@ class BodyBudget:
         return True
 
     def _is_within_half(self, share: Share) -> bool:
-        return self._by_owner[share.owner] + share.size <= self.most // 2
+        return self._bytes.of.get(share.sender, 0) + share.size <= self.most // 2
 
     def _give_back(self, share: Share, size: int) -> None:
         share.size -= size
-        self._by_owner[share.owner] -= size
-        if not self._by_owner[share.owner]:
-            del self._by_owner[share.owner]
+        self._bytes.add(share.sender, -size)
         while self._waiting.take(self._take) is not None:
             pass
 
@@ -104,24 +101,24 @@ class BodyBudget:
             return
         late = asyncio.get_running_loop().time() - _ARRIVAL_S
         any_room = any(map(self._is_within_half, self._waiting))
-        owners = {share.owner for share in self._waiting}
+        senders = {share.sender for share in self._waiting}
         for share in self._shares:
-            if share.since is not None and share.since <= late and (any_room or share.owner in owners):
+            if share.since is not None and share.since <= late and (any_room or share.sender in senders):
                 share.give_up()
         self._look_later()
 
 
 class Share:
-    """The room of one body. `owner`: who sends it. `size`: in bytes. `since`: when it got its room; None before that,
+    """The room of one body. `sender`: who sends it. `size`: in bytes. `since`: when it got its room; None before that,
     and once the body has arrived."""
 
-    __slots__ = ("_cancels", "_given_up", "_task", "owner", "since", "size", "taken")
+    __slots__ = ("_cancels", "_given_up", "_task", "sender", "since", "size", "taken")
 
-    def __init__(self, owner: Hashable, size: int) -> None:
+    def __init__(self, sender: Sender, size: int) -> None:
         """The share of the body that the current task reads."""
         task = asyncio.current_task()
         assert task is not None
-        self.owner, self.size = owner, size
+        self.sender, self.size = sender, size
         self.since: float | None = None
         self.taken: asyncio.Future[None] = task.get_loop().create_future()
         self._given_up, self._task, self._cancels = False, task, task.cancelling()

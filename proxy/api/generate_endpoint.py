@@ -81,6 +81,7 @@ class GenerateEndpoint:
         files = await upload.read_images(body, size, self._protocol.api, session)
         asked, affinity = await upload.do(size, self._protocol.parse, body), parse_request_id(body)
         asked.files = files
+        asked.sender = upload.sender if session is None else upload.sender._replace(name=session.id)
         agent = None if session is None else agent_in(request.path_params.get("session"), session.id)
         add_headers(asked, headers_of(request.scope), agent)
         asked.request_id = record.client_id
@@ -93,7 +94,7 @@ class GenerateEndpoint:
                 sent = b""
                 wanted = self._generate_request(asked, affinity)
                 if asked.images or self._turns.sees:
-                    ids, wanted.images = await self._turns.seen(asked, wanted.request_id)
+                    ids, wanted.images = await self._turns.seen(asked, asked.sender)
                     wanted.prompt = PromptIds(ids)
                 return await self._unrecorded(request, asked, wanted)
             try:

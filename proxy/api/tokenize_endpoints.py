@@ -25,6 +25,7 @@ from proxy.protocols.chat.tokenize import (
     parse_tokenize,
     tokenize_reply,
 )
+from proxy.resources.senders import Sender
 from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
@@ -45,9 +46,9 @@ class TokenizeEndpoints:
 
     async def tokenize(self, request: Request) -> JsonResponse:
         """The ids of a chat or of a text, or known ids with those of the messages after them."""
-        async with self._read(request, _parse_tokenize) as (caller, wanted):
+        async with self._read(request, _parse_tokenize) as (caller, sender, wanted):
             try:
-                ids = await self._ids(caller, wanted)
+                ids = await self._ids(caller, sender, wanted)
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
             most, allowed = self._gate.info().context_length, self._settings.max_context_tokens
@@ -55,38 +56,43 @@ class TokenizeEndpoints:
             reply.raw_headers += ignored_header(wanted.request.dropped)
             return reply
 
-    async def _ids(self, caller: Caller, wanted: ParsedTokenize) -> Ids:
+    async def _ids(self, caller: Caller, sender: Sender, wanted: ParsedTokenize) -> Ids:
         asked, known, prompt = wanted
+        asked.sender = sender
         session = await self._access.resolve_if_named(caller)
         if known is not None:
-            return await self._turns.continued(asked, known, _sender(caller), generation_prompt=prompt)
+            return await self._turns.continued(asked, known, sender, generation_prompt=prompt)
         if asked.text is not None:
-            return await self._turns.encode(asked.text, _sender(caller))
+            return await self._turns.encode(asked.text, sender)
         if session is None and self._access.open_server:
             session = await self._access.resolve(caller)
         if session is None:
-            return await self._turns.render(asked, _sender(caller), generation_prompt=prompt)
+            return await self._turns.render(asked, sender, generation_prompt=prompt)
         return (await self._turns.prompt_ids(session, asked, generation_prompt=prompt)).joined
 
     async def parse(self, request: Request) -> JsonResponse:
         """The message that sampled ids are."""
-        async with self._read(request, _parse_parse) as (caller, (ids, wanted)):
+        async with self._read(request, _parse_parse) as (caller, sender, (ids, wanted)):
             session = await self._access.resolve_if_named(caller)
             if session is not None and wanted.tools and wanted.tool_parser is None:
                 wanted = wanted._replace(tool_parser=session.record.turn_options.get("tool_parser"))
-            return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, _sender(caller))))
+            return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, sender)))
 
     async def detokenize(self, request: Request) -> JsonResponse:
         """The text of ids, special tokens included unless the body says otherwise."""
-        async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (caller, wanted):
+        async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (
+            caller,
+            sender,
+            wanted,
+        ):
             await self._access.resolve_if_named(caller)
             ids, special = wanted
-            return JsonResponse({"prompt": await self._turns.decode(ids, _sender(caller), special=special)})
+            return JsonResponse({"prompt": await self._turns.decode(ids, sender, special=special)})
 
     @asynccontextmanager
     async def _read(
         self, request: Request, parse: Callable[[Mapping[str, Any]], _T]
-    ) -> AsyncIterator[tuple[Caller, _T]]:
+    ) -> AsyncIterator[tuple[Caller, Sender, _T]]:
         """Read the body, and keep its share of all bodies in the block; a stranger's is not read."""
         headers, path = headers_of(request.scope), request.path_params.get("session")
         key = key_in(headers)
@@ -99,7 +105,7 @@ class TokenizeEndpoints:
             if self._bodies.images is not None:
                 session = await self._access.resolve_if_named(caller)
                 await upload.read_images(body, size, Api.CHAT, session, sizes_only=True)
-            yield caller, await upload.do(size, parse, body)
+            yield caller, upload.sender, await upload.do(size, parse, body)
 
 
 def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
@@ -111,7 +117,3 @@ def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
 def _parse_parse(body: Mapping[str, Any]) -> tuple[Ids, Parsing]:
     check_given(body, OF_PARSE)
     return parse_parse(body)
-
-
-def _sender(caller: Caller) -> str:
-    return caller.path or caller.key or caller.hint or ""

@@ -19,10 +19,10 @@ from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
-from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
+from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.spans import trace_request, trace_turns
@@ -99,7 +99,7 @@ class TurnEndpoint:
         """Begin the turn that the body asks for."""
         sent, path = await upload.read(), caller.path
         read = time.monotonic()
-        await self._turnstile.enter()
+        await self._turnstile.enter(upload.sender)
         entered = self._turnstile.passes
         if self._bodies.images is None:
             body, size = await upload.decode(sent), len(sent)
@@ -110,16 +110,17 @@ class TurnEndpoint:
         if self._forwarding is None:
             sent = b""
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
+        sender = upload.sender._replace(name=session.id)
         request.enter(session.id, session.record.metadata)
         if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
-            await self._turnstile.enter()
+            await self._turnstile.enter(sender)
         files = None
         if self._bodies.images is not None:
             files = await upload.read_images(body, size, self._protocol.api, session)
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         if files:
             asked.files = files
-        asked.model = asked.model or self._model
+        asked.model, asked.sender = asked.model or self._model, sender
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
@@ -176,6 +177,7 @@ def count_endpoint(
             session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
             await upload.read_images(body, size, api, session, sizes_only=True)
             asked = await upload.do(size, parse, body, session.parsed)
+            asked.sender = upload.sender._replace(name=session.id)
             try:
                 return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
             except RecursionError:

@@ -1,16 +1,15 @@
 """Wrong keys are answered late, the later the more of them a sender has sent. A right key is never held up.
 
 A request that waits has read nothing more and holds no room but its connection. How many wait is bounded: further wrong
-keys get 429 at once. A sender is an address, or a network of 64 bits of IPv6; the table of senders is bounded, too.
+keys get 429 at once. A sender is a host; the table of hosts is bounded, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 
 from starlette.responses import Response
@@ -20,6 +19,7 @@ from proxy.api.addresses import Addresses
 from proxy.api.headers import headers_of, key_in
 from proxy.api.long_polls import LongPolls
 from proxy.errors import ProxyError, TooManyRequests, Unauthorized
+from proxy.resources.senders import Sender, Senders
 from proxy.sessions.keys import WrongKey
 
 WRONG_KEYS = "tokengrove.wrong_keys"
@@ -36,15 +36,21 @@ _FORGOTTEN_S = 300.0
 class WrongKeys:
     """The wrong keys of one process. `clock` gives seconds."""
 
-    def __init__(self, addresses: Addresses, polls: LongPolls, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        addresses: Addresses,
+        polls: LongPolls,
+        clock: Callable[[], float] = time.monotonic,
+        senders: Senders | None = None,
+    ) -> None:
         self._addresses, self._polls, self._clock = addresses, polls, clock
-        self._sent: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._waiting: Counter[str] = Counter()
+        self._sent: OrderedDict[Sender, tuple[int, float]] = OrderedDict()
+        self._waiting = (senders or Senders()).wrong_keys
 
     @property
     def waiting(self) -> int:
         """How many requests wait."""
-        return self._waiting.total()
+        return self._waiting.total
 
     @property
     def senders(self) -> int:
@@ -59,17 +65,17 @@ class WrongKeys:
         if not isinstance(error, Unauthorized | WrongKey) or not _has_key(scope):
             return None
         error.__traceback__ = error.__context__ = None  # its frames hold what was read of the request
-        sender = _sender(self._addresses.client(scope))
+        sender = Sender(self._addresses.host(scope))
         delay_s = self._next(sender)
-        if self.waiting >= MOST_WAITING or self._waiting[sender] >= MOST_OF_ONE:
+        if self.waiting >= MOST_WAITING or self._waiting.of.get(sender, 0) >= MOST_OF_ONE:
             raise TooManyRequests(
                 "too many requests with wrong keys wait for their answers; send the right key",
                 retry_after_s=math.ceil(delay_s),
             )
-        self._waiting[sender] += 1
+        self._waiting.add(sender, 1)
         return Delay(self, sender, delay_s)
 
-    def _next(self, sender: str) -> float:
+    def _next(self, sender: Sender) -> float:
         """Seconds that the next wrong key of a sender waits; they double with each."""
         now = self._clock()
         sent, last = self._sent.pop(sender, (0, now))
@@ -84,17 +90,15 @@ class WrongKeys:
         if not self._polls.ending:
             await self._polls.wait(asyncio.sleep(seconds))
 
-    def release(self, sender: str) -> None:
+    def release(self, sender: Sender) -> None:
         """Forget a request that has waited."""
-        self._waiting[sender] -= 1
-        if not self._waiting[sender]:
-            del self._waiting[sender]
+        self._waiting.add(sender, -1)
 
 
 class Delay:
     """The wait of one request before its answer."""
 
-    def __init__(self, keys: WrongKeys, sender: str, seconds: float) -> None:
+    def __init__(self, keys: WrongKeys, sender: Sender, seconds: float) -> None:
         self.seconds = seconds
         self._keys, self.sender = keys, sender
 
@@ -123,15 +127,3 @@ class DelayedResponse(Response):
 def _has_key(scope: Scope) -> bool:
     """Whether a request has a key, in its headers or its address."""
     return "~" in scope["path"] or key_in(headers_of(scope)) is not None
-
-
-def _sender(client: str) -> str:
-    try:
-        address = ipaddress.ip_address(client.partition("%")[0])
-    except ValueError:
-        return client[:64]
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

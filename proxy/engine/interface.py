@@ -70,6 +70,7 @@ class EngineInfo:
 
     `vocab_size`: input ids are below it. `context_length`: the most tokens of prompt plus output. `weight_version`: the
     version that sampled tokens carry now. `detail`: free text for people, for example device and dtype.
+    `max_running_requests`: how many it runs at once, others wait in it; None if it does not say.
     """
 
     name: str
@@ -79,6 +80,7 @@ class EngineInfo:
     weight_version: int
     capabilities: frozenset[Capability]
     detail: str = ""
+    max_running_requests: int | None = None
 
 
 class EngineControl(Protocol):

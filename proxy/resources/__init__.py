@@ -1,1 +1,1 @@
-"""What all requests share: worker threads and room, in turn by owner, and memory that goes back to the system."""
+"""What all requests share: threads, room and places, in turn by sender, and memory that goes back to the system."""

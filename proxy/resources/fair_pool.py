@@ -6,12 +6,13 @@ Large work runs one at a time, so that smaller work, whoever it is for, does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from proxy.resources.fair_queue import FairQueue
 from proxy.resources.memory import FreedMemory
+from proxy.resources.senders import Sender, Tally
 
 _T = TypeVar("_T")
 
@@ -22,15 +23,18 @@ LARGE = 1_000_000
 class _Work(NamedTuple):
     """A function that waits for its turn. `place` is done when it may start."""
 
+    sender: Sender
     size: int
     place: asyncio.Future[None]
 
 
 class FairPool:
-    """At least two `threads`, of which large work has one. Use it on one event loop."""
+    """At least two `threads`, of which large work has one. Use it on one event loop. `work`: what each sender has
+    here."""
 
-    def __init__(self, threads: int, freed: FreedMemory) -> None:
+    def __init__(self, threads: int, freed: FreedMemory, work: Tally | None = None) -> None:
         self._threads, self._freed = max(threads, 2), freed
+        self._work = Tally() if work is None else work
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="tokengrove-work")
         self._running = 0
         self._large = False  # whether large work runs
@@ -41,23 +45,26 @@ class FairPool:
         """How many pieces of work wait for a thread."""
         return sum(1 for _ in self._waiting)
 
-    async def run(self, owner: Hashable, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `function` in a thread, in turn by owner, and return its result.
+    async def run(self, sender: Sender, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `function` in a thread, in turn by sender, and return its result.
 
         If the caller is cancelled while the function runs, its thread stays taken until it has ended.
         """
-        work = _Work(size, asyncio.get_running_loop().create_future())
+        work = _Work(sender, size, asyncio.get_running_loop().create_future())
+        self._work.add(sender, 1)
         if not self._start(work):
-            self._waiting.put(owner, work)
+            self._waiting.put(sender, work)
         try:
             await work.place
         except asyncio.CancelledError:
-            self._waiting.discard(owner, work)
+            self._waiting.discard(sender, work)
             if work.place.done() and not work.place.cancelled():
-                self._end(size)
+                self._end(work)
+            else:
+                self._work.add(sender, -1)
             raise
         # No local holds the future: its error would hold this frame, and what the function was given, in a circle.
-        return await asyncio.shield(self._begin(size, function, *arguments))
+        return await asyncio.shield(self._begin(work, function, *arguments))
 
     def close(self) -> None:
         """Start nothing more. What runs goes on to its end."""
@@ -73,14 +80,15 @@ class FairPool:
         work.place.set_result(None)
         return True
 
-    def _begin(self, size: int, function: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+    def _begin(self, work: _Work, function: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
         begun = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
-        begun.add_done_callback(lambda _: self._end(size))
+        begun.add_done_callback(lambda _: self._end(work))
         return begun
 
-    def _end(self, size: int) -> None:
+    def _end(self, work: _Work) -> None:
         self._running -= 1
-        if size >= LARGE:
+        self._work.add(work.sender, -1)
+        if work.size >= LARGE:
             self._large = False
         self._freed.expect()
         while self._waiting.take(self._start) is not None:

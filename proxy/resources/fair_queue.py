@@ -1,45 +1,60 @@
-"""A queue of several owners' items, of which each owner has one after the other: who brings many waits longest."""
+"""A queue of several senders' items. Hosts take turns, and so do the senders of a host: who brings many waits
+longest."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
+
+from proxy.resources.senders import Sender
 
 _T = TypeVar("_T")
 
 
 class FairQueue(Generic[_T]):
-    """Items in order of arrival for each owner; the owners take turns."""
+    """Items in order of arrival for each sender."""
 
     def __init__(self) -> None:
-        self._items: OrderedDict[Hashable, deque[_T]] = OrderedDict()
+        self._hosts: OrderedDict[str, OrderedDict[Sender, deque[_T]]] = OrderedDict()
 
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self._hosts)
+
+    def __contains__(self, sender: Sender) -> bool:
+        """Whether a sender has an item here."""
+        return sender in self._hosts.get(sender.host, ())
 
     def __iter__(self) -> Iterator[_T]:
-        return chain.from_iterable(self._items.values())
+        return (item for senders in self._hosts.values() for items in senders.values() for item in items)
 
-    def put(self, owner: Hashable, item: _T) -> None:
-        """Add an item behind the other items of its owner. An owner without items comes after the other owners."""
-        self._items.setdefault(owner, deque()).append(item)
+    def put(self, sender: Sender, item: _T) -> None:
+        """Add an item behind the other items of its sender. A sender without items comes after the others."""
+        self._hosts.setdefault(sender.host, OrderedDict()).setdefault(sender, deque()).append(item)
 
-    def take(self, fits: Callable[[_T], bool]) -> _T | None:
-        """Remove and return the first item that `fits` of the first owner who has one; None if no item does."""
-        for owner, items in self._items.items():
-            for item in items:
-                if fits(item):
-                    self._items.move_to_end(owner)
-                    self.discard(owner, item)
-                    return item
+    def take(self, fits: Callable[[_T], bool], look: int | None = None) -> _T | None:
+        """Remove and return the first item that `fits` of the first sender who has one; None if no item does.
+
+        `look`: at so many items of each sender; None at all.
+        """
+        for host, senders in self._hosts.items():
+            for sender, items in senders.items():
+                for item in islice(items, look):
+                    if fits(item):
+                        self._hosts.move_to_end(host)
+                        senders.move_to_end(sender)
+                        self.discard(sender, item)
+                        return item
         return None
 
-    def discard(self, owner: Hashable, item: _T) -> None:
+    def discard(self, sender: Sender, item: _T) -> None:
         """Remove an item, if it is still here."""
-        items = self._items.get(owner)
-        if items is not None and item in items:
+        senders = self._hosts.get(sender.host)
+        items = None if senders is None else senders.get(sender)
+        if senders is not None and items is not None and item in items:
             items.remove(item)
             if not items:
-                del self._items[owner]
+                del senders[sender]
+                if not senders:
+                    del self._hosts[sender.host]

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.api.http import error_response
 from proxy.errors import HeadersTooLarge, InvalidRequest, ProxyError
+from proxy.resources.senders import Sender, host_of
 from proxy.serving import peer
 from proxy.telemetry.http_request import HttpRequest, RequestEnd, found_in
 
@@ -50,6 +51,9 @@ class Host(Protocol):
     def admit(self, connection: Connection) -> None:
         """Decide about a new connection, which belongs to the server's set of connections already."""
 
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that was lost."""
+
     def note(self, what: str) -> None:
         """Count a connection that the server closes, for the log."""
 
@@ -65,12 +69,13 @@ class Connection(HttpToolsProtocol):
     """A connection. `received`: the bytes of bodies so far.
 
     `stage`, `mark` (which shows progress within the stage) and `since` (when they last changed, in seconds of the event
-    loop's clock) belong to whoever watches the connection.
+    loop's clock) belong to whoever watches the connection. `sender`: the host of its client.
     """
 
     app: ASGIApp
     cycle: RequestResponseCycle | None  # type: ignore[assignment]  # uvicorn says that there always is one
     stage: Stage
+    sender: Sender
     mark: object
     since: float
 
@@ -100,7 +105,12 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.stage, self.mark, self.since = Stage.FRESH, None, self.loop.time()
+        self.sender = Sender(host_of(self.client[0]) if self.client else "")
         self.host.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.host.leave(self)
 
     def data_received(self, data: bytes) -> None:
         if self._is_full:

@@ -1,8 +1,9 @@
 """All connections of one server: how many there may be, and how long a client may keep the server waiting.
 
 A connection that is not being served ends, in time or to make room. One sweep a second looks at all of them, so a turn
-pays nothing. At the limit those that wait for their client the longest make room; if all are in use, further ones get a
-503 at once. `SPARE` connections beyond the limit are for the endpoints that watch the server.
+pays nothing. At the limit those that wait for their client make room, first those of the host that has the most; if all
+are in use, further ones get a 503 at once. `SPARE` connections beyond the limit are for the endpoints that watch the
+server.
 
 Many connections are one line in the log.
 """
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 
 from proxy.api.http import error_response
 from proxy.errors import SHUTTING_DOWN, EngineUnavailable, NotFound, ProxyError, RequestTimeout, TooManyConnections
+from proxy.resources.senders import Senders
 from proxy.serving import peer
 from proxy.serving.connection import Connection, Stage
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
@@ -64,13 +66,17 @@ class Connections(ServerState):
         self.most: int | None = None
         self.metrics_port: int | None = None
         self._patience = patience
+        self._by_host = Senders().connections
         self._ending = self._all_used = False
         self._events: Counter[str] = Counter()
         self._failures: set[str] = set()
         self._log_at = 0.0
 
-    def show(self, metrics: ProcessMetrics) -> None:
-        """Let the metrics read how many connections there are, by what they wait for, and how many there may be."""
+    def show(self, metrics: ProcessMetrics, senders: Senders) -> None:
+        """Let the metrics read how many connections there are, by what they wait for, and how many there may be; count
+        them among what the `senders` have. Before the first connection.
+        """
+        self._by_host = senders.connections
         metrics.connections.watch(self._by_state)
         metrics.most_connections.watch(lambda: self.most or 0)
 
@@ -83,6 +89,7 @@ class Connections(ServerState):
 
         A connection to `metrics_port` has only `WATCHED` in any case.
         """
+        self._by_host.add(connection.sender, 1)
         if self.metrics_port is not None and connection.local_port == self.metrics_port:
             other = NotFound(f"this port has only {', '.join(sorted(WATCHED))} (--metrics-port)")
             connection.app = _Limited(connection.app, other, self.on_end)
@@ -95,6 +102,10 @@ class Connections(ServerState):
             else:
                 self.note("refused, with all others in use")
                 connection.refuse(error)
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that was lost."""
+        self._by_host.add(connection.sender, -1)
 
     def note(self, what: str) -> None:
         """Count a connection that is closed, for the log."""
@@ -185,7 +196,9 @@ class Connections(ServerState):
         return math.inf
 
     def _make_room(self, newest: Connection) -> bool:
-        """Close the connections that have waited the longest for their clients; False if there are none."""
+        """Close connections that wait for their clients: those without a request first, then those of the host with the
+        most, then those that have waited the longest. Return False if there are none.
+        """
         if self._all_used or self._patience is None:
             return False
         now, waiting = newest.since, []
@@ -193,10 +206,10 @@ class Connections(ServerState):
             stage = connection.look()
             since = connection.since if stage is connection.stage else now
             if connection is not newest and now - since >= _SPARED_S[stage]:
-                waiting.append((_ORDER[stage], since, connection))
-        waiting.sort(key=lambda entry: entry[:2])
+                waiting.append((_ORDER[stage], -self._by_host.of[connection.sender], since, connection))
+        waiting.sort(key=lambda entry: entry[:3])
         chosen = waiting[: max(1, len(self.connections) // _LARGEST_SHARE)]
-        for _, _, connection in chosen:
+        for *_, connection in chosen:
             self.note("made room for others")
             self.connections.discard(connection)  # or the next one would look for room, too
             connection.transport.abort()

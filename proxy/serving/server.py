@@ -213,7 +213,7 @@ async def _serve(
                 asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         limit_connections(server, settings)
-        server.connections.show(app.state.metrics.process)
+        server.connections.show(app.state.metrics.process, app.state.senders)
         on_ready(app, url_of(settings, listeners[0]))
         ending = asyncio.create_task(stopping.end_requests(server))
         await server.serve(sockets=list(listeners))

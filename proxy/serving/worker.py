@@ -106,7 +106,7 @@ class _Worker:
             self._say(Report.READY, self._post.banner(self._app, url, self._settings))
             await self._may_listen.wait()
             server.limit_connections(self._public, self._settings)
-            self._public.connections.show(self._app.state.metrics.process)
+            self._public.connections.show(self._app.state.metrics.process, self._app.state.senders)
             stopping = server.Stopping(self._app, self._settings, told=False)
             ending = asyncio.create_task(stopping.end_requests(self._public, self._private))
             if not self._stopping:

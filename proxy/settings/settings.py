@@ -98,6 +98,11 @@ class Settings:
         None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
     )
     max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
+    max_running_requests: int | None = _setting(
+        None,
+        "Choices that several senders generate at once before who has many waits in turn; none: as many as the engine "
+        "runs, or 256.",
+    )
     max_connections: int = _setting(
         8192, "Limit of client connections of a process; less if its limit of open files has no room for them."
     )
@@ -197,7 +202,15 @@ _KEY_LENGTH = 16
 _MOST_PIXELS = 89_000_000
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
-    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
+    *(
+        "max_live_sessions",
+        "session_idle_s",
+        "max_turns_in_flight",
+        "max_running_requests",
+        "batch_size",
+        "stream_interval",
+        "workers",
+    ),
     *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "image_memory_bytes", "max_connections"),
     *("max_session_images", "max_session_image_bytes"),
     *("max_request_images", "max_image_bytes", "max_image_pixels", "image_url_timeout_s"),

@@ -30,6 +30,12 @@ class TurnMetrics(Group):
             "tokengrove_cached_tokens", "Prompt tokens of complete turns that the engine had in its prefix cache."
         )
         self.in_flight = Gauge("tokengrove_in_flight", "Turns that are running.")
+        self.queued = Gauge(
+            "tokengrove_queued_choices",
+            "Choices that wait because their session runs many and others run some too: the 16 sessions with most.",
+            "host",
+            "session",
+        )
         self.unrecorded = Gauge(
             "tokengrove_unrecorded_turns", "Failed turns that wait in memory until the database takes them."
         )

@@ -20,6 +20,7 @@ from typing import Any
 from proxy.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
 from proxy.images.image_pool import ImagePool
 from proxy.reasons import FinishReason, Reason, Status
+from proxy.resources.places import Places
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
@@ -51,12 +52,13 @@ class Commits:
         scores: Scores,
         metrics: TurnMetrics,
         images: ImagePool,
+        places: Places,
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
         metrics.ended.expect(product(Api, (Status.COMPLETE, Status.FAILED, Status.ABORTED)))
         metrics.interactions.expect((reason,) for reason in Reason)
-        self._images, self._in_background = images, in_background
+        self._images, self._places, self._in_background = images, places, in_background
         self._unrecorded: deque[Turn] = deque()
         metrics.unrecorded.watch(self._unrecorded.__len__)
         self._record_at = 0.0
@@ -73,7 +75,11 @@ class Commits:
         if turn.order is not None:
             # It was sampled whole, so it is kept even if the choices that it waits for are cancelled.
             turn.committing = True
+            self._places.give_back(turn.request.sender)  # the choices that it waits for may need it
+            turn.placed = False
             await turn.order.pass_through(turn.index)
+            await self._places.take(turn.request.sender)
+            turn.placed = True
         if self._registry.shared:
             # This replica commits one turn of a session at a time, so only another replica can cause a conflict.
             async with session.committing:

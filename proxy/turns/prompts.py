@@ -25,6 +25,7 @@ from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import at_most
 from proxy.resources.fair_pool import FairPool
+from proxy.resources.senders import Sender
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.echoes import restore
@@ -112,22 +113,22 @@ class Prompts:
             if bridged is not None:
                 images = () if self._images is None else _extended(self._images, match, request, bridged)
                 return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo, images=images)
-        ids = PromptIds(await self.render(request, most, session.id, generation_prompt))
+        ids = PromptIds(await self.render(request, most, request.sender, generation_prompt))
         images = () if self._images is None else self._images.placed(ids.joined, images_of(request.messages))
         return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo, images=images)
 
     async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
         """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens as `build`."""
-        ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, session.id))
+        ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, request.sender))
         images = () if self._images is None else self._images.placed(ids.joined, images_of(prompt.messages))
         return prompt._replace(ids=ids, bridged=False, images=images)
 
-    async def render(self, request: TurnRequest, most: int, owner: str, generation_prompt: bool = True) -> Ids:
+    async def render(self, request: TurnRequest, most: int, sender: Sender, generation_prompt: bool = True) -> Ids:
         """Return the ids of all messages. Raises TooManyTokens as `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
         if self._images is not None:
             work += self._images.work(images_of(request.messages))
-        return await self._do(owner, work, most, self._render, request, generation_prompt)
+        return await self._do(sender, work, most, self._render, request, generation_prompt)
 
     def _render(self, request: TurnRequest, generation_prompt: bool = True) -> Ids:
         renderer = self._renderer
@@ -143,7 +144,7 @@ class Prompts:
         images: tuple[PlacedImage, ...] = ()
         if request.images or self._images is not None:
             try:
-                ids, images = await self.located(ids, request.images, session.id)
+                ids, images = await self.located(ids, request.images, request.sender)
             except InvalidRequest as error:
                 if request.api is Api.COMPLETIONS:
                     error.param = "prompt"
@@ -153,8 +154,8 @@ class Prompts:
         known = 0 if parent is None else parent.length
         added = ids[known:]
         name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
-        text, parts = await self._read(ids, known, images, session.id) if images else (None, ())
-        text = await self.decode(added, session.id) if text is None else text
+        text, parts = await self._read(ids, known, images, request.sender) if images else (None, ())
+        text = await self.decode(added, request.sender) if text is None else text
         new = Message(Role.USER, text, name=name, images=parts)
         if parent is None:
             identity = identify((new,), (), {})
@@ -165,7 +166,9 @@ class Prompts:
         match = Match(parent, len(before))
         return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True, images=images)
 
-    async def located(self, ids: Ids, images: Sequence[ImagePart], owner: str) -> tuple[Ids, tuple[PlacedImage, ...]]:
+    async def located(
+        self, ids: Ids, images: Sequence[ImagePart], sender: Sender
+    ) -> tuple[Ids, tuple[PlacedImage, ...]]:
         """Return the ids of a prompt with its images expanded, and where they are. `images`: those of the ids.
 
         Raises InvalidRequest if the ids do not have the tokens of these images.
@@ -175,23 +178,23 @@ class Prompts:
                 raise self._renderer.no_images()
             return ids, ()
         work = self._images.work(images) + len(ids)
-        return await self._do(owner, work, sys.maxsize, locate, self._images, ids, images)
+        return await self._do(sender, work, sys.maxsize, locate, self._images, ids, images)
 
     async def _read(
-        self, ids: Ids, known: int, images: Sequence[PlacedImage], owner: str
+        self, ids: Ids, known: int, images: Sequence[PlacedImage], sender: Sender
     ) -> tuple[str, tuple[ImagePart, ...]]:
         """Return the text of the ids after the `known` ones, and the images that stand in it."""
         text, parts = "", list[ImagePart]()
         for image in images:
             if image.start < known:
                 continue
-            text += await self.decode(ids[known : image.start], owner)
+            text += await self.decode(ids[known : image.start], sender)
             parts.append(ImagePart(image.digest, len(text), image.width, image.height, image.detail))
             known = image.start + image.length
-        return text + await self.decode(ids[known:], owner), tuple(parts)
+        return text + await self.decode(ids[known:], sender), tuple(parts)
 
     async def continued(
-        self, request: TurnRequest, known: Continued, most: int, owner: str, generation_prompt: bool
+        self, request: TurnRequest, known: Continued, most: int, sender: Sender, generation_prompt: bool
     ) -> Ids:
         """Return the ids of `known`, then those of the messages after them.
 
@@ -223,30 +226,30 @@ class Prompts:
         work = _work(new, request.prefill)
         if self._images is not None:
             work += self._images.work(images_of(new))
-        return known.ids + await self._do(owner, work, most - len(known.ids), append)
+        return known.ids + await self._do(sender, work, most - len(known.ids), append)
 
-    async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
+    async def parse(self, ids: Ids, wanted: Parsing, sender: Sender) -> tuple[Message, FinishReason]:
         """Return the message of an output that is no turn, as `Renderer.parse`."""
         parse = self._renderer.parse
         if len(ids) <= _INLINE_TOKENS:
             return parse(ids, wanted)
-        return await self._pool.run(owner, len(ids), parse, ids, wanted)
+        return await self._pool.run(sender, len(ids), parse, ids, wanted)
 
-    async def encode(self, prompt: PromptText, most: int, owner: str) -> Ids:
+    async def encode(self, prompt: PromptText, most: int, sender: Sender) -> Ids:
         """Return the ids of a prompt that is no chat. Raises TooManyTokens as `build`."""
         encode = partial(self._renderer.encode_prompt, special=prompt.special)
-        return await self._do(owner, len(prompt.text), most, encode, prompt.text)
+        return await self._do(sender, len(prompt.text), most, encode, prompt.text)
 
-    async def decode(self, ids: Ids, owner: str, *, special: bool = True) -> str:
+    async def decode(self, ids: Ids, sender: Sender, *, special: bool = True) -> str:
         """Return the text of `ids`, with special tokens if `special`."""
         decode = partial(self._renderer.decode, special=special)
-        return decode(ids) if len(ids) <= _INLINE_TOKENS else await self._pool.run(owner, len(ids), decode, ids)
+        return decode(ids) if len(ids) <= _INLINE_TOKENS else await self._pool.run(sender, len(ids), decode, ids)
 
-    async def _do(self, owner: str, work: int, most: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a rendering function: inline for little work, in turn by `owner` in a worker thread for much."""
+    async def _do(self, sender: Sender, work: int, most: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call a rendering function: inline for little work, in turn by `sender` in a worker thread for much."""
         if work <= _INLINE_CHARS:
             return function(*arguments)
-        return await self._pool.run(owner, work, _bounded, most, function, *arguments)
+        return await self._pool.run(sender, work, _bounded, most, function, *arguments)
 
     async def _bridge(
         self,
@@ -280,7 +283,7 @@ class Prompts:
         work = _work(new, request.prefill)
         if self._images is not None:
             work += self._images.work(images_of(new))
-        suffix = await self._do(session.id, work, most - len(parent.ids), bridge)
+        suffix = await self._do(request.sender, work, most - len(parent.ids), bridge)
         return None if suffix is None else parent.ids.extended(suffix)
 
     def _with_prefill(self, ids: Ids, request: TurnRequest) -> Ids:

@@ -35,8 +35,8 @@ class Turn:
 
     `index`: its index among the choices of the reply. `order`: when it may be committed; None for the only choice.
     `encode` tokenizes text from engines that return no token ids; `raw_text` is the text of an output, markup
-    included. `committing`: the turn is on its way to the database and can no longer be cancelled. `timeline`: when it
-    reached what; complete once the turn has `ended`.
+    included. `placed`: it has one of the `Places`. `committing`: the turn is on its way to the database and can no
+    longer be cancelled. `timeline`: when it reached what; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -52,6 +52,7 @@ class Turn:
     encode: Callable[[str], Ids]
     raw_text: Callable[[Ids], str]
     deltas: list[Delta] = field(default_factory=list)
+    placed: bool = False
     committing: bool = False
     task: asyncio.Task[Interaction] | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)

@@ -38,6 +38,9 @@ from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import TooManyTokens
 from proxy.resources.fair_pool import FairPool
+from proxy.resources.places import Places
+from proxy.resources.senders import Sender
+from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.named_sessions import NamedSessions
@@ -98,12 +101,15 @@ class Turns:
         settings: Settings,
         metrics: TurnMetrics,
         pool: FairPool,
+        places: Places,
+        turnstile: Turnstile,
         images: ImagePool,
         seat: Seat | None = None,
     ) -> None:
-        """`images`: those of earlier turns. `seat`: this worker's entries among those of the other workers; None
-        without any."""
+        """`places`: of the choices that run. `turnstile`: of those that begin. `images`: those of earlier turns.
+        `seat`: this worker's entries among those of the other workers; None without any."""
         self._images = images
+        self._places, self._turnstile = places, turnstile
         self._gate = gate
         self._registry, self._seat = registry, seat
         self._renderer, self.sees = renderer, renderer.sees
@@ -123,7 +129,7 @@ class Turns:
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._parts = asyncio.Lock()
-        self._commits = Commits(log, registry, scores, metrics, images, self._in_background)
+        self._commits = Commits(log, registry, scores, metrics, images, places, self._in_background)
 
     @property
     def busy(self) -> bool:
@@ -156,7 +162,7 @@ class Turns:
         session.check_open()
         follow_session(request, session.record)
         if request.text is not None:
-            request = replace(request, input_ids=await self._ids_of(session, request.text), text=None)
+            request = replace(request, input_ids=await self._ids_of(session, request.text, request.sender), text=None)
         if _is_retry(request) and session.follows is not None:
             earlier = await self._of_predecessor(session, request)
             if earlier is not None:
@@ -327,34 +333,36 @@ class Turns:
         async with self._parts:
             await asyncio.sleep(0)
 
-    async def _ids_of(self, session: LiveSession, text: PromptText) -> Ids:
+    async def _ids_of(self, session: LiveSession, text: PromptText, sender: Sender) -> Ids:
         """Return the ids of a turn's prompt. Raises InvalidRequest if there are none."""
         context = context_of(session, self._settings, self._gate.info().context_length)
         try:
-            ids = await self._prompts.encode(text, most_in_prompt(session, context), session.id)
+            ids = await self._prompts.encode(text, most_in_prompt(session, context), sender)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
         if not ids:
             raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
         return ids
 
-    async def encode(self, text: PromptText, owner: str) -> Ids:
+    async def encode(self, text: PromptText, sender: Sender) -> Ids:
         """Return the ids of a text that is no chat. Raises ContextLengthExceeded for several times the context."""
         context = context_of(None, self._settings, self._gate.info().context_length)
         try:
-            return await self._prompts.encode(text, most_counted(context), owner)
+            return await self._prompts.encode(text, most_counted(context), sender)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
-    async def render(self, request: TurnRequest, owner: str, *, generation_prompt: bool) -> Ids:
+    async def render(self, request: TurnRequest, sender: Sender, *, generation_prompt: bool) -> Ids:
         """Return the prompt of a conversation that is no session's. Raises as `prompt_ids`."""
         context = context_of(None, self._settings, self._gate.info().context_length)
         try:
-            return await self._prompts.render(request, most_counted(context), owner, generation_prompt)
+            return await self._prompts.render(request, most_counted(context), sender, generation_prompt)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
-    async def continued(self, request: TurnRequest, known: Continued, owner: str, *, generation_prompt: bool) -> Ids:
+    async def continued(
+        self, request: TurnRequest, known: Continued, sender: Sender, *, generation_prompt: bool
+    ) -> Ids:
         """Return the ids of `known`, then those of the messages after them; nothing is recorded.
 
         Raises InvalidRequest, and ContextLengthExceeded for several times the context.
@@ -364,27 +372,27 @@ class Turns:
         if len(known.ids) > (most := most_counted(context)):
             raise ContextLengthExceeded(prompt_tokens=len(known.ids), context_tokens=context)
         try:
-            return await self._prompts.continued(request, known, most, owner, generation_prompt)
+            return await self._prompts.continued(request, known, most, sender, generation_prompt)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
-    async def seen(self, request: TurnRequest, owner: str) -> tuple[Ids, PromptImages | None]:
+    async def seen(self, request: TurnRequest, sender: Sender) -> tuple[Ids, PromptImages | None]:
         """Return the prompt of a request of token ids that is no session's: its images expanded, and their bytes.
 
         Raises InvalidRequest if the ids do not have the tokens of these images.
         """
         assert request.input_ids is not None
-        ids, placed = await self._prompts.located(request.input_ids, request.images, owner)
+        ids, placed = await self._prompts.located(request.input_ids, request.images, sender)
         return ids, PromptImages(placed, self._images, request.files) if placed else None
 
-    async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
+    async def parse(self, ids: Ids, wanted: Parsing, sender: Sender) -> tuple[Message, FinishReason]:
         """Return the message of an output that is no turn, and why it ended. Raises InvalidRequest."""
         self._check_ids(ids, "tokens")
         if len(ids) > (most := context_of(None, self._settings, self._gate.info().context_length)):
             message = f"'tokens' holds {len(ids)} ids, but an output of the model has at most {most}"
             raise InvalidRequest(message, param="tokens")
         self._check_ids(wanted.prompt_ids or Ids("i"), "prompt_ids")
-        return await self._prompts.parse(ids, wanted, owner)
+        return await self._prompts.parse(ids, wanted, sender)
 
     def _check_ids(self, ids: Ids, param: str) -> None:
         most = self._gate.info().vocab_size
@@ -392,9 +400,9 @@ class Turns:
             message = f"'{param}' has {max(ids)}, but the model's token ids end at {most - 1}"
             raise InvalidRequest(message, param=param)
 
-    async def decode(self, ids: Ids, owner: str, *, special: bool = True) -> str:
+    async def decode(self, ids: Ids, sender: Sender, *, special: bool = True) -> str:
         """Return the text of `ids`, with special tokens if `special`."""
-        return await self._prompts.decode(ids, owner, special=special)
+        return await self._prompts.decode(ids, sender, special=special)
 
     async def prompt_ids(
         self, session: LiveSession, request: TurnRequest, *, generation_prompt: bool = True
@@ -439,7 +447,7 @@ class Turns:
                 turn.task.cancel()
 
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a generation outside all sessions, within the same limit of turns. Raises TooManyRequests.
+        """Run a generation outside all sessions, within the same limits of turns and places. Raises TooManyRequests.
 
         `drain` waits for it and cancels it as it does turns.
         """
@@ -448,10 +456,24 @@ class Turns:
         except TooManyRequests:
             work.close()
             raise
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._run_placed(request.sender, work))
         self._unrecorded.add(task)
         task.add_done_callback(self._unrecorded.discard)
         return task
+
+    async def _run_placed(self, sender: Sender, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self._place(sender)
+            try:
+                return await work
+            finally:
+                self._places.give_back(sender)
+        finally:
+            work.close()
+
+    async def _place(self, sender: Sender) -> None:
+        if not self._places.take_now(sender):
+            await self._places.take(sender)
 
     async def drain(self, timeout_s: float) -> int:
         """Wait up to `timeout_s` for running turns, then cancel them and record what they sampled.
@@ -540,8 +562,12 @@ class Turns:
             turn.task.exception()
 
     async def _run(self, turn: Turn) -> Interaction:
+        sender = turn.request.sender
         try:
-            finish = FinishReason.LENGTH
+            if turn.index:  # the first has entered with its request
+                await self._turnstile.enter(sender)
+            await self._place(sender)
+            turn.placed, finish = True, FinishReason.LENGTH
             if turn.generate.sampling.max_tokens:
                 finish = await self._gate.sample(turn.generate, turn.take)
             turn.timeline.sampled = time.monotonic()
@@ -563,6 +589,8 @@ class Turns:
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
             raise EngineFailed("the engine or the server failed in this turn; see the server's log") from error
         finally:
+            if turn.placed:
+                self._places.give_back(sender)
             if turn.order is not None:
                 turn.order.end(turn.index)
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from proxy.api import turnstile
+from proxy.resources import turnstile
 from proxy.turns.turns import Turns
 from tests.support import LoopPasses, says, serving, user
 

@@ -48,6 +48,24 @@ PLANTS = (
         "        plan",
     ),
     Plant(
+        "a_choice_that_is_cancelled_as_it_gets_its_place_keeps_it",
+        "places_of_choices",
+        "proxy/resources/places.py",
+        "                self.give_back(sender)\n            else",
+        "                pass\n            else",
+    ),
+    Plant(
+        "a_choice_keeps_its_place_while_it_waits_for_the_others_of_its_reply",
+        "turns_of_a_crowd",
+        "proxy/turns/commits.py",
+        "            self._places.give_back(turn.request.sender)  # the choices that it waits for may need it\n"
+        "            turn.placed = False\n"
+        "            await turn.order.pass_through(turn.index)\n"
+        "            await self._places.take(turn.request.sender)\n"
+        "            turn.placed = True\n",
+        "            await turn.order.pass_through(turn.index)\n",
+    ),
+    Plant(
         "the_writers_wake_up_is_cleared_after_the_queue_is_read",
         "writer_commits",
         "proxy/store/writer.py",

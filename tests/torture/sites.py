@@ -118,6 +118,10 @@ class Site:
         assert gate.running == gate.waiting == 0 and not gate._flights, "requests are left in the gate"
         assert not app.state.engine.running, "requests are left in the engine"
         assert not turns._prompts._pool.waiting and not turns._prompts._pool._running, "the pool is busy"
+        here = app.state.senders
+        for tally in (here.running, here.queued, here.work, here.body_bytes, here.wrong_keys):
+            assert not tally.of and not tally.of_host and not tally.total, f"senders count what has ended: {tally.of}"
+        assert not turns._places._waiting and not turns._turnstile._waiting, "somebody waits for a place"
         for session in app.state.registry.sessions():
             assert not session.running and not session.waiting, f"the session {session.id} counts turns that have ended"
         if self._seats is not None and not self.apps:

@@ -23,6 +23,8 @@ from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
 
 _LOGPROB = math.log(0.5)
+_RUNNING = 64
+"""Replies that it plays at once: they have one event loop, and nothing to wait for."""
 
 
 class ScriptedEngine:
@@ -39,7 +41,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.keep_requests = True
         self.leads, self.busy_elsewhere = True, False
-        self._info = EngineInfo("scripted", model, vocab_size, context_length, 0, frozenset(Capability))
+        self._info = EngineInfo("scripted", model, vocab_size, context_length, 0, frozenset(Capability), "", _RUNNING)
         self._version = 0
         self._mode: PauseMode | None = None
         self._running: dict[str, asyncio.Event] = {}

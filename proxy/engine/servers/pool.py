@@ -701,10 +701,12 @@ class Pool:
 def _sum_up(infos: Sequence[EngineInfo], alive: int, every: int) -> EngineInfo:
     """The facts that hold for all servers with `infos`."""
     shared: frozenset[Capability] = reduce(lambda one, other: one & other, (info.capabilities for info in infos))
+    running = [info.max_running_requests for info in infos if info.max_running_requests is not None]
     return replace(
         infos[0],
         context_length=min(info.context_length for info in infos),
         weight_version=max(info.weight_version for info in infos),
         capabilities=shared,
+        max_running_requests=sum(running) if len(running) == len(infos) else None,
         detail=f"{alive} of {every} servers: {infos[0].detail}",
     )

@@ -37,6 +37,8 @@ from proxy.types import Logprobs, ids_of
 
 # What a server says of itself if it knows seeds.
 _DETERMINISTIC = "enable_deterministic_inference"
+# The requests that each of its schedulers runs at once.
+_MOST_RUNNING = "effective_max_running_requests_per_dp"
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
 _SERIAL_BITS, _SERIAL_DIGITS = 63, 19
@@ -415,6 +417,7 @@ class SglangServer:
             weight_version=0,
             capabilities=_capabilities_by(self._facts) - (frozenset() if self._sight else {Capability.IMAGES}),
             detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
+            max_running_requests=_running_by(self._facts),
         )
 
     async def close(self) -> None:
@@ -443,6 +446,14 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
     serial = random.getrandbits(_SERIAL_BITS)
     return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"
+
+
+def _running_by(facts: Mapping[str, Any]) -> int | None:
+    """How many requests a server runs at once that says `facts` of itself, by all its schedulers; None if unknown."""
+    states = facts.get("internal_states")
+    told = [state.get(_MOST_RUNNING) for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+    numbers = [number for number in told if isinstance(number, int) and number > 0]
+    return sum(numbers) or None
 
 
 def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:

@@ -258,6 +258,7 @@ class SglangEngine:
             weight_version=self._version,
             capabilities=frozenset(Capability) - _missing(arguments) - ({Capability.IMAGES} if blind else set()),
             detail=f"SGLang on {arguments.device}, {arguments.dtype}, tp {arguments.tp_size}, dp {arguments.dp_size}",
+            max_running_requests=arguments.max_running_requests,
         )
 
     def _check_memory_saver(self) -> None:

@@ -59,6 +59,9 @@ _WATCH_INTERVAL_S = 0.2
 """Seconds within which the death of the batching thread is noticed."""
 
 _STOP_TIMEOUT_S = 30.0
+
+# A step on a CPU takes about as long as its requests together; on a GPU it hardly depends on how many there are.
+_RUNNING_ON_CPU = 8
 """Limit in seconds for the running step to end when the engine closes."""
 
 
@@ -173,6 +176,7 @@ class TransformersEngine:
             weight_version=self._version,
             capabilities=frozenset(Capability) - self._missing(),
             detail=f"{builtin}{self._model.dtype} on {self._device}" + self._eyesight(),
+            max_running_requests=_RUNNING_ON_CPU if self._device is not None and self._device.type == "cpu" else None,
         )
 
     async def close(self) -> None:

@@ -106,11 +106,11 @@ async def _engine_control(world: World, site: Site, rounds: int) -> None:
             await site.ok("POST", "/engine/continue_generation", {})
 
 
-async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3) -> None:
+async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3, n: int = 2) -> None:
     agents = Agents(world, site)
     async with site.running():
         await world.all(
-            *(agents.play(f"s{number}", world.random.randrange(1, 4)) for number in range(sessions)),
+            *(agents.play(f"s{number}", world.random.randrange(1, 4), most_n=n) for number in range(sessions)),
             *(each() for each in more),  # type: ignore[arg-type]
         )
         await agents.check()
@@ -127,6 +127,13 @@ async def turns_and_pauses(world: World) -> None:
     """The same, while the engine is paused and gets new weights."""
     site = Site(world, pause_timeout_s=10_000.0)
     await _whole(world, site, lambda: _engine_control(world, site, 3))
+
+
+@scenario
+async def turns_of_a_crowd(world: World) -> None:
+    """The same, with more choices than there are places for."""
+    site = Site(world, pause_timeout_s=10_000.0, max_running_requests=world.random.choice([1, 2, 4]))
+    await _whole(world, site, lambda: _engine_control(world, site, world.random.randrange(2)), n=6)
 
 
 @scenario

@@ -10,9 +10,9 @@ import orjson
 from proxy.api.bodies import Bodies, Upload
 from proxy.api.forwarding import Forwarding
 from proxy.api.turn_endpoints import TurnEndpoint
-from proxy.api.turnstile import Turnstile
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.resources.memory import FreedMemory
+from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 from proxy.turns.turns import Turns

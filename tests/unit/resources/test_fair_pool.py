@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.resources.fair_pool import LARGE, FairPool
+from proxy.resources.fair_pool import LARGE, FairPool, _Work
 from proxy.resources.memory import FreedMemory
+from proxy.resources.senders import Sender
 
 
 class Gated:
@@ -58,7 +59,7 @@ def pool() -> Iterator[FairPool]:
 async def test_sessions_take_turns_for_the_threads(pool: FairPool) -> None:
     gated = Gated()
     names = ["a1", "a2", "a3", "a4", "b1", "c1"]
-    tasks = [asyncio.create_task(pool.run(name[0], 10, gated.work, name)) for name in names]
+    tasks = [asyncio.create_task(pool.run(Sender(name=name[0]), 10, gated.work, name)) for name in names]
     await gated.until_begun(2)
     gated.let_go(*names[1:])  # one thread is left for all others
     assert await asyncio.gather(*tasks[1:]) == names[1:]
@@ -69,11 +70,14 @@ async def test_sessions_take_turns_for_the_threads(pool: FairPool) -> None:
 
 async def test_large_work_never_has_all_threads(pool: FairPool) -> None:
     gated = Gated()
-    large = [asyncio.create_task(pool.run(f"s{number}", LARGE, gated.work, f"large {number}")) for number in range(3)]
+    large = [
+        asyncio.create_task(pool.run(Sender(name=f"s{number}"), LARGE, gated.work, f"large {number}"))
+        for number in range(3)
+    ]
     await gated.until_begun(1)
     for number in range(5):
         gated.let_go(f"small {number}")
-        assert await pool.run("other", LARGE - 1, gated.work, f"small {number}") == f"small {number}"
+        assert await pool.run(Sender(name="other"), LARGE - 1, gated.work, f"small {number}") == f"small {number}"
     assert [name for name in gated.begun if name.startswith("large")] == ["large 0"]
     gated.let_go("large 0", "large 1", "large 2")
     await asyncio.gather(*large)
@@ -82,27 +86,27 @@ async def test_large_work_never_has_all_threads(pool: FairPool) -> None:
 
 async def test_who_gives_up_while_waiting_leaves_the_queue_and_never_runs(pool: FairPool) -> None:
     gated = Gated()
-    running = [asyncio.create_task(pool.run("a", 1, gated.work, name)) for name in ("one", "two")]
+    running = [asyncio.create_task(pool.run(Sender(name="a"), 1, gated.work, name)) for name in ("one", "two")]
     await gated.until_begun(2)
-    waiting = asyncio.create_task(pool.run("a", 1, gated.work, "never"))
+    waiting = asyncio.create_task(pool.run(Sender(name="a"), 1, gated.work, "never"))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     gated.let_go("one", "two", "three")
     await asyncio.gather(*running)
-    assert await pool.run("a", 1, gated.work, "three") == "three"
+    assert await pool.run(Sender(name="a"), 1, gated.work, "three") == "three"
     assert gated.begun == ["one", "two", "three"]
 
 
 async def test_who_gives_up_while_running_keeps_the_thread_until_the_function_ends(pool: FairPool) -> None:
     gated = Gated()
-    running = [asyncio.create_task(pool.run("a", 1, gated.work, name)) for name in ("one", "two")]
+    running = [asyncio.create_task(pool.run(Sender(name="a"), 1, gated.work, name)) for name in ("one", "two")]
     await gated.until_begun(2)
     running[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await running[0]
-    waiting = asyncio.create_task(pool.run("a", 1, gated.work, "three"))
+    waiting = asyncio.create_task(pool.run(Sender(name="a"), 1, gated.work, "three"))
     await asyncio.sleep(0)
     assert gated.begun == ["one", "two"]
     gated.let_go("one", "three")
@@ -113,19 +117,22 @@ async def test_who_gives_up_while_running_keeps_the_thread_until_the_function_en
 
 async def test_a_thread_that_is_freed_as_a_waiting_caller_is_cancelled_goes_to_the_next(pool: FairPool) -> None:
     gated = Gated()
-    running = [asyncio.create_task(pool.run("a", 1, gated.work, name)) for name in ("one", "two")]
+    running = [asyncio.create_task(pool.run(Sender(name="a"), 1, gated.work, name)) for name in ("one", "two")]
     await gated.until_begun(2)
-    waiting = [asyncio.create_task(pool.run(owner, 1, gated.work, owner)) for owner in ("b", "c")]
+    waiting = [asyncio.create_task(pool.run(Sender(name=owner), 1, gated.work, owner)) for owner in ("b", "c")]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    pool._end(1)  # in the same pass of the event loop, before the cancelled caller has run
+    pool._end(
+        _Work(Sender(name="a"), 1, asyncio.get_running_loop().create_future())
+    )  # in the same pass of the event loop, before the cancelled caller has run
     pool._running += 1
+    pool._work.add(Sender(name="a"), 1)
     gated.let_go("one", "two", "b", "c")
     assert await waiting[1] == "c"
     await asyncio.gather(*running)
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
-    assert pool._running == 0 and pool.waiting == 0
+    assert pool._running == 0 and pool.waiting == 0 and pool._work.total == 0
 
 
 async def test_an_error_of_the_function_is_raised_and_frees_the_thread(pool: FairPool) -> None:
@@ -134,12 +141,12 @@ async def test_an_error_of_the_function_is_raised_and_frees_the_thread(pool: Fai
 
     for _ in range(5):
         with pytest.raises(ValueError, match="no"):
-            await pool.run("a", 1, fails)
+            await pool.run(Sender(name="a"), 1, fails)
 
 
 async def test_memory_is_given_back_after_work(pool: FairPool) -> None:
     freed = pool._freed
     assert isinstance(freed, Freed)
     for calls in (1, 2):
-        await pool.run("a", LARGE, len, "x")
+        await pool.run(Sender(name="a"), LARGE, len, "x")
         assert freed.calls == calls

@@ -1,9 +1,14 @@
-"""Lets turns begin a few at a time: those that arrive together must not hold up the streams that run."""
+"""Lets turns and choices begin a few at a time: those that come together must not hold up the streams that run.
+
+Those that wait begin in turn by sender, so who sends many at once waits for itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+
+from proxy.resources.fair_queue import FairQueue
+from proxy.resources.senders import Sender
 
 _AT_ONCE = 8
 """Turns that may begin in one pass of the event loop. Each takes about a third of a millisecond there."""
@@ -20,13 +25,10 @@ class Turnstile:
 
     def __init__(self) -> None:
         self._entered = self._before = self.passes = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
-    async def enter(self) -> None:
-        """Return at once, or in a later pass of the event loop if `_AT_ONCE` turns have entered lately.
-
-        Those that wait enter in order of arrival.
-        """
+    async def enter(self, sender: Sender) -> None:
+        """Return at once, or in a later pass of the event loop if `_AT_ONCE` turns have entered lately."""
         loop, lately = asyncio.get_running_loop(), self._before + self._entered
         if not lately:
             loop.call_soon(self._next_pass)
@@ -34,7 +36,7 @@ class Turnstile:
             self._entered += 1
             return
         place: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(place)
+        self._waiting.put(sender, place)
         await place
 
     def _next_pass(self) -> None:
@@ -42,9 +44,13 @@ class Turnstile:
         self.passes += 1
         self._before, self._entered = self._entered, 0
         while self._waiting and self._entered < _AT_ONCE:
-            place = self._waiting.popleft()
-            if not place.done():  # else its request was cancelled
+            place = self._waiting.take(_any)
+            if place is not None and not place.done():  # else its request was cancelled
                 place.set_result(None)
                 self._entered += 1
         if self._before or self._entered:
             asyncio.get_running_loop().call_soon(self._next_pass)
+
+
+def _any(_: object) -> bool:
+    return True

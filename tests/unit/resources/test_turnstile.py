@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 
-from proxy.api import turnstile
-from proxy.api.turnstile import Turnstile
+from proxy.resources import turnstile
+from proxy.resources.senders import Sender
+from proxy.resources.turnstile import Turnstile
 from tests.support import LoopPasses
 
 
@@ -21,7 +22,7 @@ async def test_no_more_turns_begin_in_a_pass_however_they_arrive(seed: int, monk
     async def turn(wait: int) -> None:
         for _ in range(wait):
             await asyncio.sleep(0)
-        await gate.enter()
+        await gate.enter(Sender(dice.choice("ab"), dice.choice("cd")))
         begun[passes.count] += 1
 
     await asyncio.gather(*(turn(dice.randrange(12)) for _ in range(dice.randrange(1, 60))))
