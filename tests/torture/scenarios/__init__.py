@@ -1,5 +1,33 @@
 """The scenarios. Importing this package registers all of them."""
 
-from tests.torture.scenarios import fair_pool, gate, leader_news, recording, roll_queue, servers, turns, writer
+from tests.torture.scenarios import (
+    claims,
+    database,
+    fair_pool,
+    gate,
+    keys,
+    leader_news,
+    recording,
+    replicas,
+    roll_queue,
+    servers,
+    sessions,
+    turns,
+    writer,
+)
 
-__all__ = ["fair_pool", "gate", "leader_news", "recording", "roll_queue", "servers", "turns", "writer"]
+__all__ = [
+    "claims",
+    "database",
+    "fair_pool",
+    "gate",
+    "keys",
+    "leader_news",
+    "recording",
+    "replicas",
+    "roll_queue",
+    "servers",
+    "sessions",
+    "turns",
+    "writer",
+]
