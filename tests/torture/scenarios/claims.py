@@ -173,7 +173,7 @@ async def claimed(world: World, site: Called, prefix: str = "") -> None:
     """Let environments end sessions and trainers share them; see that each is trained once."""
     book, random = _Book(world), world.random
     environment = _Environment(world, site, book)
-    sizes = [random.randrange(1, 4) for _ in range(3)]
+    sizes = [random.randrange(1, 4) for _ in range(2)]
     groups = [(None if size == 1 else f"{prefix}g{number}", size) for number, size in enumerate(sizes)]
     playing = [
         asyncio.create_task(environment.play(f"{prefix}s{number}.{member}", group, size))

@@ -21,11 +21,11 @@ _IDLE_S = 3.0
 
 
 class Replicas(Called):
-    """Two or three servers; a call reaches any of them."""
+    """Two servers; a call reaches either of them."""
 
     def __init__(self, world: World, **settings: Any) -> None:
         self._world = world
-        self.sites = [Site(world, shutdown_timeout_s=0.5, **settings) for _ in range(world.random.randrange(2, 4))]
+        self.sites = [Site(world, shutdown_timeout_s=0.5, **settings) for _ in range(2)]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -70,7 +70,7 @@ async def replicas_of_turns(world: World) -> None:
     leave = 0.0 if patient else 0.3
     async with replicas.running():
         await world.all(
-            *(agents.play(f"s{number % 2}", world.random.randrange(1, 4), leave=leave) for number in range(4)),
+            *(agents.play(f"s{number % 2}", world.random.randrange(1, 3), leave=leave) for number in range(3)),
             *([] if patient else [replicas.mishaps()]),
         )
         await agents.check()
@@ -116,7 +116,7 @@ async def replicas_of_starts(world: World) -> None:
     starts = _Starts(world, replicas)
     async with replicas.running():
         await world.all(
-            *(starts.play({"session_id": "same"}, refused=(400,)) for _ in range(3)),
+            *(starts.play({"session_id": "same"}, refused=(400,)) for _ in range(2)),
             *(starts.play({"task_id": "t"}) for _ in range(3)),
             replicas.mishaps(),
         )
@@ -141,7 +141,7 @@ async def replicas_expire_sessions(world: World) -> None:
     """A session does not expire at one server while a turn of it runs at another."""
     replicas = Replicas(world, session_idle_s=_IDLE_S, tick_s=world.random.choice([0.01, 0.3]))
     asker = Asker(world, replicas, most_tokens=40, leave=0.0)
-    answered: dict[str, list[Reply]] = {f"s{number}": [] for number in range(3)}
+    answered: dict[str, list[Reply]] = {f"s{number}": [] for number in range(2)}
     async with replicas.running():
         await world.all(*(_busy(world, asker, name, replies) for name, replies in answered.items()))
         for name, replies in answered.items():

@@ -87,7 +87,7 @@ class _Session:
 
 
 async def _agent(world: World, asker: Asker, session: _Session) -> None:
-    for _ in range(world.random.randrange(1, 5)):
+    for _ in range(world.random.randrange(1, 4)):
         await world.some_time(0.4)
         reply = await asker.ask(f"/{session.name}", refused=(_CLOSED, _GONE))
         assert reply is not None
