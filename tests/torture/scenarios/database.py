@@ -1,4 +1,4 @@
-"""A database that goes away and comes back: what was answered is stored once, whatever broke, and everybody is answered."""
+"""A database that goes away and comes back: what was answered is stored once, and everybody is answered."""
 
 from __future__ import annotations
 
