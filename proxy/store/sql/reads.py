@@ -283,7 +283,7 @@ def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set
 
 
 def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
-    """Live sessions with no commit, no reward and no begun call since `before` (Unix seconds), and no running call."""
+    """Live sessions without a running call, and with no commit, reward or call since `before` (Unix seconds)."""
     begun = select(intents.c.session_id).where(or_(intents.c.begun_at >= before, LIVES))
     query = (
         select(sessions.c.session_id)

@@ -63,7 +63,7 @@ class Replicas(Called):
 
 @scenario
 async def replicas_of_turns(world: World) -> None:
-    """Turns of a session at all servers: each answer is stored once; for clients that wait, each turn is sampled once."""
+    """Turns at all servers: each answer is stored once, and each turn of a client that waits is sampled once."""
     replicas = Replicas(world)
     patient = world.random.random() < 0.5  # who leaves may be answered by another server meanwhile
     agents = Agents(world, replicas, once=patient, twice=0.0 if patient else 0.2)

@@ -108,7 +108,7 @@ async def _forget(world: World, site: Site) -> None:
 
 @scenario
 async def sessions_end_and_are_deleted(world: World) -> None:
-    """Answered turns are stored once, or deleted with their session, which never comes back; no wait outlasts an end."""
+    """Answered turns are stored once, or deleted with their session for good; no wait outlasts an end."""
     site = Site(world, alone=world.random.random() < 0.5, shutdown_timeout_s=0.5)
     asker = Asker(world, site)
     async with site.running():
