@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,19 +169,19 @@ class _Environment:
             book.gone[name] = world.loop.time()
 
 
-async def claimed(world: World, site: Called, prefix: str = "") -> None:
-    """Let environments end sessions and trainers share them; see that each is trained once."""
+async def claimed(world: World, site: Called, *beside: Coroutine[Any, Any, None]) -> None:
+    """Let environments end sessions and trainers share them, and run `beside`; see that each is trained once."""
     book, random = _Book(world), world.random
     environment = _Environment(world, site, book)
     sizes = [random.randrange(1, 4) for _ in range(2)]
-    groups = [(None if size == 1 else f"{prefix}g{number}", size) for number, size in enumerate(sizes)]
+    groups = [(None if size == 1 else f"g{number}", size) for number, size in enumerate(sizes)]
     playing = [
-        asyncio.create_task(environment.play(f"{prefix}s{number}.{member}", group, size))
+        asyncio.create_task(environment.play(f"s{number}.{member}", group, size))
         for number, (group, size) in enumerate(groups)
         for member in range(size)
     ]
-    trainers = [_Trainer(world, site, book, f"{prefix}t{number}") for number in range(random.randrange(1, 4))]
-    await world.all(*(trainer.play(playing) for trainer in trainers), _all(playing))
+    trainers = [_Trainer(world, site, book, f"t{number}") for number in range(random.randrange(1, 4))]
+    await world.all(*(trainer.play(playing) for trainer in trainers), _all(playing), *beside)
     book.check()
     await _check_told(site, book)
 
@@ -213,5 +213,5 @@ async def claims_and_restarts(world: World) -> None:
     """The same, while the server stops, claims that wait too, and starts again."""
     site = Site(world, alone=world.random.random() < 0.5, shutdown_timeout_s=0.5)
     async with site.running():
-        await world.all(claimed(world, site), site.restarts())
+        await claimed(world, site, site.restarts())
     check_database(world)

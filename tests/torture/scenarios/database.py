@@ -71,5 +71,5 @@ async def database_away_from_trainers(world: World) -> None:
     site, link = _Postgres(world, database_wait_s=world.random.choice([0.0, 1.0, _PATIENT_S])), Link(world)
     with link.used():
         async with site.running():
-            await world.all(link.outages(), claimed(world, site))
+            await claimed(world, site, link.outages())
     check_database(world)
