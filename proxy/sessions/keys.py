@@ -79,6 +79,7 @@ class Keyring:
         self._controls: dict[str, str] = {}
         self._paths: dict[str, str | None] = {}
         self._unknown: dict[str, Grant] = {}
+        self._released = 0
 
     def add(self, record: SessionRecord) -> None:
         """Cache the keys of a new session. A chosen key that an ended session had belongs to the new one."""
@@ -93,7 +94,8 @@ class Keyring:
         self._paths[record.session_id] = record.path_key_hash
 
     def release(self, record: SessionRecord) -> None:
-        """Drop the keys of a session from memory; the store still has them."""
+        """Drop the keys of a session from memory; the store still has them, unless they were replaced or deleted."""
+        self._released += 1
         if self._agents.get(record.api_key_hash or "") == record.session_id:
             del self._agents[record.api_key_hash or ""]
         self._controls.pop(record.control_key_hash or "", None)
@@ -126,12 +128,13 @@ class Keyring:
             return Grant(session_id=session_id)
         if (known := self._unknown.get(digest)) is not None:
             return known
+        released = self._released
         holder = await self._index.find_key(digest)
         if holder.record is None:
             grant = Grant(withdrawn=holder.withdrawn)
             self._remember_unknown(digest, grant)
             return grant
-        if not holder.control:
+        if not holder.control and released == self._released:  # else it may have been replaced since it was read
             self._remember_agent(digest, holder.record)
         return Grant(session_id=holder.record.session_id, control=holder.control)
 
@@ -142,10 +145,12 @@ class Keyring:
     async def opens_path(self, session_id: str, secret: str) -> bool:
         """Return True if `secret` is the path secret of `session_id`."""
         if session_id not in self._paths:
+            released = self._released
             record = await self._index.load_session(session_id)
             if record is None:
                 return False
-            self._remember_path(record)
+            if released == self._released:
+                self._remember_path(record)
             return _same(record.path_key_hash, secret)
         return _same(self._paths[session_id], secret)
 

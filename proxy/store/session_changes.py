@@ -109,7 +109,7 @@ class SessionChanges:
         return turns
 
     async def find_idle(self, before: float, limit: int) -> list[str]:
-        """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""
+        """Live sessions without a running call, and with no commit, reward or call since `before` (Unix seconds)."""
         return await self._database.read(reads.find_idle, before, limit)
 
     def _count_rewards(self, updates: Mapping[str, Mapping[str, Any]]) -> None:

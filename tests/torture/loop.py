@@ -44,7 +44,10 @@ class _Slots:
 
 
 class SeededLoop(asyncio.SelectorEventLoop):
-    """`random`: decides everything. `fibres`: the threads that have not ended. `failures`: what nobody has handled."""
+    """`random`: decides everything. `fibres`: the threads that have not ended. `failures`: what nobody has handled.
+
+    `stall`: how often the machine is busy with something else for a while.
+    """
 
     def __init__(self, seed: str) -> None:
         self.random = Random(seed)
@@ -54,7 +57,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self.steps = 0
         self.preemption = self.random.choice([0.0, 0.1, 0.3])
         self._fifo = self.random.choice([0.0, 0.0, 0.5, 0.9])  # how often the oldest callback is picked
-        self._stall = self.random.choice([0.0, 0.0, 0.01])  # how often the machine is busy with something else
+        self.stall = self.random.choice([0.0, 0.0, 0.01])
         self._favour: object = None
         self._executors: dict[Executor | None, _Slots] = {}
         self._order = hashlib.blake2b(digest_size=8)
@@ -153,7 +156,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         self.steps += 1
         if self.steps > _MOST_STEPS:
             raise Hung(f"no end after {self.steps} steps and {self._now:.0f} s")
-        if self.chance(self._stall):
+        if self.chance(self.stall):
             self._now += self.random.expovariate(2.0)
         elif self.chance(0.2):
             self._now += self.random.expovariate(2000.0)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 from unittest import mock
 
 from proxy.api.turn_routes import App
 from proxy.app import build_app
+from proxy.commands.audit import audit
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
 from proxy.serving.server import Stopping
 from proxy.settings import Settings
 from proxy.store import schema
+from proxy.store.inspection import inspecting
 from proxy.turns import prompts
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
@@ -26,7 +29,23 @@ from tests.support import migrated, tiny_renderer
 from tests.torture.runs import World
 from tests.torture.wire import Exchange, Wires
 
+DATABASE = "torture.db"
 JSON = (b"content-type", b"application/json")
+
+
+class Called(Protocol):
+    """What agents, environments and trainers call: one server, or several behind one address."""
+
+    async def call(
+        self, method: str, path: str, body: Any = None, *, leave: float = 0.0, number: int | None = None, **headers: str
+    ) -> Exchange | None:
+        """See `Site.call`."""
+
+    async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """See `Site.ok`."""
+
+    async def check_stored(self, session: str, answered: Mapping[int, set[str]], *, once: bool = True) -> None:
+        """See `Site.check_stored`."""
 
 
 class _Front:
@@ -44,12 +63,18 @@ class _Front:
 
 
 class Site:
-    """`workers`: how many there are. `most`: `--max-turns-in-flight`. Sampling a token takes `tick_s`."""
+    """`workers`: how many there are. `most`: `--max-turns-in-flight`. Sampling a token takes `tick_s`.
 
-    def __init__(self, world: World, *, workers: int = 1, tick_s: float = 0.01, **settings: Any) -> None:
+    `alone`: it has the database for itself, as a server of one process on SQLite; else others may write there too.
+    """
+
+    def __init__(
+        self, world: World, *, workers: int = 1, tick_s: float = 0.01, alone: bool = False, **settings: Any
+    ) -> None:
         self._workers = workers
+        self._lock = SimpleNamespace(release=lambda: None) if alone else None
         self._world, self._wires = world, Wires(world.loop)
-        database = world.folder / "torture.db"
+        database = world.folder / DATABASE
         if not database.exists():
             database.write_bytes(migrated())
         self.settings = Settings(
@@ -70,7 +95,7 @@ class Site:
         inline = self._world.random.choice([0, prompts._INLINE_CHARS])  # 0: all prompts are rendered in threads
         with (
             self._wires.replaced(),
-            mock.patch.object(schema, "lock_file", lambda url: None),
+            mock.patch.object(schema, "lock_file", lambda url: self._lock),
             mock.patch.object(prompts, "_INLINE_CHARS", inline),
         ):
             for number in range(self._workers):
@@ -110,6 +135,21 @@ class Site:
             self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
         self.check_idle(app)
 
+    async def restarts(self) -> None:
+        """Stop and start the server at some moments."""
+        for _ in range(self._world.random.randrange(1, 3)):
+            await self._world.some_time(1.0)
+            await self.stop()
+            await self._world.some_time(0.5)
+            await self.start()
+
+    def forget_idle(self) -> None:
+        """Let sessions leave memory that no turn and nobody's wait uses, as after a while."""
+        for app in self.apps.values():
+            for session in app.state.registry.sessions():
+                if not (session.running or session.waiting):
+                    app.state.registry.forget(session)
+
     def check_idle(self, app: App) -> None:
         """Raise AssertionError unless everything is as it was before the first request."""
         turns = app.state.turns
@@ -122,6 +162,8 @@ class Site:
         for tally in (here.running, here.queued, here.work, here.body_bytes, here.wrong_keys):
             assert not tally.of and not tally.of_host and not tally.total, f"senders count what has ended: {tally.of}"
         assert not turns._places._waiting and not turns._turnstile._waiting, "somebody waits for a place"
+        write, process = app.state.store.database.write, app.state.metrics.process
+        assert not write._waiting() and not process.body_bytes.now()[()], "changes, reads or bodies wait"
         for session in app.state.registry.sessions():
             assert not session.running and not session.waiting, f"the session {session.id} counts turns that have ended"
         if self._seats is not None and not self.apps:
@@ -171,10 +213,10 @@ class Site:
         assert running <= self.settings.max_turns_in_flight, "more turns run than --max-turns-in-flight"
         return self._script(request)
 
-    async def check_stored(self, session: str, answered: dict[int, set[str]]) -> None:
+    async def check_stored(self, session: str, answered: Mapping[int, set[str]], *, once: bool = True) -> None:
         """Raise AssertionError unless each answered turn is stored once, and no token is trained twice.
 
-        `answered`: by seed, the ids of the replies that clients got in full.
+        `answered`: by seed, the ids of the replies that clients got in full. `once`: no request was sampled twice.
         """
         tree = await self.ok("GET", f"/rl/sessions/{session}")
         complete = {node["id"]: node for node in tree["interactions"] if node["status"] == "complete"}
@@ -190,13 +232,21 @@ class Site:
         assert set(seen) == set(complete), "the export and the tree differ"
         expected = sum(node["output_tokens"] for node in complete.values() if node["trainable"])
         assert trained == expected, f"{trained} tokens are trained, {expected} were sampled"
-        for seed, ids in answered.items():
+        for seed, ids in answered.items() if once else ():
             whole = [
                 one for one in seen if seen[one] == seed and "." not in one and _choices(one, len(ids)) <= set(complete)
             ]
             assert len(whole) <= 1, f"a request was sampled twice: {whole}"
         for ids in answered.values():
             assert ids <= set(complete), f"an answered turn is not stored: {ids}"
+
+
+def check_database(world: World) -> None:
+    """Raise AssertionError unless the database, which no server uses any more, is as `tokengrove db check` wants it."""
+    with inspecting(f"sqlite:///{world.folder / DATABASE}") as inspection:
+        found = audit(inspection)
+    assert not found.findings, [str(finding) for finding in found.findings]
+    assert not found.begun_not_ended, f"{found.begun_not_ended} calls have begun and not ended"
 
 
 def _choices(first: str, n: int) -> set[str]:

@@ -74,7 +74,9 @@ _MARK = Statement(
         _OfOthers(),
     )
 )
-PENDING = or_(intents.c.answered.is_(None), _Lives())
+LIVES = _Lives()
+"""True for calls whose process lives: they run, or their end is still to be stored."""
+PENDING = or_(intents.c.answered.is_(None), LIVES)
 """True for calls that have begun and not ended, without those that were superseded."""
 
 

@@ -28,7 +28,7 @@ from proxy.errors import InvalidRequest
 from proxy.reasons import Status
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql import rows
-from proxy.store.sql.begun import PENDING
+from proxy.store.sql.begun import LIVES, PENDING
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.store.values import Wanted
@@ -283,8 +283,8 @@ def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set
 
 
 def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
-    """Live sessions with no commit, no reward and no begun call since `before` (Unix seconds)."""
-    begun = select(intents.c.session_id).where(intents.c.begun_at >= before)
+    """Live sessions without a running call, and with no commit, reward or call since `before` (Unix seconds)."""
+    begun = select(intents.c.session_id).where(or_(intents.c.begun_at >= before, LIVES))
     query = (
         select(sessions.c.session_id)
         .where(

@@ -282,16 +282,18 @@ def _put_rewards(connection: Connection, session_id: str, updates: Mapping[str, 
 def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
     """Mark failed or aborted interactions as replaced by a retry.
 
-    Of one whose failure could not be recorded, only the note that it began is left, which goes.
+    Of one whose failure could not be recorded, only the note that it began is left, which goes. One that is complete
+    stays so: its commit was done, although its server did not learn of it.
     """
+    columns = interactions.c
     for name in interaction_ids:
-        session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
-        if session_id is None:
+        row = connection.execute(select(columns.session_id, columns.status).where(columns.id == name)).first()
+        if row is None:
             delete_intents(connection, [name])
-            continue
-        lock_sessions(connection, {session_id})
-        _touch(connection, session_id)
-        _update_interaction(connection, session_id, name, {"status": Status.SUPERSEDED.value})
+        elif row.status != Status.COMPLETE.value:
+            lock_sessions(connection, {row.session_id})
+            _touch(connection, row.session_id)
+            _update_interaction(connection, row.session_id, name, {"status": Status.SUPERSEDED.value})
     return [None] * len(interaction_ids)
 
 

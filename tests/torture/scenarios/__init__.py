@@ -1,5 +1,35 @@
 """The scenarios. Importing this package registers all of them."""
 
-from tests.torture.scenarios import fair_pool, gate, leader_news, places, recording, roll_queue, servers, turns, writer
+from tests.torture.scenarios import (
+    claims,
+    database,
+    fair_pool,
+    gate,
+    keys,
+    leader_news,
+    places,
+    recording,
+    replicas,
+    roll_queue,
+    servers,
+    sessions,
+    turns,
+    writer,
+)
 
-__all__ = ["fair_pool", "gate", "leader_news", "places", "recording", "roll_queue", "servers", "turns", "writer"]
+__all__ = [
+    "claims",
+    "database",
+    "fair_pool",
+    "gate",
+    "keys",
+    "leader_news",
+    "places",
+    "recording",
+    "replicas",
+    "roll_queue",
+    "servers",
+    "sessions",
+    "turns",
+    "writer",
+]

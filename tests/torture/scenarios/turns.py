@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.engine.interface import PauseMode
 from tests.torture.runs import World, scenario
-from tests.torture.sites import Site
+from tests.torture.sites import Called, Site, check_database
 from tests.torture.wire import Exchange
 
 _TRIES = 200
@@ -18,8 +18,9 @@ _TRIES = 200
 class Agents:
     """What the agents of a scenario got. `answered`: by session and seed, the ids of replies that came in full."""
 
-    def __init__(self, world: World, site: Site) -> None:
-        self._world, self._site = world, site
+    def __init__(self, world: World, site: Called, *, once: bool = True, twice: float = 0.2) -> None:
+        """`once`: no request is sampled twice, however often it is sent. `twice`: how likely it is sent to two."""
+        self._world, self._site, self._once, self._twice = world, site, once, twice
         self.answered: dict[str, dict[int, set[str]]] = {}
         self._seed = 0
 
@@ -45,7 +46,7 @@ class Agents:
         }
         exchanges: list[Exchange | None] = []
         for _ in range(_TRIES):
-            twice = self._world.random.random() < 0.2  # as of a client or load balancer that does not wait
+            twice = self._world.random.random() < self._twice  # as of a client or load balancer that does not wait
             path, key = f"/{session}/v1/chat/completions", f"key {session} {seed}"
             exchanges = await self._world.all(
                 *(self._site.call("POST", path, body, leave=leave, idempotency_key=key) for _ in range(1 + twice))
@@ -54,7 +55,7 @@ class Agents:
             for reply in replies:
                 own = self.answered.setdefault(session, {}).setdefault(seed, set())
                 own |= {reply["id"]} | {f"{reply['id']}.{index}" for index in range(1, n)}
-                assert len(own) == n, f"one request got several answers: {own}"
+                assert len(own) == n or not self._once, f"one request got several answers: {own}"
             if replies:
                 message: dict[str, Any] = replies[0]["message"]
                 return message
@@ -65,7 +66,7 @@ class Agents:
     async def check(self) -> None:
         """See what is stored of all of them."""
         for session, answered in self.answered.items():
-            await self._site.check_stored(session, answered)
+            await self._site.check_stored(session, answered, once=self._once)
 
 
 def _answer(exchange: Exchange | None, *, stream: bool) -> dict[str, Any] | None:
@@ -114,6 +115,7 @@ async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]],
             *(each() for each in more),  # type: ignore[arg-type]
         )
         await agents.check()
+    check_database(world)
 
 
 @scenario
@@ -147,12 +149,4 @@ async def turns_on_workers(world: World) -> None:
 async def turns_and_restarts(world: World) -> None:
     """The server stops at every moment and starts again: no answered turn is lost."""
     site = Site(world, shutdown_timeout_s=world.random.choice([0.1, 5.0]))
-
-    async def restart() -> None:
-        for _ in range(world.random.randrange(1, 3)):
-            await world.some_time(1.0)
-            await site.stop()
-            await world.some_time(0.5)
-            await site.start()
-
-    await _whole(world, site, restart)
+    await _whole(world, site, site.restarts)

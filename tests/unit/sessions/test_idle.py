@@ -151,6 +151,22 @@ async def test_a_session_in_use_does_not_expire(parts: SessionParts, store: Stor
     assert session.record.status is SessionStatus.ACTIVE
 
 
+async def test_a_session_in_which_a_call_of_another_server_runs_does_not_expire(
+    parts: SessionParts, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await unused_for_long(parts, store)
+    begun_at = time.time() - 3600.0
+    with monkeypatch.context() as earlier:
+        earlier.setattr(time, "time", lambda: begun_at)
+        store.turns.note_begun("long", "s", "hash")
+    await store.turns.supersede("another")  # commits what was noted before
+    await parts.idle_sweep.expire_idle(60.0)
+    assert session.record.status is SessionStatus.ACTIVE
+    await store.turns.supersede("long")
+    await parts.idle_sweep.expire_idle(60.0)
+    assert session.record.status is SessionStatus.EXPIRED
+
+
 async def test_a_session_with_a_recent_reward_does_not_expire(parts: SessionParts, store: Store) -> None:
     session = await unused_for_long(parts, store)
     await store.changes.set_rewards("s", {})  # raises `updated_at`

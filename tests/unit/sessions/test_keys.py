@@ -94,6 +94,41 @@ async def test_a_key_that_is_chosen_again_while_it_is_looked_up_belongs_to_the_n
     assert await keyring.grant("agent") == Grant(session_id="next")
 
 
+@pytest.mark.parametrize("kind", [KeyKind.AGENT, KeyKind.PATH])
+async def test_a_key_that_is_replaced_while_it_is_looked_up_opens_nothing_from_then_on(kind: KeyKind) -> None:
+    new = replace(RECORD, api_key_hash=hash_key("new agent"), path_key_hash=hash_key("new path"))
+
+    class Rotating(Index):
+        """Reads the record, which another call replaces before the answer is there."""
+
+        record = RECORD
+
+        def rotate(self) -> None:
+            keyring.release(self.record)
+            self.record = new
+            keyring.add(new)
+
+        async def find_key(self, key_hash: str) -> KeyHolder:
+            found = KeyHolder(self.record if key_hash == self.record.api_key_hash else None)
+            self.rotate()
+            return found
+
+        async def load_session(self, session_id: str) -> SessionRecord:  # type: ignore[override]
+            found = self.record
+            self.rotate()
+            return found
+
+    index: Any = Rotating()
+    keyring = Keyring(index, None)
+    if kind is KeyKind.AGENT:
+        assert await keyring.grant("agent") == Grant(session_id="s")  # as it was when it was asked for
+    else:
+        assert await keyring.opens_path("s", "path")
+    assert await keyring.grant("agent") == Grant() and not await keyring.opens_path("s", "path")
+    assert await keyring.grant("new agent") == Grant(session_id="s")
+    assert await keyring.opens_path("s", "new path")
+
+
 async def test_an_unknown_key_is_looked_up_once_until_a_session_brings_it() -> None:
     index: Any = Index()
     keyring = Keyring(index, None)

@@ -184,6 +184,15 @@ async def test_a_superseded_attempt_is_known_as_one(store: Store, session: Sessi
     assert await store.news.load_begun("task-0") == {}
 
 
+async def test_a_turn_whose_commit_was_done_unnoticed_is_not_superseded(
+    store: Store, session: SessionRecord, node: Any
+) -> None:
+    await store.turns.append(node("one"))
+    await store.turns.supersede("one")
+    [loaded] = await store.recordings.load_interactions("task-0")
+    assert loaded.status is Status.COMPLETE
+
+
 async def test_an_append_moves_the_last_activity_of_its_session(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
