@@ -538,3 +538,22 @@ async def test_a_reply_that_is_abandoned_as_it_was_sent_did_not_run() -> None:
                 await asking
             assert lost.value.ran is ran
         await server.close()
+
+
+async def test_the_look_at_a_server_ends_before_it_has_left() -> None:
+    """Else it could go on to bring the server back into the pool's state, after the server has joined anew."""
+    async with wires(2) as live, pool_of(live[0].url, live[1].url, check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await live[1].kill()
+        await live[1].start()
+        member = pool._members[1]
+        await pool._look_at(member)
+        assert states(pool)[live[1].url] == "ejected"
+        live[1].wire.before_update.clear()
+        look = pool._look_at(member)
+        await until(lambda: live[1].wire.updating)
+        await pool.remove(live[1].url)
+        assert look.cancelled() and not pool._looks
+        live[1].wire.before_update.set()
+        await pool.add(live[1].url)
+        assert states(pool) == dict.fromkeys((live[0].url, live[1].url), "alive") and not member.alive
