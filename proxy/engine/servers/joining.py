@@ -73,8 +73,10 @@ async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
 
 
 async def part(member: Member) -> None:
-    """Close the connection to a server. Resume it first if the pool paused it: no other client would."""
-    if member.alive and member.paused and not member.released:
+    """Close the connection to a server. Resume it first if the pool paused it: no other client would. One that is
+    ejected may answer.
+    """
+    if member.paused and not member.released:
         with suppress(ProxyError, TimeoutError):  # the server is gone or hangs
             async with asyncio.timeout(_PART_S):
                 await member.engine.resume()

@@ -539,8 +539,10 @@ class Pool:
             if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
                 look.cancel()
                 await asyncio.wait([look])
+            self.pauses.leave(member.url)
             await self._part(member)
-            await self.pauses.end([member.url])
+            if not member.paused or member.released:  # else whoever reaches it next continues it
+                await self.pauses.continued(member.url)
 
     async def _part(self, member: Member) -> None:
         """Close the connection to a server. Only the process that leads has paused it."""

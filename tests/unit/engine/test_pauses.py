@@ -241,3 +241,29 @@ async def test_a_pause_begins_only_once_the_pause_of_another_server_has_been_end
         await continuing
         await pausing
         assert calls == ["continued", "paused"] and paused(wire)
+
+
+async def test_a_server_that_is_removed_while_it_is_ejected_and_paused_is_continued() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        await pool.remove(live[1].url)
+        assert paused(live[0]) and not paused(live[1])
+        assert {note.url for note in table.notes.values()} == {live[0].url}
+        await gate.admin.resume()
+        assert not table.notes
+
+
+async def test_a_server_that_could_not_be_continued_when_it_was_removed_is_when_it_joins_anew() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        live[1].forget("/continue_generation")
+        await pool.remove(live[1].url)
+        await gate.admin.resume()
+        live[1].remember()
+        assert paused(live[1]) and {note.url for note in table.notes.values()} == {live[1].url}
+        await pool.add(live[1].url)
+        assert not paused(live[1]) and not table.notes
