@@ -30,6 +30,7 @@ from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.transfer import Transfer
 from proxy.engine.servers.trust import Trust, failure_of
 from proxy.errors import (
     ConfigurationError,
@@ -86,6 +87,7 @@ class Pool:
         self._summed_up: tuple[tuple[EngineInfo, ...], int, int] = ((), 0, 0)
         self._info: EngineInfo
         self._state = PoolState()
+        self._transfer = Transfer()
         self._changes = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -207,6 +209,7 @@ class Pool:
             for member, result in zip(members, results, strict=True):
                 member.paused = isinstance(result, BaseException)
                 self._judge(member, result)
+            self._transfer.end()
             await self._end_notes()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
@@ -214,6 +217,7 @@ class Pool:
         new = self._state.version + 1 if version is None else version
         async with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
+            self._transfer.end()
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -221,10 +225,15 @@ class Pool:
 
         A `rank_offset` (INIT_GROUP) is that of the first server; each further server starts where the ranks of the one
         before end, in the order of `servers`. Raises InvalidRequest if it is not an integer.
+
+        A server that has joined since the transfer began is ejected: the version that is named would not be its own.
+        Raises EngineUnavailable if all have.
         """
         offset = fields.get("rank_offset")
         if offset is not None and type(offset) is not int:
             raise InvalidRequest("'rank_offset' must be an integer: the rank of the first server", param="rank_offset")
+        for member in self._transfer.latecomers(step, fields.get("weight_version"), self._alive()):
+            self._eject(member, "it joined in the middle of a weight transfer, of which it lacks the beginning")
         bodies: dict[str, Mapping[str, Any]] = {}
         for member in self._alive():
             bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
@@ -471,6 +480,7 @@ class Pool:
         if member.alive:
             self._events.warning("engine server is lost", member.url, reason=why, requests=member.in_flight or None)
         member.alive, member.failure = False, why
+        self._transfer.lose(member)
         member.engine.cut()
         self._tell_alive()
 

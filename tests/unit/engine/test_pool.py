@@ -18,7 +18,7 @@ from proxy.engine.servers.connection import Keys, ServerConnection, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
-from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
+from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
@@ -557,3 +557,76 @@ async def test_the_look_at_a_server_ends_before_it_has_left() -> None:
         live[1].wire.before_update.set()
         await pool.add(live[1].url)
         assert states(pool) == dict.fromkeys((live[0].url, live[1].url), "alive") and not member.alive
+
+
+PARTS = [{"names": ["a"]}, {"names": ["b"]}]
+
+
+async def restarted(pool: Pool, wire: LiveWire) -> None:
+    """Start an engine server anew; it is back in the pool, with the weights that the others had loaded from disk."""
+    await wire.kill()
+    await wire.start()
+    member = next(member for member in pool._members if member.url == wire.url)
+    await pool._look_at(member)
+    await pool._look_at(member)
+    assert states(pool)[wire.url] == "alive" and wire.wire.version == "1"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            (WeightTransfer.BEGIN, {}),
+            *((WeightTransfer.FROM_DISTRIBUTED, part) for part in PARTS),
+            (WeightTransfer.END, {"weight_version": "2"}),
+        ],
+        [
+            *((WeightTransfer.FROM_DISTRIBUTED, part) for part in PARTS),
+            (WeightTransfer.FROM_DISTRIBUTED, {"weight_version": "2"}),
+        ],
+    ],
+)
+async def test_a_server_that_returns_in_the_middle_of_a_weight_transfer_serves_no_part_of_it(
+    steps: list[tuple[WeightTransfer, dict[str, Any]]],
+) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.transfer_weights(*steps[0])
+        await restarted(pool, live[1])
+        before = len(live[1].wire.calls)
+        for step, fields in steps[1:]:
+            await pool.transfer_weights(step, fields)
+        assert len(live[1].wire.calls) == before
+        assert states(pool) == {live[0].url: "alive", live[1].url: "ejected"}
+        reply = await AdminGate(pool).read(of_session("s"))
+        assert set(reply.versions) == {2} and live[0].wire.version == "2"
+
+
+async def test_a_weight_transfer_whose_beginning_no_server_has_is_refused_once() -> None:
+    async with wires(1) as (wire,), pool_of(wire.url, check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])
+        await restarted(pool, wire)
+        with pytest.raises(EngineUnavailable, match="begin it anew"):
+            await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[1])
+        assert states(pool) == {wire.url: "alive"} and wire.wire.version == "1"
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**PARTS[1], "weight_version": "2"})
+        assert states(pool) == {wire.url: "alive"} and wire.wire.version == "2"
+
+
+@pytest.mark.parametrize("end", ["resume", "update_weights", "init_group"])
+async def test_a_server_that_joins_after_a_weight_transfer_gets_the_next_one(end: str) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.pause(PauseMode.RETRACT)
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])  # its trainer then dies
+        if end == "resume":
+            await pool.resume()
+        elif end == "update_weights":
+            await pool.update_weights("/weights/1", 1)
+        else:
+            await pool.transfer_weights(WeightTransfer.INIT_GROUP, {})
+        await restarted(pool, live[1])
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**PARTS[0], "weight_version": "2"})
+        assert set(states(pool).values()) == {"alive"} and {wire.wire.version for wire in live} == {"2"}
