@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from proxy.engine.interface import PauseMode
+from proxy.engine.interface import PauseMode, tags_of
 from proxy.engine.servers.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
@@ -67,7 +67,7 @@ async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
     version = await member.engine.check()
     if version != state.version and not (alone and (version > state.version or not state.managed)):
         raise EngineUnavailable(f"{member.url} serves weight version {version}, the others serve {state.version}")
-    member.paused, member.released = state.mode is not None, bool(state.released)
+    member.paused, member.released = state.mode is not None, state.released
     await member.engine.follow(state.mode, None)
     return version
 
@@ -85,11 +85,11 @@ async def part(member: Member) -> None:
 
 
 async def _wake(member: Member) -> None:
-    """Resume the memory that the server was told to release before it was lost."""
+    """Resume the memory that the server was told to release before it was lost: SGLang dies of a kind that is there."""
     if member.released:
         with suppress(InvalidRequest):  # the server was restarted and holds all its memory
-            await member.engine.resume_memory()
-        member.released = False
+            await member.engine.resume_memory(tags_of(member.released))
+        member.released = frozenset()
 
 
 async def _halt(member: Member, mode: PauseMode | None) -> None:

@@ -96,6 +96,7 @@ class Pool:
         # Each process counts failures for itself, so each tells of them.
         self._trust = Trust(self._members, lambda: self._resting, ServerEvents())
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
+        self._partings: dict[str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._restored: set[str] = set()
@@ -181,8 +182,8 @@ class Pool:
             return finish
         finally:
             member.in_flight -= 1
-            if member.leaving and not member.in_flight:
-                await self._drop(member)
+            if member.leaving and not member.in_flight and member in self._members:
+                self._drop(member)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
@@ -246,11 +247,12 @@ class Pool:
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory on every server."""
-        released = self._state.released | frozenset(tags or MEMORY_TAGS)
+        kinds = frozenset(tags or MEMORY_TAGS)
+        released = self._state.released | kinds
         async with self._change(released=released):
             await self._note_memory(released)
             for member in self._alive():
-                member.released = True
+                member.released |= kinds
             await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
@@ -260,7 +262,7 @@ class Pool:
             if self._alive():  # servers that return have their memory, or take it back as they join
                 await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
-                member.released = bool(left)
+                member.released = left
             await self._note_memory(left)
 
     async def flush_cache(self) -> None:
@@ -285,6 +287,8 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._trust.rest()
+        if partings := list(self._partings.values()):
+            await asyncio.wait(partings)
         await asyncio.gather(*map(self._part, self._members))
         await self._end_notes()
 
@@ -315,7 +319,7 @@ class Pool:
         await self._have(urls)
         version = state.version if state.managed else None
         for member in self._alive():
-            member.paused, member.released = state.mode is not None, bool(state.released)
+            member.paused, member.released = state.mode is not None, state.released
         await asyncio.gather(*(member.engine.follow(state.mode, version) for member in self._alive()))
 
     async def _have(self, urls: Sequence[str]) -> None:
@@ -409,7 +413,9 @@ class Pool:
             raise InvalidRequest(f"{url} is not in the pool", param="url")
         found[0].leaving = True
         if not found[0].in_flight:
-            await self._drop(found[0])
+            parting = self._drop(found[0])
+            if not self._changes:  # else it goes on in the background
+                await asyncio.shield(parting)
 
     def _alive(self) -> list[Member]:
         """The servers that pauses and weights apply to: leaving ones too, as they still run requests."""
@@ -516,9 +522,9 @@ class Pool:
         while True:
             await self._settled.wait()
             state = self._state
-            if state.mode is not None and self.leads:
-                await self.pauses.begin([member.url], state.mode, state.released)
             leads = self.leads and member.url not in self._restored
+            if state.mode is not None and leads and not state.released:  # else it is not paused here
+                await self.pauses.begin([member.url], state.mode)
             version = await (bring if leads else follow)(member, state, alone=not self._alive())
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
@@ -541,18 +547,24 @@ class Pool:
             why = named_failure(engine.url, error.message)
             raise EngineUnavailable(f"the server does not sample a token: {why}") from None
 
-    async def _drop(self, member: Member) -> None:
-        if member in self._members:
-            self._members.remove(member)
-            self._events.info("engine server left", member.url)
-            self._placement.forget(member)
-            if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
-                look.cancel()
-                await asyncio.wait([look])
-            self.pauses.leave(member.url)
-            await self._part(member)
-            if not member.paused or member.released:  # else whoever reaches it next continues it
-                await self.pauses.continued(member.url)
+    def _drop(self, member: Member) -> asyncio.Task[None]:
+        """Take a server out of the pool; return the task that then parts from it."""
+        self._members.remove(member)
+        self._events.info("engine server left", member.url)
+        self._placement.forget(member)
+        task = self._partings[member.url] = asyncio.create_task(self._part_for_good(member))
+        task.add_done_callback(lambda _: self._partings.pop(member.url))
+        return task
+
+    async def _part_for_good(self, member: Member) -> None:
+        if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
+            look.cancel()
+            await asyncio.wait([look])
+        await self._settled.wait()  # a pause that is on its way must not arrive after its end
+        self.pauses.leave(member.url)
+        await self._part(member)
+        if not member.paused or member.released:  # else whoever reaches it next continues it
+            await self.pauses.continued(member.url)
 
     async def _part(self, member: Member) -> None:
         """Close the connection to a server. Only the process that leads has paused it."""
@@ -649,6 +661,8 @@ class Pool:
 
     async def _reach(self, url: str) -> tuple[RemoteEngine, bool]:
         """Connect to a server and have it sample a token; whether it could."""
+        if (parting := self._partings.get(url)) is not None:
+            await asyncio.wait([parting])
         engine = await self._connect(url)
         try:
             await self._continue(engine)
@@ -658,7 +672,7 @@ class Pool:
             raise
 
     async def _join(self, engine: RemoteEngine, *, proven: bool) -> None:
-        """Let a missing server join. Close the connection if it cannot, or was removed meanwhile."""
+        """Let a missing server join. Part from it if it cannot, or was removed meanwhile."""
         member = Member(engine)
         try:
             await self._agree(member, proven=proven)
@@ -672,7 +686,11 @@ class Pool:
                 self._tell_alive()
                 await self._end_note(member)
                 return
-        await engine.close()
+        self.pauses.leave(engine.url)
+        paused = member.paused
+        await self._part(member)
+        if paused and not member.paused:  # else it may be paused from an earlier time
+            await self.pauses.continued(engine.url)
 
     async def _watch(self) -> None:
         """Check all servers periodically, until cancelled. Each runs in its own task, so a slow one delays no other."""

@@ -279,7 +279,7 @@ async def test_a_server_ejected_between_two_resumes_of_memory_resumes_the_rest_w
         await pool._look_at(pool._members[0])
         assert states(pool)[live[0].url] == "alive"
         resumed = [body for path, body in live[0].wire.calls if path == "/resume_memory_occupation"]
-        assert resumed == [{"tags": ["weights"]}, {"tags": None}]
+        assert resumed == [{"tags": ["weights"]}, {"tags": ["cuda_graph", "kv_cache"]}]
 
 
 async def test_servers_with_newer_weights_all_join_at_the_start() -> None:
