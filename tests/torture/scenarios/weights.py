@@ -58,7 +58,7 @@ class _Trainer:
 
     async def _parts(self) -> None:
         """The steps of a transfer, with or without brackets, named by all parts or by the last one."""
-        count, bracketed = self._world.random.randrange(1, 4), self._world.random.random() < 0.5
+        count, bracketed = self._world.random.randrange(1, 6), self._world.random.random() < 0.5
         named = {"weight_version": str(self._version)}
         of_all = not bracketed and self._world.random.random() < 0.5
         steps = [(WeightTransfer.FROM_DISTRIBUTED, {"part": part, "of": count}) for part in range(count)]
@@ -141,7 +141,7 @@ class _Clients:
 
 async def _mishaps(world: World, pool: Pool, server: Server) -> None:
     for _ in range(world.random.randrange(4)):
-        await world.some_time(2.0)
+        await _some_moment(world, pool)
         kind = world.random.choice(["dies", "cut off", "lies", "leaves"])
         if kind == "dies":
             await _restart(world, server)
@@ -157,6 +157,13 @@ async def _mishaps(world: World, pool: Pool, server: Server) -> None:
             await _leave(world, pool, server)
 
 
+async def _some_moment(world: World, pool: Pool) -> None:
+    """Wait for any time, or until all servers are being changed."""
+    latest, changed = world.loop.time() + world.random.uniform(0.0, 3.0), world.random.random() < 0.5
+    await world.until(lambda: world.loop.time() >= latest or (changed and pool._changes > 0))
+    await world.some_time(0.1)
+
+
 def _urls(pool: Pool) -> list[str]:
     return [shown["url"] for shown in pool.servers()]
 
@@ -165,7 +172,7 @@ async def _restart(world: World, server: Server) -> None:
     """Die, for so long that the pool sees it."""
     server.die()
     await asyncio.sleep(2.0)
-    await world.some_time(2.0)
+    await world.some_time(1.0)
     server.rise()
 
 
