@@ -4,6 +4,7 @@ from tests.torture.scenarios import (
     fair_pool,
     gate,
     leader_news,
+    leader_restarts,
     recording,
     roll_queue,
     servers,
@@ -12,4 +13,15 @@ from tests.torture.scenarios import (
     writer,
 )
 
-__all__ = ["fair_pool", "gate", "leader_news", "recording", "roll_queue", "servers", "turns", "weights", "writer"]
+__all__ = [
+    "fair_pool",
+    "gate",
+    "leader_news",
+    "leader_restarts",
+    "recording",
+    "roll_queue",
+    "servers",
+    "turns",
+    "weights",
+    "writer",
+]
