@@ -636,8 +636,8 @@ class Pool:
             await self.pauses.end([member.url])
 
     async def _end_notes(self) -> None:
-        """Forget the notes of the servers that run again."""
-        paused = {member.url for member in self._members if member.paused}
+        """Forget the notes of the servers that run again. Those of servers that are leaving end with their parting."""
+        paused = {member.url for member in self._members if member.paused} | self._partings.keys()
         await self.pauses.end([url for url in self.pauses.held if url not in paused])
 
     async def _note_memory(self, released: frozenset[str]) -> None:

@@ -271,6 +271,33 @@ async def test_a_server_that_could_not_be_continued_when_it_was_removed_is_when_
         assert not paused(live[1]) and not table.notes
 
 
+async def test_the_end_of_a_pause_forgets_no_server_that_is_just_removed_and_does_not_answer() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        live[1].forget("/continue_generation")
+        engine, arrives, asked = pool._members[0].engine, asyncio.Event(), asyncio.Event()
+        resume = engine.resume
+
+        async def late() -> None:
+            asked.set()
+            await arrives.wait()
+            await resume()
+
+        engine.resume = late  # type: ignore[method-assign]
+        resuming = asyncio.create_task(gate.admin.resume())
+        await asked.wait()
+        await pool.remove(live[1].url)
+        arrives.set()
+        await resuming
+        await until(lambda: not pool._partings)
+        live[1].remember()
+        assert paused(live[1]) and {note.url for note in table.notes.values()} == {live[1].url}
+        await pool.add(live[1].url)
+        assert not paused(live[1]) and not table.notes
+
+
 async def test_a_server_that_is_removed_as_it_is_paused_is_continued() -> None:
     table = Notes()
     async with wires(2) as live, server(table, *live) as (pool, gate):
