@@ -33,18 +33,21 @@ class PoolState:
     released: frozenset[str] = frozenset()
 
 
-async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
+async def bring(member: Member, state: PoolState, *, alone: bool, torn: bool = False) -> int:
     """Bring a server to the weights, memory and pause of `state`; return the weight version that it then serves.
 
-    `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. Raises
-    EngineLost, or EngineUnavailable if the server cannot join.
+    `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. `torn`: its
+    weights may not be those of the version that it names. Raises EngineLost, or EngineUnavailable if the server cannot
+    join.
     """
     version = await member.engine.check()
     if state.released:
         raise EngineUnavailable("memory is released; the server joins after POST /engine/resume_memory")
     try:
         await _wake(member)
-        if version != state.version and not (alone and state.weights is None):
+        if (torn or version != state.version) and not (alone and state.weights is None):
+            if state.weights is None and version == state.version:
+                raise EngineUnavailable(f"{member.url} may lack parts of the weights; it joins after the next update")
             if state.weights is None:
                 raise EngineUnavailable(
                     f"{member.url} serves weight version {version}, the others serve {state.version}"

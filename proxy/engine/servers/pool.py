@@ -219,6 +219,7 @@ class Pool:
         async with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
             self._transfer.end()
+            self._transfer.torn -= {member.url for member in self._alive()}
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -525,7 +526,13 @@ class Pool:
             leads = self.leads and member.url not in self._restored
             if state.mode is not None and leads and not state.released:  # else it is not paused here
                 await self.pauses.begin([member.url], state.mode)
-            version = await (bring if leads else follow)(member, state, alone=not self._alive())
+            alone = not self._alive()
+            if leads:
+                version = await bring(member, state, alone=alone, torn=member.url in self._transfer.torn)
+            else:
+                version = await follow(member, state, alone=alone)
+            if state.weights is not None:
+                self._transfer.torn.discard(member.url)
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
@@ -550,6 +557,7 @@ class Pool:
     def _drop(self, member: Member) -> asyncio.Task[None]:
         """Take a server out of the pool; return the task that then parts from it."""
         self._members.remove(member)
+        self._transfer.lose(member)
         self._events.info("engine server left", member.url)
         self._placement.forget(member)
         task = self._partings[member.url] = asyncio.create_task(self._part_for_good(member))

@@ -17,12 +17,16 @@ _GROUP = (WeightTransfer.INIT_GROUP, WeightTransfer.DESTROY_GROUP)
 
 
 class Transfer:
-    """The servers that have had each part so far, if a transfer is under way."""
+    """The servers that have had each part so far, if a transfer is under way.
+
+    `torn`: the URLs of servers that may name the version of a transfer of which they have not had all parts.
+    """
 
     def __init__(self) -> None:
         self._having: set[Member] | None = None
         self._bracketed = False
         self._named: Any = None
+        self.torn: set[str] = set()
 
     def latecomers(self, step: WeightTransfer, named: Any, alive: Sequence[Member]) -> list[Member]:
         """The servers of those `alive` that lack parts before this `step`, which names the version `named`, or None.
@@ -34,6 +38,7 @@ class Transfer:
             return []
         if self._having is None or not self._continues(step, named):
             self._having, self._bracketed = set(alive), step is WeightTransfer.BEGIN
+            self.torn -= {member.url for member in alive}
         self._named = named
         late = [member for member in alive if member not in self._having]
         if late and len(late) == len(alive):
@@ -44,9 +49,11 @@ class Transfer:
         return late
 
     def lose(self, member: Member) -> None:
-        """Note that a server is gone, and may have forgotten everything."""
-        if self._having is not None:
+        """Note that a server is gone. It may have forgotten everything, and may have had the latest part or not."""
+        if self._having is not None and member in self._having:
             self._having.discard(member)
+            if self._named is not None:
+                self.torn.add(member.url)
 
     def end(self) -> None:
         """Note that no transfer is under way: the next part begins one."""

@@ -630,3 +630,25 @@ async def test_a_server_that_joins_after_a_weight_transfer_gets_the_next_one(end
         await restarted(pool, live[1])
         await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**PARTS[0], "weight_version": "2"})
         assert set(states(pool).values()) == {"alive"} and {wire.wire.version for wire in live} == {"2"}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_server_that_may_lack_parts_of_a_weight_transfer_loads_weights_before_it_joins(leaves: bool) -> None:
+    """The name of its version proves nothing if each part names it."""
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        for part in PARTS:
+            await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**part, "weight_version": "2"})
+            if leaves:
+                await pool.remove(live[1].url)
+                with pytest.raises(InvalidRequest, match="may lack parts of the weights"):
+                    await pool.add(live[1].url)
+                break
+            pool._eject(pool._members[1], "it does not answer")
+            await pool._look_at(pool._members[1])
+            assert "may lack parts of the weights" in pool.servers()[1]["failure"]
+        assert live[1].wire.version == "2"
+        await pool.update_weights("/weights/2", 2)
+        await (pool.add(live[1].url) if leaves else pool._look_at(pool._members[1]))
+        assert [path for path, _ in live[1].wire.calls].count("/update_weights_from_disk") == 2
+        assert set(states(pool).values()) == {"alive"}
