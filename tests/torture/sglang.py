@@ -57,6 +57,11 @@ class Server:
         """Whether all of its memory is there."""
         return not self.released
 
+    @property
+    def torn(self) -> bool:
+        """Whether it has parts of two versions."""
+        return self.weights == _TORN
+
     def die(self) -> None:
         """Lose everything that it has."""
         self.up, self.lives = False, self.lives + 1
