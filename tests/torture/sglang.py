@@ -16,13 +16,13 @@ import orjson
 from proxy.engine.interface import MEMORY_TAGS, PauseMode
 from proxy.engine.servers import sglang_server
 from proxy.engine.servers.connection import Keys, server_url
-from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
+from proxy.errors import EngineLost, EngineUnavailable
 from proxy.types import ids_of
 from tests.engines.scripts import following
 from tests.torture.runs import World
 
 _TICK_S = 0.02
-_LOAD_S = 1.0
+_LOAD_S, _START_S = 1.0, 2.0
 _TORN = 63
 _SERVERS, _PARTS_OF_ONE = 64, 8.0
 
@@ -81,16 +81,16 @@ class Server:
         self.released, self.parts, self.running = set[str](), list[int](), set[str]()
         self.target = 0
 
-    def check(self, life: int) -> None:
+    def check(self, life: int, *, ran: bool = True) -> None:
         """Raise EngineLost unless it has lived on since it was in this life."""
         if not self.answers or life != self.lives:
-            raise EngineLost(f"{self.url} does not answer")
+            raise EngineLost(f"{self.url} does not answer", ran=ran)
 
     async def call(self, path: str, body: Mapping[str, Any]) -> Any:
         """Answer a call, unless it or its answer is lost on the way."""
         await self.world.some_time(0.05)
         life = self.lives
-        self.check(life)
+        self.check(life, ran=False)
         if path.startswith(("/update_weights", "/end_")):
             await asyncio.sleep(self.world.random.uniform(0.0, _LOAD_S))
             if life != self.lives:
@@ -152,8 +152,9 @@ class Server:
         self.released |= tags
 
     def _take_back(self, tags: set[str]) -> None:
-        if not tags <= self.released:
-            raise InvalidRequest(f"{tags - self.released} is there already")
+        if not tags <= self.released:  # its scheduler dies of that
+            self.die()
+            self.world.loop.call_later(_START_S, self.rise)
         self.released -= tags
 
     async def sample(self, body: Mapping[str, Any], connection: Connection) -> AsyncIterator[dict[str, Any]]:

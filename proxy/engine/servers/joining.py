@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.engine.interface import PauseMode, tags_of
 from proxy.engine.servers.placement import Member
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
 _PART_S = 5.0
 """Limit in seconds for resuming a server that leaves."""
@@ -88,11 +88,19 @@ async def part(member: Member) -> None:
 
 
 async def _wake(member: Member) -> None:
-    """Resume the memory that the server was told to release before it was lost: SGLang dies of a kind that is there."""
+    """Resume the memory that the server was told to release before it was lost.
+
+    SGLang dies of kinds that it has not released. So it is asked once: then it has them, or it starts again with all.
+    """
     if member.released:
-        with suppress(InvalidRequest):  # the server was restarted and holds all its memory
-            await member.engine.resume_memory(tags_of(member.released))
-        member.released = frozenset()
+        kinds, member.released = member.released, frozenset()
+        try:
+            with suppress(InvalidRequest):  # the server was restarted and holds all its memory
+                await member.engine.resume_memory(tags_of(kinds))
+        except EngineLost as error:
+            if not error.ran:
+                member.released = kinds
+            raise
 
 
 async def _halt(member: Member, mode: PauseMode | None) -> None:

@@ -194,14 +194,16 @@ async def _restart(world: World, server: Server) -> None:
 
 
 async def _leave(world: World, pool: Pool, server: Server) -> None:
-    """Leave the pool, perhaps while it is cut off, and join again. Without its memory it has to be started anew."""
+    """Leave the pool, perhaps while it is cut off, and join again. Told to release memory, it has to restart."""
     server.reachable = world.random.random() < 0.5
+    member = next((member for member in pool._members if member.url == server.url), None)
     await pool.remove(server.url)
     await world.some_time(1.0)
     server.reachable = True
     for _ in range(20):
-        if not server.whole:
+        if not server.whole or (member is not None and member.released):
             await _restart(world, server)
+            member = None
         with suppress(InvalidRequest):  # it lacks weights that were transferred, until the next ones
             return await pool.add(server.url)
         await asyncio.sleep(0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -652,3 +653,25 @@ async def test_a_server_that_may_lack_parts_of_a_weight_transfer_loads_weights_b
         await (pool.add(live[1].url) if leaves else pool._look_at(pool._members[1]))
         assert [path for path, _ in live[1].wire.calls].count("/update_weights_from_disk") == 2
         assert set(states(pool).values()) == {"alive"}
+
+
+@pytest.mark.parametrize("reached", [False, True])
+async def test_memory_is_resumed_once_of_a_server_that_may_die_of_it(reached: bool) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.release_memory()
+        member, asked = pool._members[0], list[Sequence[str]]()
+        pool._eject(member, "it died")
+        await pool.resume_memory()
+        resume = member.engine.resume_memory
+
+        async def dies(tags: Sequence[str] = ()) -> None:
+            asked.append(tags)
+            if len(asked) == 1:
+                raise EngineLost("it died of that", ran=reached)
+            await resume(tags)
+
+        member.engine.resume_memory = dies  # type: ignore[method-assign]
+        await pool._look_at(member)
+        assert states(pool)[member.url] == "ejected"
+        await pool._look_at(member)
+        assert states(pool)[member.url] == "alive" and len(asked) == (1 if reached else 2)
