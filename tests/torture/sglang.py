@@ -67,9 +67,10 @@ class Server:
         self.up, self.lives = False, self.lives + 1
 
     def rise(self) -> None:
-        """Start with the first weights."""
-        self.up = True
-        self._begin()
+        """Start with the first weights, unless it has started already."""
+        if not self.up:
+            self.up = True
+            self._begin()
 
     def deceive(self, lie: str | None) -> None:
         """Name this version in answers from now on."""

@@ -34,16 +34,17 @@ _LIES = ("0", "1", "2", "3", "40", "none of these", "")
 
 
 class _Pool(Pool):
-    """`torn`: a server with parts of two versions was let in, as it was the only one; its trainer has to know."""
+    """`loose`: the only server was let in with the weights that it had, which only the trainer can know."""
 
     def __init__(self, servers: Mapping[str, Server], opener: Callable[[str], Awaitable[RemoteEngine]]) -> None:
         super().__init__(list(servers), opener, start_timeout_s=5.0, check_s=_CHECK_S, engine_timeout_s=_TIMEOUT_S)
-        self._servers, self.torn = servers, False
+        self._servers, self.loose = servers, False
 
     async def _agree(self, member: Member, *, proven: bool = False) -> None:
+        managed = self._state.managed
         await super()._agree(member, proven=proven)
         alone = not [other for other in self._alive() if other is not member]
-        self.torn = self.torn or (alone and self._servers[member.url].torn)
+        self.loose = self.loose or managed > self._state.managed or (alone and self._servers[member.url].torn)
 
 
 class _Trainer:
@@ -148,7 +149,7 @@ class _Clients:
         for version, logprob in zip(reply.versions, reply.logprobs, strict=True):
             number, weights = sampled_by(logprob)
             server = self._servers[number]
-            if self._pool.torn:
+            if self._pool.loose:
                 continue
             assert weights in server.had, f"{server.url} has parts of two versions, and sampled as version {version}"
             assert version <= max(server.had), f"{server.url} had {server.had}, and sampled as version {version}"
