@@ -6,8 +6,8 @@ The logprob of a token tells which server sampled it with which weights, whateve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -79,7 +79,7 @@ class Server:
     def _begin(self) -> None:
         self.name, self.weights = "default", 0
         self.mode: PauseMode | None = None
-        self.released, self.parts, self.running = set[str](), list[int](), set[str]()
+        self.released, self.parts, self.running = set[str](), list[int](), dict[str, tuple[Connection, int]]()
         self.target = 0
 
     def check(self, life: int, *, ran: bool = True) -> None:
@@ -148,8 +148,9 @@ class Server:
         self.name = body.get("weight_version", self.name)
 
     def _release(self, tags: set[str]) -> None:
-        if self.running or self.mode is None:
-            self.wrong.append(f"{self.url} released memory with {self.running}, mode {self.mode}")
+        read = [rid for rid, (connection, cuts) in self.running.items() if connection.cuts == cuts]
+        if read or self.mode is None:
+            self.wrong.append(f"{self.url} released memory with {read}, mode {self.mode}")
         self.released |= tags
 
     def _take_back(self, tags: set[str]) -> None:
@@ -158,7 +159,7 @@ class Server:
             self.world.loop.call_later(_START_S, self.rise)
         self.released -= tags
 
-    async def sample(self, body: Mapping[str, Any], connection: Connection) -> AsyncIterator[dict[str, Any]]:
+    async def sample(self, body: Mapping[str, Any], connection: Connection) -> AsyncGenerator[dict[str, Any], None]:
         """The parts of an answer, each with all tokens so far."""
         await self.world.some_time(0.05)
         life, cuts, aborts = self.lives, connection.cuts, self.aborts
@@ -168,7 +169,7 @@ class Server:
         every = params.get("stream_interval", 1) if body["stream"] else len(ids)
         taken: list[list[Any]] = []
         had: list[int] = []
-        self.running.add(body["rid"])
+        self.running[body["rid"]] = connection, cuts
         try:
             while len(taken) < len(ids):
                 await asyncio.sleep(_TICK_S)
@@ -190,7 +191,7 @@ class Server:
                 elif len(taken) == 1 or len(taken) % every == 0:
                     yield self._part(body, ids, taken, had, None)
         finally:
-            self.running.discard(body["rid"])
+            self.running.pop(body["rid"], None)
 
     def _part(
         self, body: Mapping[str, Any], ids: Sequence[int], taken: list[Any], had: list[int], finish: str | None
@@ -231,20 +232,22 @@ class Connection:
         if self._closed:
             raise EngineLost("the connection is closed")
         if path == "/abort_request":
-            self._server.running.discard((body or {})["rid"])
+            self._server.running.pop((body or {})["rid"], None)
             return {}
         return await self._server.call(path, body or {})
 
     async def generate(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> Any:
         last: Any = None
-        async for part in self._server.sample(orjson.loads(b"".join(body)), self):
-            last = part
+        async with aclosing(self._server.sample(orjson.loads(b"".join(body)), self)) as parts:
+            async for part in parts:
+                last = part
         return last
 
     async def stream(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: Any) -> None:
-        async for part in self._server.sample(orjson.loads(b"".join(body)), self):
-            if reply.feed(b"data: " + orjson.dumps(part) + b"\n\n"):
-                return
+        async with aclosing(self._server.sample(orjson.loads(b"".join(body)), self)) as parts:
+            async for part in parts:
+                if reply.feed(b"data: " + orjson.dumps(part) + b"\n\n"):
+                    return
         raise EngineUnavailable("the stream has no end")
 
     def cut(self) -> None:
