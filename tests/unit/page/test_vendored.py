@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert command[:2] == ["npm", "pack"]
         version = command[-1].rpartition("@")[2]
         target = Path(command[command.index("--pack-destination") + 1]) / "a.tgz"
-        # the header of a gzip file has the second of its writing: a fixed one, since the digests of two packings are compared
+        # the header of a gzip file has the second of its writing: a fixed one, as digests of two packings are compared
         with gzip.GzipFile(target, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
             for name, text in {"package.json": '{"license": "MIT"}', "dist/a.mjs": f"// {version}\n"}.items():
                 entry = tarfile.TarInfo(f"package/{name}")
