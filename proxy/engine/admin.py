@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from proxy.engine.gate import Load
-from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer, tags_of
 from proxy.errors import EngineIncapable, EngineUnavailable, ProxyError
 from proxy.telemetry.engine_metrics import EngineMetrics
 
@@ -138,7 +138,7 @@ class EngineAdmin:
             await self._empty(mode)
             try:
                 if kinds:
-                    await self._engine.release_memory(_tags(kinds))
+                    await self._engine.release_memory(tags_of(kinds))
             except ProxyError:
                 if not was_paused:
                     await self._reopen()
@@ -153,7 +153,7 @@ class EngineAdmin:
             self._check_can_release()
             kinds = frozenset(tags or MEMORY_TAGS) & self._released
             if kinds:
-                await self._engine.resume_memory(_tags(kinds))
+                await self._engine.resume_memory(tags_of(kinds))
             self._released -= kinds
             logger.info("engine memory resumed", {"still_released": ",".join(sorted(self._released)) or None})
             if self._paused_for_memory and not self._released:
@@ -213,8 +213,3 @@ class EngineAdmin:
 def _engine_mode(mode: PauseMode) -> PauseMode:
     """The mode that the engine is told: it never sees DRAIN."""
     return PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode
-
-
-def _tags(kinds: frozenset[str]) -> tuple[str, ...]:
-    """`kinds` as engines expect them: an empty tuple for all of MEMORY_TAGS."""
-    return () if kinds == frozenset(MEMORY_TAGS) else tuple(sorted(kinds))

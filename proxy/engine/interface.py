@@ -18,6 +18,11 @@ MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 """Kinds of memory that an engine may release, under SGLang's names."""
 
 
+def tags_of(kinds: frozenset[str]) -> tuple[str, ...]:
+    """`kinds` as engines expect them: an empty tuple for all of MEMORY_TAGS."""
+    return () if kinds == frozenset(MEMORY_TAGS) else tuple(sorted(kinds))
+
+
 class Capability(StrEnum):
     """Optional features of an engine. A request that needs a missing one is refused with an error that names it.
 

@@ -104,6 +104,11 @@ class Pauses:
         if self._table is not None and (notes := [self._held.pop(url) for url in urls if url in self._held]):
             await self._write(self._table.forget(notes), "forgotten")
 
+    def leave(self, url: str) -> None:
+        """Note that this server lets go of one that may still be paused."""
+        if (note := self._held.pop(url, None)) is not None:
+            self.left[url] = note
+
     async def look(self, doubt_s: float = 0.0) -> None:
         """Find what servers have left that ended within their pause. The leases of others were seen expired `doubt_s`
         seconds ago, so that an owner who was only cut off from the database could renew his."""

@@ -106,6 +106,7 @@ class SglangWire(Wire):
             "/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause,
             "/continue_generation": self.resume, "/update_weights_from_disk": self.update, "/flush_cache": self.flush,
             "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
+            "/update_weights_from_distributed": self.transfer, "/end_weight_update": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
         }  # fmt: skip
         posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
@@ -154,7 +155,11 @@ class SglangWire(Wire):
         return JSONResponse({}, 200 if self.flushes and not self.lingers else 400)
 
     async def transfer(self, request: Request) -> Response:
-        self.calls.append((request.url.path, await request.json()))
+        body = await request.json()
+        self.calls.append((request.url.path, body))
+        if body.get("weight_version") is not None:
+            self.version = body["weight_version"]
+            await self.engine.update_weights("transferred", int(self.version))
         return JSONResponse({"success": True, "message": "done"})
 
     async def abort(self, request: Request) -> Response:

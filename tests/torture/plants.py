@@ -190,6 +190,137 @@ PLANTS = (
         "        if self._mode is not None:\n            return\n        loop, limit_s",
         "        loop, limit_s",
     ),
+    Plant(
+        "a_turn_that_was_given_up_once_counts_as_cancelled",
+        "gate_pauses",
+        "proxy/engine/gate.py",
+        "        flight.task.uncancel()\n        flight.expired",
+        "        flight.expired",
+    ),
+    Plant(
+        "the_wait_for_a_token_goes_on_after_a_pause_where_it_was",
+        "gate_pauses",
+        "proxy/engine/gate.py",
+        "                flight.heard = now\n        self._look()\n",
+        "                pass\n        self._look()\n",
+    ),
+    Plant(
+        "a_cancellation_is_taken_for_a_timeout_for_a_token",
+        "gate_timeouts_and_cancellations",
+        "proxy/engine/gate.py",
+        "            and flight.task.cancelling() == flight.cancels + 1  # nobody else has cancelled it\n",
+        "",
+    ),
+    Plant(
+        "a_pause_that_is_cancelled_as_it_begins_holds_requests",
+        "gate_pauses_that_are_given_up",
+        "proxy/engine/gate.py",
+        "        except BaseException:\n            await self.let_in()\n            raise\n        self._mode = mode",
+        "        except BaseException:\n            raise\n        self._mode = mode",
+    ),
+    Plant(
+        "requests_are_let_in_before_the_engine_runs_again",
+        "pool_of_servers",
+        "proxy/engine/admin.py",
+        "            await self._engine.resume()\n            await self._gate.let_in()\n            paused_s",
+        "            await self._gate.let_in()\n            await self._engine.resume()\n            paused_s",
+    ),
+    Plant(
+        "a_server_joins_in_a_state_that_has_changed_meanwhile",
+        "pool_of_servers",
+        "proxy/engine/servers/pool.py",
+        "            if state is self._state and not self._changes and (",
+        "            if not self._changes and (",
+    ),
+    Plant(
+        "a_server_counts_as_paused_only_once_it_has_answered",
+        "pool_of_servers",
+        "proxy/engine/servers/pool.py",
+        "            for member in self._alive():\n"
+        "                member.paused = True\n"
+        "            await self._on_all(lambda engine: engine.pause(mode))\n",
+        "            await self._on_all(lambda engine: engine.pause(mode))\n"
+        "            for member in self._alive():\n"
+        "                member.paused = True\n",
+    ),
+    Plant(
+        "a_server_that_returns_within_a_weight_transfer_gets_the_rest",
+        "weights_of_servers",
+        "proxy/engine/servers/transfer.py",
+        "        late = [member for member in alive if member not in self._having]\n",
+        "        late: list[Member] = []\n",
+    ),
+    Plant(
+        "a_server_that_is_removed_as_it_joins_stays_paused",
+        "weights_of_servers",
+        "proxy/engine/servers/pool.py",
+        "        self.pauses.leave(engine.url)\n"
+        "        paused = member.paused\n"
+        "        await self._part(member)\n"
+        "        if paused and not member.paused:  # else it may be paused from an earlier time\n"
+        "            await self.pauses.continued(engine.url)\n",
+        "        await engine.close()\n",
+    ),
+    Plant(
+        "nobody_is_told_of_a_group_that_is_complete",
+        "roll_queue",
+        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "            if queue.first() is not None:\n                self._deliverable.notify_all()\n",
+        "",
+    ),
+    Plant(
+        "nobody_is_woken_when_an_environment_gives_its_place_back",
+        "roll_queue",
+        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "            self.group_queue[group_id].give_back(episode_id)\n"
+        "            self._episodes[group_id].notify_all()\n",
+        "            self.group_queue[group_id].give_back(episode_id)\n",
+    ),
+    Plant(
+        "nobody_is_told_that_the_last_environment_has_left",
+        "roll_queue_until_the_data_end",
+        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "env_id is None else env_id)\n            self._deliverable.notify_all()\n",
+        "env_id is None else env_id)\n",
+    ),
+    Plant(
+        "nobody_is_told_that_an_environment_cannot_play",
+        "roll_queue_until_the_data_end",
+        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "            self._failure = self._failure or error\n            self._deliverable.notify_all()\n",
+        "            self._failure = self._failure or error\n",
+    ),
+    Plant(
+        "the_end_of_a_session_is_cancelled_with_its_episode",
+        "recording_of_episodes",
+        "proxy/rollout/episodes/play.py",
+        "failure = await to_the_end(leave_session(self._episode, failure, None))",
+        "failure = await leave_session(self._episode, failure, None)",
+    ),
+    Plant(
+        "the_end_of_a_cancelled_session_is_cancelled_again",
+        "recording_of_episodes",
+        "proxy/rollout/episodes/play.py",
+        "await to_the_end(leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S))",
+        "await leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S)",
+    ),
+    Plant(
+        "the_grace_of_an_attempt_runs_on_after_a_retry_has_joined_it",
+        "turns_on_workers",
+        "proxy/sessions/attempts.py",
+        "        self.readers += 1\n        self.stop_grace()",
+        "        self.readers += 1",
+    ),
+    Plant(
+        "what_a_request_repeats_is_not_decided_again_after_rendering",
+        "turns_on_workers",
+        "proxy/turns/turns.py",
+        "        decision = decide(session.attempts.get(key, ()), request)\n"
+        "        if (earlier := await self._earlier(session, request, decision)) is not None:\n"
+        "            return earlier\n"
+        "        if self._seat",
+        "        decision = NewSample(())\n        if self._seat",
+    ),
 )
 
 

@@ -66,16 +66,17 @@ class World:
 
     async def abandon_some(self, work: Coroutine[Any, Any, _T], most_s: float, chance: float = 0.5) -> _T | None:
         """Run `work`, or cancel it somewhere; None if it was cancelled."""
-        task = asyncio.create_task(work)
+        task, abandoned = asyncio.create_task(work), False
         if self.random.random() < chance:
             await self.some_time(most_s)
-            task.cancel()
+            abandoned = task.cancel()
         try:
             return await task
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if me is not None and me.cancelling():
                 raise
+            assert abandoned, "nobody has cancelled it"
             return None
 
 

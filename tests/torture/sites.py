@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
+from sqlalchemy import Connection, event
+
 from proxy.api.turn_routes import App
 from proxy.app import build_app
 from proxy.commands.audit import audit
@@ -22,10 +24,12 @@ from proxy.settings import Settings
 from proxy.store import schema
 from proxy.store.inspection import inspecting
 from proxy.turns import prompts
+from proxy.turns.turns import GRACE_S
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
 from tests.engines.scripts import following, model_like
 from tests.support import migrated, tiny_renderer
+from tests.torture.fibres import sleep
 from tests.torture.runs import World
 from tests.torture.wire import Exchange, Wires
 
@@ -81,6 +85,9 @@ class Site:
             **{"database_url": f"sqlite:///{database}", "migrate": True, "engine": "scripted"} | settings
         )
         self._script = model_like(tick_s)
+        self._slow = (
+            world.random.choice([0.0, 0.0, 0.1]) if workers == 1 else 0.0
+        )  # a lock of SQLite is waited for in real time
         self._seats = Seats(workers, 100) if workers > 1 else None
         self._stacks: dict[int, AsyncExitStack] = {}
         self._exchanges: set[Exchange] = set()
@@ -112,12 +119,18 @@ class Site:
         renderer = tiny_renderer()
         engine = ScriptedEngine(self._play, vocab_size=renderer.vocab_size)
         app = build_app(self.settings, engine=engine, renderer=renderer, place=place)
+        event.listen(app.state.store.database._writer_engine, "commit", self._commits)
         if place is not None:
             self._wires.apps[place.peers.address()] = app.state.for_workers
         stack = self._stacks[number] = AsyncExitStack()
         await stack.enter_async_context(app.router.lifespan_context(app))
         self.apps[number] = app
         self.engines.append(engine)
+
+    def _commits(self, connection: Connection) -> None:
+        """Let some commits take as long as the grace of a client that left."""
+        if self._world.loop.chance(self._slow):
+            sleep(self._world.random.uniform(0.0, 1.5 * GRACE_S))
 
     async def stop(self, number: int = 0) -> None:
         """Stop a worker as the server does, and check that nothing of it stays."""

@@ -9,9 +9,9 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from proxy.engine.interface import PauseMode
+from proxy.engine.interface import PauseMode, tags_of
 from proxy.engine.servers.placement import Member
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
 _PART_S = 5.0
 """Limit in seconds for resuming a server that leaves."""
@@ -33,18 +33,21 @@ class PoolState:
     released: frozenset[str] = frozenset()
 
 
-async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
+async def bring(member: Member, state: PoolState, *, alone: bool, torn: bool = False) -> int:
     """Bring a server to the weights, memory and pause of `state`; return the weight version that it then serves.
 
-    `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. Raises
-    EngineLost, or EngineUnavailable if the server cannot join.
+    `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. `torn`: its
+    weights may not be those of the version that it names. Raises EngineLost, or EngineUnavailable if the server cannot
+    join.
     """
     version = await member.engine.check()
     if state.released:
         raise EngineUnavailable("memory is released; the server joins after POST /engine/resume_memory")
     try:
         await _wake(member)
-        if version != state.version and not (alone and state.weights is None):
+        if (torn or version != state.version) and not (alone and state.weights is None):
+            if state.weights is None and version == state.version:
+                raise EngineUnavailable(f"{member.url} may lack parts of the weights; it joins after the next update")
             if state.weights is None:
                 raise EngineUnavailable(
                     f"{member.url} serves weight version {version}, the others serve {state.version}"
@@ -67,14 +70,16 @@ async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
     version = await member.engine.check()
     if version != state.version and not (alone and (version > state.version or not state.managed)):
         raise EngineUnavailable(f"{member.url} serves weight version {version}, the others serve {state.version}")
-    member.paused, member.released = state.mode is not None, bool(state.released)
+    member.paused, member.released = state.mode is not None, state.released
     await member.engine.follow(state.mode, None)
     return version
 
 
 async def part(member: Member) -> None:
-    """Close the connection to a server. Resume it first if the pool paused it: no other client would."""
-    if member.alive and member.paused and not member.released:
+    """Close the connection to a server. Resume it first if the pool paused it: no other client would. One that is
+    ejected may answer.
+    """
+    if member.paused and not member.released:
         with suppress(ProxyError, TimeoutError):  # the server is gone or hangs
             async with asyncio.timeout(_PART_S):
                 await member.engine.resume()
@@ -83,11 +88,19 @@ async def part(member: Member) -> None:
 
 
 async def _wake(member: Member) -> None:
-    """Resume the memory that the server was told to release before it was lost."""
+    """Resume the memory that the server was told to release before it was lost.
+
+    SGLang dies of kinds that it has not released. So it is asked once: then it has them, or it starts again with all.
+    """
     if member.released:
-        with suppress(InvalidRequest):  # the server was restarted and holds all its memory
-            await member.engine.resume_memory()
-        member.released = False
+        kinds, member.released = member.released, frozenset()
+        try:
+            with suppress(InvalidRequest):  # the server was restarted and holds all its memory
+                await member.engine.resume_memory(tags_of(kinds))
+        except EngineLost as error:
+            if not error.ran:
+                member.released = kinds
+            raise
 
 
 async def _halt(member: Member, mode: PauseMode | None) -> None:

@@ -26,16 +26,17 @@ _MORE, _TIMES = 32, 1.5
 class Member:
     """A server of the pool.
 
-    `alive`: it answers and is in the pool's state. `paused`, `released`: it was told to pause or to release memory, and
-    not yet told to end that, even if it was restarted meanwhile. `leaving`: it takes no new requests and is dropped
-    after its last one. `doubtful`: it answers, but has lost or failed a request, or joined during a pause, and has
-    sampled no token since. `served`: requests so far. `failure`: why it is not alive or doubtful, "" if it is fine.
+    `alive`: it answers and is in the pool's state. `paused`, `released`: it was told to pause, or to release these
+    kinds of memory, and not yet told to end that, even if it was restarted meanwhile. `leaving`: it takes no new
+    requests and is dropped after its last one. `doubtful`: it answers, but has lost or failed a request, or joined
+    during a pause, and has sampled no token since. `served`: requests so far. `failure`: why it is not alive or
+    doubtful, "" if it is fine.
     """
 
     engine: RemoteEngine
     alive: bool = False
     paused: bool = False
-    released: bool = False
+    released: frozenset[str] = frozenset()
     leaving: bool = False
     doubtful: bool = False
     in_flight: int = 0

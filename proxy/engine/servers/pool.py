@@ -30,6 +30,7 @@ from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.transfer import Transfer
 from proxy.engine.servers.trust import Trust, failure_of
 from proxy.errors import (
     ConfigurationError,
@@ -86,6 +87,7 @@ class Pool:
         self._summed_up: tuple[tuple[EngineInfo, ...], int, int] = ((), 0, 0)
         self._info: EngineInfo
         self._state = PoolState()
+        self._transfer = Transfer()
         self._changes = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -94,6 +96,7 @@ class Pool:
         # Each process counts failures for itself, so each tells of them.
         self._trust = Trust(self._members, lambda: self._resting, ServerEvents())
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
+        self._partings: dict[str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._restored: set[str] = set()
@@ -179,8 +182,8 @@ class Pool:
             return finish
         finally:
             member.in_flight -= 1
-            if member.leaving and not member.in_flight:
-                await self._drop(member)
+            if member.leaving and not member.in_flight and member in self._members:
+                self._drop(member)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
@@ -207,6 +210,7 @@ class Pool:
             for member, result in zip(members, results, strict=True):
                 member.paused = isinstance(result, BaseException)
                 self._judge(member, result)
+            self._transfer.end()
             await self._end_notes()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
@@ -214,6 +218,8 @@ class Pool:
         new = self._state.version + 1 if version is None else version
         async with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
+            self._transfer.end()
+            self._transfer.torn -= {member.url for member in self._alive()}
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -221,10 +227,15 @@ class Pool:
 
         A `rank_offset` (INIT_GROUP) is that of the first server; each further server starts where the ranks of the one
         before end, in the order of `servers`. Raises InvalidRequest if it is not an integer.
+
+        A server that has joined since the transfer began is ejected: the version that is named would not be its own.
+        Raises EngineUnavailable if all have.
         """
         offset = fields.get("rank_offset")
         if offset is not None and type(offset) is not int:
             raise InvalidRequest("'rank_offset' must be an integer: the rank of the first server", param="rank_offset")
+        for member in self._transfer.latecomers(step, fields.get("weight_version"), self._alive()):
+            self._eject(member, "it joined in the middle of a weight transfer, of which it lacks the beginning")
         bodies: dict[str, Mapping[str, Any]] = {}
         for member in self._alive():
             bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
@@ -237,11 +248,12 @@ class Pool:
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory on every server."""
-        released = self._state.released | frozenset(tags or MEMORY_TAGS)
+        kinds = frozenset(tags or MEMORY_TAGS)
+        released = self._state.released | kinds
         async with self._change(released=released):
             await self._note_memory(released)
             for member in self._alive():
-                member.released = True
+                member.released |= kinds
             await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
@@ -251,7 +263,7 @@ class Pool:
             if self._alive():  # servers that return have their memory, or take it back as they join
                 await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
-                member.released = bool(left)
+                member.released = left
             await self._note_memory(left)
 
     async def flush_cache(self) -> None:
@@ -276,6 +288,8 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._trust.rest()
+        if partings := list(self._partings.values()):
+            await asyncio.wait(partings)
         await asyncio.gather(*map(self._part, self._members))
         await self._end_notes()
 
@@ -306,7 +320,7 @@ class Pool:
         await self._have(urls)
         version = state.version if state.managed else None
         for member in self._alive():
-            member.paused, member.released = state.mode is not None, bool(state.released)
+            member.paused, member.released = state.mode is not None, state.released
         await asyncio.gather(*(member.engine.follow(state.mode, version) for member in self._alive()))
 
     async def _have(self, urls: Sequence[str]) -> None:
@@ -400,7 +414,9 @@ class Pool:
             raise InvalidRequest(f"{url} is not in the pool", param="url")
         found[0].leaving = True
         if not found[0].in_flight:
-            await self._drop(found[0])
+            parting = self._drop(found[0])
+            if not self._changes:  # else it goes on in the background
+                await asyncio.shield(parting)
 
     def _alive(self) -> list[Member]:
         """The servers that pauses and weights apply to: leaving ones too, as they still run requests."""
@@ -471,6 +487,7 @@ class Pool:
         if member.alive:
             self._events.warning("engine server is lost", member.url, reason=why, requests=member.in_flight or None)
         member.alive, member.failure = False, why
+        self._transfer.lose(member)
         member.engine.cut()
         self._tell_alive()
 
@@ -506,10 +523,16 @@ class Pool:
         while True:
             await self._settled.wait()
             state = self._state
-            if state.mode is not None and self.leads:
-                await self.pauses.begin([member.url], state.mode, state.released)
             leads = self.leads and member.url not in self._restored
-            version = await (bring if leads else follow)(member, state, alone=not self._alive())
+            if state.mode is not None and leads and not state.released:  # else it is not paused here
+                await self.pauses.begin([member.url], state.mode)
+            alone = not self._alive()
+            if leads:
+                version = await bring(member, state, alone=alone, torn=member.url in self._transfer.torn)
+            else:
+                version = await follow(member, state, alone=alone)
+            if state.weights is not None:
+                self._transfer.torn.discard(member.url)
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
@@ -531,16 +554,25 @@ class Pool:
             why = named_failure(engine.url, error.message)
             raise EngineUnavailable(f"the server does not sample a token: {why}") from None
 
-    async def _drop(self, member: Member) -> None:
-        if member in self._members:
-            self._members.remove(member)
-            self._events.info("engine server left", member.url)
-            self._placement.forget(member)
-            if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
-                look.cancel()
-                await asyncio.wait([look])
-            await self._part(member)
-            await self.pauses.end([member.url])
+    def _drop(self, member: Member) -> asyncio.Task[None]:
+        """Take a server out of the pool; return the task that then parts from it."""
+        self._members.remove(member)
+        self._transfer.lose(member)
+        self._events.info("engine server left", member.url)
+        self._placement.forget(member)
+        task = self._partings[member.url] = asyncio.create_task(self._part_for_good(member))
+        task.add_done_callback(lambda _: self._partings.pop(member.url))
+        return task
+
+    async def _part_for_good(self, member: Member) -> None:
+        if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
+            look.cancel()
+            await asyncio.wait([look])
+        await self._settled.wait()  # a pause that is on its way must not arrive after its end
+        self.pauses.leave(member.url)
+        await self._part(member)
+        if not member.paused or member.released:  # else whoever reaches it next continues it
+            await self.pauses.continued(member.url)
 
     async def _part(self, member: Member) -> None:
         """Close the connection to a server. Only the process that leads has paused it."""
@@ -612,8 +644,8 @@ class Pool:
             await self.pauses.end([member.url])
 
     async def _end_notes(self) -> None:
-        """Forget the notes of the servers that run again."""
-        paused = {member.url for member in self._members if member.paused}
+        """Forget the notes of the servers that run again. Those of servers that are leaving end with their parting."""
+        paused = {member.url for member in self._members if member.paused} | self._partings.keys()
         await self.pauses.end([url for url in self.pauses.held if url not in paused])
 
     async def _note_memory(self, released: frozenset[str]) -> None:
@@ -637,6 +669,8 @@ class Pool:
 
     async def _reach(self, url: str) -> tuple[RemoteEngine, bool]:
         """Connect to a server and have it sample a token; whether it could."""
+        if (parting := self._partings.get(url)) is not None:
+            await asyncio.wait([parting])
         engine = await self._connect(url)
         try:
             await self._continue(engine)
@@ -646,7 +680,7 @@ class Pool:
             raise
 
     async def _join(self, engine: RemoteEngine, *, proven: bool) -> None:
-        """Let a missing server join. Close the connection if it cannot, or was removed meanwhile."""
+        """Let a missing server join. Part from it if it cannot, or was removed meanwhile."""
         member = Member(engine)
         try:
             await self._agree(member, proven=proven)
@@ -660,7 +694,11 @@ class Pool:
                 self._tell_alive()
                 await self._end_note(member)
                 return
-        await engine.close()
+        self.pauses.leave(engine.url)
+        paused = member.paused
+        await self._part(member)
+        if paused and not member.paused:  # else it may be paused from an earlier time
+            await self.pauses.continued(engine.url)
 
     async def _watch(self) -> None:
         """Check all servers periodically, until cancelled. Each runs in its own task, so a slow one delays no other."""

@@ -7,6 +7,7 @@ from tests.torture.scenarios import (
     gate,
     keys,
     leader_news,
+    leader_restarts,
     places,
     recording,
     replicas,
@@ -14,6 +15,7 @@ from tests.torture.scenarios import (
     servers,
     sessions,
     turns,
+    weights,
     writer,
 )
 
@@ -24,6 +26,7 @@ __all__ = [
     "gate",
     "keys",
     "leader_news",
+    "leader_restarts",
     "places",
     "recording",
     "replicas",
@@ -31,5 +34,6 @@ __all__ = [
     "servers",
     "sessions",
     "turns",
+    "weights",
     "writer",
 ]

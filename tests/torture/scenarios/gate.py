@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from proxy.engine.chunks import TakeChunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import Failure, GenerateRequest
@@ -47,6 +50,28 @@ class _Servers(PooledEngine):
         return scripted
 
 
+class _Gate(AdminGate):
+    """Looks whether requests reach the engine while they are held. `holding`: a pause is about to begin."""
+
+    def __init__(self, engine: _Servers, **settings: Any) -> None:
+        super().__init__(engine, **settings)
+        self.holding = False
+        sample = self._sample
+
+        async def watched(request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
+            assert not self.holding, "a request was let in while a pause begins"
+            return await sample(request, take)
+
+        self._sample = watched
+
+    async def hold(self, mode: PauseMode) -> None:
+        self.holding = True
+        try:
+            await super().hold(mode)
+        finally:
+            self.holding = False
+
+
 async def _pauses(world: World, gate: AdminGate, rounds: int) -> None:
     """Pause in all modes, for longer than any timeout for a token, with weight updates."""
     for _ in range(rounds):
@@ -66,7 +91,7 @@ async def _pauses(world: World, gate: AdminGate, rounds: int) -> None:
 async def gate_pauses(world: World) -> None:
     """A pause fails no request, however long it is, and each request gets the tokens that it would get without."""
     engine = _Servers(world.random.choice([0.01, 1.0]))
-    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+    gate = _Gate(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
 
     async def caller(number: int) -> None:
         await world.some_time(5.0)
@@ -74,7 +99,9 @@ async def gate_pauses(world: World) -> None:
         reply = CollectedReply()
 
         async def sampled() -> FinishReason:
-            return await gate.sample(request, reply.add)
+            finish, me = await gate.sample(request, reply.add), asyncio.current_task()
+            assert me is not None and not me.cancelling(), "it counts as cancelled"
+            return finish
 
         try:
             finish = await world.abandon_some(sampled(), 2.0, chance=0.2)
@@ -127,6 +154,58 @@ async def gate_pauses_as_timeouts_end(world: World) -> None:
 
     await world.all(*(caller(number) for number in range(5)), pause())
     assert gate.running == gate.waiting == 0 and gate.paused is None and not gate._flights
+
+
+@scenario
+async def gate_timeouts_and_cancellations(world: World) -> None:
+    """Who is cancelled ends at once, also if he is given up for another server at the same moment."""
+    engine = _Servers(1.0)
+    gate = gate_of(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+    engine.silences = world.random.randrange(1, 4)
+    calls = [asyncio.create_task(gate.read(asking(str(number), 80, start=40 + number))) for number in range(4)]
+    for _ in range(world.random.randrange(1, 4)):
+        await world.until(lambda: gate._alarm is not None)
+        assert gate._alarm is not None
+        await asyncio.sleep(gate._alarm.when() - world.loop.time())
+    await world.some_time(0.0)
+    for call in world.random.sample(calls, 2):
+        if call.cancel():
+            await asyncio.wait([call], timeout=5.0)
+            assert call.done(), "who was cancelled goes on"
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(result, CollectedReply | asyncio.CancelledError), result
+    assert gate.running == gate.waiting == 0 and not gate._flights and not engine.running
+
+
+@scenario
+async def gate_pauses_that_are_given_up(world: World) -> None:
+    """A pause that is cancelled as it begins holds nobody, and the next one begins anew."""
+    engine = _Servers(world.random.choice([0.01, 1.0]))
+    gate = _Gate(engine, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
+
+    async def caller(number: int) -> None:
+        await world.some_time(2.0)
+        request = asking(str(number), world.random.randrange(1, 40), start=40 + number)
+        reply = await gate.read(request)
+        assert list(reply.ids) == uninterrupted(request)
+
+    async def pauses() -> None:
+        for _ in range(3):
+            await world.some_time(2.0)
+            pausing = asyncio.create_task(gate.admin.pause(world.random.choice([PauseMode.DRAIN, PauseMode.ABORT])))
+            await world.some_time(2.0)
+            if not pausing.cancel():
+                await pausing
+                await gate.admin.resume()
+                continue
+            with suppress(asyncio.CancelledError):
+                await pausing
+                await gate.admin.resume()
+            await gate.admin.resume()
+            assert not gate.held and gate.paused is None, "a pause that was given up holds requests"
+
+    await world.all(*(caller(number) for number in range(5)), pauses())
+    assert gate.running == gate.waiting == 0 and not gate.held and not engine.trespassers
 
 
 @scenario

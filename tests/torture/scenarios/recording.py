@@ -179,7 +179,7 @@ async def recording_of_episodes(world: World) -> None:
             client._http = wires.client("server")
             played = _Played(world, client, _Agent(world, wires))
             playing = asyncio.create_task(played.play())
-            ends = world.random.choice(["all", "stopped", "cancelled", "cancelled"])
+            ends = world.random.choice(["all", "stopped", "cancelled", "cancelled twice"])
             if ends != "all":
                 await _some_moment(world, played)
                 if ends == "stopped":
@@ -187,8 +187,14 @@ async def recording_of_episodes(world: World) -> None:
                 else:
                     playing.cancel()
                     played.summary.stopped = "cancelled"
+                if ends == "cancelled twice":
+                    await world.some_time(0.3)
+                    playing.cancel()
+                    for task in played.run._playing:
+                        task.cancel()
             with suppress(asyncio.CancelledError):
                 await playing
+            assert all(task.done() for task in played.run._playing), "it has ended, and yet it plays"
             await asyncio.to_thread(played.journal.close)
             await world.until(lambda: not wires.exchanges)
             played.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -35,9 +36,12 @@ class _Thread(fibres.Thread):
 
 
 class _Queue:
-    """A queue of `groups` groups of environments, for `steps` steps; each needs a whole batch to go on."""
+    """A queue of `groups` groups of environments, for `steps` steps; each needs a whole batch to go on.
 
-    def __init__(self, world: World) -> None:
+    `endless`: for all that the environments play until each of them has no more data, in one batch.
+    """
+
+    def __init__(self, world: World, *, endless: bool = False) -> None:
         random = world.random
         self._world = world
         self.groups, self.size, self.redundancy = random.randrange(1, 4), random.randrange(1, 4), random.randrange(2)
@@ -46,6 +50,10 @@ class _Queue:
         self._drops = random.choice([0.0, 0.3, 0.6])
         self._fails = random.choice([0.0, 0.1])
         self._waiting: set[int] = set()
+        self._endless = endless
+        self._left: set[int] = set()
+        self._players = Counter[tuple[int, int]]()
+        self.error = RuntimeError("an environment cannot be made")
         self._idle_s = 0.0
         self.put: set[int] = set()
         self.filtered: set[int] = set()
@@ -55,8 +63,8 @@ class _Queue:
         monitor = SimpleNamespace(enable=random.random() < 0.3, monitor_interval=30, hung_timeout=3600)
         self.manager = GroupQueueManager(
             SimpleNamespace(
-                rollout_batch_size=self.batch,
-                val_batch_size=self.batch,
+                rollout_batch_size=-1 if endless else self.batch,
+                val_batch_size=-1 if endless else self.batch,
                 async_generation_ratio=random.choice([0, 0, 1]),
                 env_monitor=monitor,
             ),
@@ -109,14 +117,22 @@ class _Queue:
         """Play until there is nothing more; some episodes fail, and some processes die and are started again."""
         random = self._world.random
         self._waiting.add(env_id)
-        while (episode_id := self.manager.get_episode_id(group_id, env_id)) is not None:
+        left = random.randrange(1, 4) if self._endless else 1_000_000
+        while left and (episode_id := self.manager.get_episode_id(group_id, env_id)) is not None:
             self._waiting.discard(env_id)
+            self._players[group_id, episode_id] += 1
+            assert self._players[group_id, episode_id] <= self.size + self.redundancy, "an episode has too many players"
             fibres.sleep(_SLOW_S if random.random() < 0.1 else random.uniform(0.0, 0.1))
             if (chance := random.random()) < self._fails:
+                self._players[group_id, episode_id] -= 1
+                if self._endless and chance < self._fails / 4:
+                    return self.manager.fail(self.error)
                 if chance < self._fails / 2:
                     self.manager.give_back(group_id, env_id)
                 else:
                     self.manager.release([(group_id, env_id)])
+                if random.random() < 0.5:
+                    fibres.sleep(_SLOW_S)  # to start again takes time, in which another one can play
                 self._waiting.add(env_id)
                 continue
             number = len(self.put)
@@ -124,9 +140,16 @@ class _Queue:
             rollout = DataProto(meta_info={"number": number, "group": (group_id, episode_id)})
             self.manager.put(group_id, episode_id, 0, rollout, env_id)
             self._waiting.add(env_id)
+            left -= 1
         self._waiting.discard(env_id)
+        if self._endless:
+            self._left.add(env_id)
+            self.manager.put(group_id, None, 0, None, env_id)
 
     def _trains(self) -> None:
+        if self._endless:
+            self._reads_all()
+            return
         for step in range(self.steps):
             self.manager.advance_step(step)
             batch = self.manager.get_batch(self.batch, step)
@@ -138,11 +161,31 @@ class _Queue:
             assert set(members.values()) == {self.size}, f"a batch has parts of groups: {members}"
         self.manager.shutdown()
 
+    def _reads_all(self) -> None:
+        self.manager.advance_step(0)
+        try:
+            batch = self.manager.get_batch(-1, 0)
+        except RuntimeError as error:
+            assert error is self.error
+        else:
+            assert len(self._left) == self.groups * (self.size + self.redundancy), "environments still play"
+            self.batches.append([each.meta_info["number"] for each in batch])
+        self.manager.shutdown()
+
 
 @scenario
 async def roll_queue(world: World) -> None:
     """Each step gets a whole batch of whole groups, whatever the filter drops, and each result is used once at most."""
-    queue = _Queue(world)
+    await _played(_Queue(world), world)
+
+
+@scenario
+async def roll_queue_until_the_data_end(world: World) -> None:
+    """The only batch has all that was played, once no environment plays, or fails with the first that cannot."""
+    await _played(_Queue(world, endless=True), world)
+
+
+async def _played(queue: _Queue, world: World) -> None:
     threads = [_Thread(target=work, name=f"thread {number}") for number, work in enumerate(queue.work())]
     world.random.shuffle(threads)
     for thread in threads:

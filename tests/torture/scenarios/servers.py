@@ -256,7 +256,7 @@ class _Pool(Pool):
 
 
 @contextmanager
-def _seeded(world: World) -> Iterator[None]:
+def seeded(world: World) -> Iterator[None]:
     """Let breakers and the log go by the clock and the random numbers of the world."""
     with (
         mock.patch.object(Breaker.__init__, "__defaults__", (world.loop.time, world.random.random)),
@@ -341,7 +341,7 @@ async def pool_of_servers(world: World) -> None:
     """Each request gets its tokens, of weights that were in force when it began or later; no server misses a change."""
     urls = [f"http://s{number}:1" for number in range(world.random.randrange(2, 5))]
     servers = {url: _Server(world, url) for url in urls}
-    with _seeded(world):
+    with seeded(world):
         pool = _Pool(servers)
         await pool.start()
         gate = AdminGate(pool, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)

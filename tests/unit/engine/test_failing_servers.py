@@ -463,3 +463,16 @@ async def test_a_request_without_another_server_fails_at_its_first_timeout() -> 
         with pytest.raises(EngineTimeout):
             await AdminGate(pool, engine_timeout_s=0.05).read(of_session("s"))
         assert served(pool) == {wire.url: 1}
+
+
+async def test_a_doubted_server_that_is_ejected_is_not_asked_for_a_token() -> None:
+    """It may still be paused, and would keep the request."""
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await live[0].kill()
+        await live[0].start()
+        member = pool._members[0]
+        pool._trust.doubt(member, EngineLost("it lost a request"))
+        await pool._look_at(member)
+        assert states(pool)[live[0].url] == "ejected"
+        assert not live[0].wire.asked and member.doubtful

@@ -14,6 +14,8 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.pauses import LEASE_S, Pauses
 from proxy.engine.servers import proof
 from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.remote import RemoteEngine
+from proxy.errors import InvalidRequest
 from proxy.types import PauseNote
 from tests.engines.gates import AdminGate
 from tests.engines.pools import PROMPT, SELDOM_S, Notes, of_session, opener_of, wires
@@ -241,3 +243,116 @@ async def test_a_pause_begins_only_once_the_pause_of_another_server_has_been_end
         await continuing
         await pausing
         assert calls == ["continued", "paused"] and paused(wire)
+
+
+async def test_a_server_that_is_removed_while_it_is_ejected_and_paused_is_continued() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        await pool.remove(live[1].url)
+        assert paused(live[0]) and not paused(live[1])
+        assert {note.url for note in table.notes.values()} == {live[0].url}
+        await gate.admin.resume()
+        assert not table.notes
+
+
+async def test_a_server_that_could_not_be_continued_when_it_was_removed_is_when_it_joins_anew() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        live[1].forget("/continue_generation")
+        await pool.remove(live[1].url)
+        await gate.admin.resume()
+        live[1].remember()
+        assert paused(live[1]) and {note.url for note in table.notes.values()} == {live[1].url}
+        await pool.add(live[1].url)
+        assert not paused(live[1]) and not table.notes
+
+
+async def test_the_end_of_a_pause_forgets_no_server_that_is_just_removed_and_does_not_answer() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        pool._eject(pool._members[1], "it does not answer")
+        live[1].forget("/continue_generation")
+        engine, arrives, asked = pool._members[0].engine, asyncio.Event(), asyncio.Event()
+        resume = engine.resume
+
+        async def late() -> None:
+            asked.set()
+            await arrives.wait()
+            await resume()
+
+        engine.resume = late  # type: ignore[method-assign]
+        resuming = asyncio.create_task(gate.admin.resume())
+        await asked.wait()
+        await pool.remove(live[1].url)
+        arrives.set()
+        await resuming
+        await until(lambda: not pool._partings)
+        live[1].remember()
+        assert paused(live[1]) and {note.url for note in table.notes.values()} == {live[1].url}
+        await pool.add(live[1].url)
+        assert not paused(live[1]) and not table.notes
+
+
+async def test_a_server_that_is_removed_as_it_is_paused_is_continued() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        engine, arrives = pool._members[1].engine, asyncio.Event()
+        pause, asked = engine.pause, asyncio.Event()
+
+        async def late(mode: PauseMode) -> None:
+            asked.set()
+            await arrives.wait()
+            await pause(mode)
+
+        engine.pause = late  # type: ignore[method-assign]
+        pausing = asyncio.create_task(gate.admin.pause(PauseMode.IN_PLACE))
+        await asked.wait()
+        await pool.remove(live[1].url)
+        arrives.set()
+        await pausing
+        await until(lambda: not pool._partings)
+        assert paused(live[0]) and not paused(live[1])
+        assert {note.url for note in table.notes.values()} == {live[0].url}
+
+
+async def test_a_server_that_is_removed_while_it_joins_a_paused_pool_is_continued() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, live[0]) as (pool, gate):
+        await gate.admin.pause(PauseMode.IN_PLACE)
+        prove, joining = pool._prove, asyncio.Event()
+
+        async def proved(engine: RemoteEngine) -> bool:
+            joining.set()
+            await until(lambda: live[1].url not in pool._missing)
+            return await prove(engine)
+
+        pool._prove = proved  # type: ignore[method-assign]
+        adding = asyncio.create_task(pool.add(live[1].url))
+        await joining.wait()
+        await pool.remove(live[1].url)
+        await asyncio.wait([adding])
+        await until(lambda: not pool._looks)
+        assert paused(live[0]) and not paused(live[1])
+        assert {note.url for note in table.notes.values()} == {live[0].url}
+
+
+async def test_a_server_that_was_left_paused_is_continued_though_it_could_not_join_before() -> None:
+    table = Notes()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        await gate.admin.pause(PauseMode.ABORT)
+        live[1].forget("/continue_generation")
+        await pool.remove(live[1].url)
+        live[1].remember()
+        await gate.admin.resume()
+        await gate.admin.release_memory((), PauseMode.ABORT)
+        with pytest.raises(InvalidRequest, match="memory is released"):
+            await pool.add(live[1].url)
+        await gate.admin.resume_memory(())
+        assert paused(live[1])
+        await pool.add(live[1].url)
+        assert not paused(live[1]) and not table.notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxy.engine.servers.connection import Keys, ServerConnection, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
-from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
+from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
@@ -279,7 +280,7 @@ async def test_a_server_ejected_between_two_resumes_of_memory_resumes_the_rest_w
         await pool._look_at(pool._members[0])
         assert states(pool)[live[0].url] == "alive"
         resumed = [body for path, body in live[0].wire.calls if path == "/resume_memory_occupation"]
-        assert resumed == [{"tags": ["weights"]}, {"tags": None}]
+        assert resumed == [{"tags": ["weights"]}, {"tags": ["cuda_graph", "kv_cache"]}]
 
 
 async def test_servers_with_newer_weights_all_join_at_the_start() -> None:
@@ -538,3 +539,139 @@ async def test_a_reply_that_is_abandoned_as_it_was_sent_did_not_run() -> None:
                 await asking
             assert lost.value.ran is ran
         await server.close()
+
+
+async def test_the_look_at_a_server_ends_before_it_has_left() -> None:
+    """Else it could go on to bring the server back into the pool's state, after the server has joined anew."""
+    async with wires(2) as live, pool_of(live[0].url, live[1].url, check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await live[1].kill()
+        await live[1].start()
+        member = pool._members[1]
+        await pool._look_at(member)
+        assert states(pool)[live[1].url] == "ejected"
+        live[1].wire.before_update.clear()
+        look = pool._look_at(member)
+        await until(lambda: live[1].wire.updating)
+        await pool.remove(live[1].url)
+        assert look.cancelled() and not pool._looks
+        live[1].wire.before_update.set()
+        await pool.add(live[1].url)
+        assert states(pool) == dict.fromkeys((live[0].url, live[1].url), "alive") and not member.alive
+
+
+PARTS = [{"names": ["a"]}, {"names": ["b"]}]
+
+
+async def restarted(pool: Pool, wire: LiveWire) -> None:
+    """Start an engine server anew; it is back in the pool, with the weights that the others had loaded from disk."""
+    await wire.kill()
+    await wire.start()
+    member = next(member for member in pool._members if member.url == wire.url)
+    await pool._look_at(member)
+    await pool._look_at(member)
+    assert states(pool)[wire.url] == "alive" and wire.wire.version == "1"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            (WeightTransfer.BEGIN, {}),
+            *((WeightTransfer.FROM_DISTRIBUTED, part) for part in PARTS),
+            (WeightTransfer.END, {"weight_version": "2"}),
+        ],
+        [
+            *((WeightTransfer.FROM_DISTRIBUTED, part) for part in PARTS),
+            (WeightTransfer.FROM_DISTRIBUTED, {"weight_version": "2"}),
+        ],
+    ],
+)
+async def test_a_server_that_returns_in_the_middle_of_a_weight_transfer_serves_no_part_of_it(
+    steps: list[tuple[WeightTransfer, dict[str, Any]]],
+) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.transfer_weights(*steps[0])
+        await restarted(pool, live[1])
+        before = len(live[1].wire.calls)
+        for step, fields in steps[1:]:
+            await pool.transfer_weights(step, fields)
+        assert len(live[1].wire.calls) == before
+        assert states(pool) == {live[0].url: "alive", live[1].url: "ejected"}
+        reply = await AdminGate(pool).read(of_session("s"))
+        assert set(reply.versions) == {2} and live[0].wire.version == "2"
+
+
+async def test_a_weight_transfer_whose_beginning_no_server_has_is_refused_once() -> None:
+    async with wires(1) as (wire,), pool_of(wire.url, check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])
+        await restarted(pool, wire)
+        with pytest.raises(EngineUnavailable, match="begin it anew"):
+            await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[1])
+        assert states(pool) == {wire.url: "alive"} and wire.wire.version == "1"
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**PARTS[1], "weight_version": "2"})
+        assert states(pool) == {wire.url: "alive"} and wire.wire.version == "2"
+
+
+@pytest.mark.parametrize("end", ["resume", "update_weights", "init_group"])
+async def test_a_server_that_joins_after_a_weight_transfer_gets_the_next_one(end: str) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.pause(PauseMode.RETRACT)
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, PARTS[0])  # its trainer then dies
+        if end == "resume":
+            await pool.resume()
+        elif end == "update_weights":
+            await pool.update_weights("/weights/1", 1)
+        else:
+            await pool.transfer_weights(WeightTransfer.INIT_GROUP, {})
+        await restarted(pool, live[1])
+        await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**PARTS[0], "weight_version": "2"})
+        assert set(states(pool).values()) == {"alive"} and {wire.wire.version for wire in live} == {"2"}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_server_that_may_lack_parts_of_a_weight_transfer_loads_weights_before_it_joins(leaves: bool) -> None:
+    """The name of its version proves nothing if each part names it."""
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        for part in PARTS:
+            await pool.transfer_weights(WeightTransfer.FROM_DISTRIBUTED, {**part, "weight_version": "2"})
+            if leaves:
+                await pool.remove(live[1].url)
+                with pytest.raises(InvalidRequest, match="may lack parts of the weights"):
+                    await pool.add(live[1].url)
+                break
+            pool._eject(pool._members[1], "it does not answer")
+            await pool._look_at(pool._members[1])
+            assert "may lack parts of the weights" in pool.servers()[1]["failure"]
+        assert live[1].wire.version == "2"
+        await pool.update_weights("/weights/2", 2)
+        await (pool.add(live[1].url) if leaves else pool._look_at(pool._members[1]))
+        assert [path for path, _ in live[1].wire.calls].count("/update_weights_from_disk") == 2
+        assert set(states(pool).values()) == {"alive"}
+
+
+@pytest.mark.parametrize("reached", [False, True])
+async def test_memory_is_resumed_once_of_a_server_that_may_die_of_it(reached: bool) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.release_memory()
+        member, asked = pool._members[0], list[Sequence[str]]()
+        pool._eject(member, "it died")
+        await pool.resume_memory()
+        resume = member.engine.resume_memory
+
+        async def dies(tags: Sequence[str] = ()) -> None:
+            asked.append(tags)
+            if len(asked) == 1:
+                raise EngineLost("it died of that", ran=reached)
+            await resume(tags)
+
+        member.engine.resume_memory = dies  # type: ignore[method-assign]
+        await pool._look_at(member)
+        assert states(pool)[member.url] == "ejected"
+        await pool._look_at(member)
+        assert states(pool)[member.url] == "alive" and len(asked) == (1 if reached else 2)
