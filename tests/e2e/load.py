@@ -11,6 +11,9 @@ from typing import Any
 
 import httpx
 
+from proxy.reasons import Status
+from proxy.store.session_query import SessionQuery
+from proxy.store.store import Store
 from tests.e2e.processes import ROOT, run
 from tests.support import user
 
@@ -104,6 +107,21 @@ def check_database(url: str) -> str:
     done = run("db", "check", "--database-url", url, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+async def outputs_at(url: str) -> dict[str, str]:
+    """The text of every complete interaction, by id."""
+    store = await asyncio.to_thread(Store.open, url)
+    try:
+        outputs: dict[str, str] = {}
+        for record in await store.recordings.find_sessions(SessionQuery()):
+            for interaction in await store.recordings.load_interactions(record.session_id):
+                if interaction.status is Status.COMPLETE:
+                    assert len(interaction.output_ids) == len(interaction.logprobs)
+                    outputs[interaction.id] = interaction.output.content
+        return outputs
+    finally:
+        await store.close()
 
 
 def sqlite_url(folder: Path) -> str:

@@ -8,6 +8,7 @@ a new interpreter instead.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -223,6 +224,7 @@ def _command(arguments: list[str], folder: str, environment: Mapping[str, str], 
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for writer in writers:
         writer.close()
+    faulthandler.enable()  # SIGABRT shows where it hangs
     from proxy.commands import main
 
     main()

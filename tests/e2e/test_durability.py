@@ -19,10 +19,9 @@ import httpx
 import pytest
 
 from proxy.reasons import Status
-from proxy.store.session_query import SessionQuery
 from proxy.store.store import Store
 from tests.conftest import Postgres
-from tests.e2e.load import Load, check_database, sqlite_url, streamed
+from tests.e2e.load import Load, check_database, outputs_at, sqlite_url, streamed
 from tests.e2e.processes import ROOT, Process, run, server_process
 from tests.exports import entries
 from tests.support import user
@@ -313,21 +312,6 @@ async def killed_with_a_call_on_the_disk(process: Process, folder: Path) -> None
 
 async def stored_outputs(folder: Path) -> dict[str, str]:
     return await outputs_at(sqlite_url(folder))
-
-
-async def outputs_at(url: str) -> dict[str, str]:
-    """The text of every complete interaction, by id."""
-    store = await asyncio.to_thread(Store.open, url)
-    try:
-        outputs: dict[str, str] = {}
-        for record in await store.recordings.find_sessions(SessionQuery()):
-            for interaction in await store.recordings.load_interactions(record.session_id):
-                if interaction.status is Status.COMPLETE:
-                    assert len(interaction.output_ids) == len(interaction.logprobs)
-                    outputs[interaction.id] = interaction.output.content
-        return outputs
-    finally:
-        await store.close()
 
 
 def test_sigterm_lets_running_turns_end_and_exits_0(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.conftest import MEMORY
+from tests.torture.command import Outcome
 from tests.torture.loop import Hung, SeededLoop
 from tests.torture.seam import EPOCH_S, stepped
 
@@ -88,17 +88,6 @@ def scenario(function: Scenario) -> Scenario:
     """Register a scenario under the name of its function."""
     SCENARIOS[function.__name__] = function
     return function
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended. `failure`: what was wrong, with the stacks of what had not ended; empty if nothing was."""
-
-    name: str
-    seed: int
-    failure: str
-    steps: int
-    order: str
 
 
 def run(name: str, seed: int) -> Outcome:

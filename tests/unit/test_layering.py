@@ -150,7 +150,7 @@ PARTS: dict[str, set[str]] = {
     "rendering.parsing": {"rendering", "rendering.tool_calls", "types"},
     "rendering.templates": {"errors", "rendering", "types"},
     "rendering.tool_calls": {"engine", "errors", "types"},
-    "resources": set(),
+    "resources": {"errors"},
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
     "rollout.openenv": {
@@ -315,7 +315,7 @@ PARTS: dict[str, set[str]] = {
     },
     "terminal": {"client", "reasons", "trajectory", "tree_view"},
     "tree_view": {"client"},
-    "types": {"reasons", "telemetry"},
+    "types": {"reasons", "resources", "telemetry"},
     "vision": {"errors", "types"},
     "workers": {"engine", "errors", "telemetry", "reasons"},
 }
