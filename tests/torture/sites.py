@@ -69,11 +69,19 @@ class _Front:
 class Site:
     """`workers`: how many there are. `most`: `--max-turns-in-flight`. Sampling a token takes `tick_s`.
 
-    `alone`: it has the database for itself, as a server of one process on SQLite; else others may write there too.
+    `alone`: it has the database for itself, as a server of one process on SQLite; else others may write there too. `replicas`:
+    how many servers do.
     """
 
     def __init__(
-        self, world: World, *, workers: int = 1, tick_s: float = 0.01, alone: bool = False, **settings: Any
+        self,
+        world: World,
+        *,
+        workers: int = 1,
+        tick_s: float = 0.01,
+        alone: bool = False,
+        replicas: int = 1,
+        **settings: Any,
     ) -> None:
         self._workers = workers
         self._lock = SimpleNamespace(release=lambda: None) if alone else None
@@ -85,9 +93,8 @@ class Site:
             **{"database_url": f"sqlite:///{database}", "migrate": True, "engine": "scripted"} | settings
         )
         self._script = model_like(tick_s)
-        self._slow = (
-            world.random.choice([0.0, 0.0, 0.1]) if workers == 1 else 0.0
-        )  # a lock of SQLite is waited for in real time
+        # A lock of SQLite is waited for in real time.
+        self._slow = world.random.choice([0.0, 0.0, 0.1]) if workers == replicas == 1 else 0.0
         self._seats = Seats(workers, 100) if workers > 1 else None
         self._stacks: dict[int, AsyncExitStack] = {}
         self._exchanges: set[Exchange] = set()

@@ -25,7 +25,7 @@ class Replicas(Called):
 
     def __init__(self, world: World, **settings: Any) -> None:
         self._world = world
-        self.sites = [Site(world, shutdown_timeout_s=0.5, **settings) for _ in range(2)]
+        self.sites = [Site(world, replicas=2, shutdown_timeout_s=0.5, **settings) for _ in range(2)]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
