@@ -69,8 +69,8 @@ class _Front:
 class Site:
     """`workers`: how many there are. `most`: `--max-turns-in-flight`. Sampling a token takes `tick_s`.
 
-    `alone`: it has the database for itself, as a server of one process on SQLite; else others may write there too. `replicas`:
-    how many servers do.
+    `alone`: it has the database for itself, as a server of one process on SQLite; else others may write there too.
+    `replicas`: how many servers do.
     """
 
     def __init__(
