@@ -23,7 +23,7 @@ from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
 
 _LOGPROB = math.log(0.5)
-_RUNNING = 64
+_RUNNING = 16
 """Replies that it plays at once: they have one event loop, and nothing to wait for."""
 
 
