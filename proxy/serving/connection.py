@@ -85,6 +85,7 @@ class Connection(HttpToolsProtocol):
         self.received = 0
         self._unframed = 0
         self._is_full = False
+        self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the newest one
 
     @property
     def host(self) -> Host:
@@ -109,8 +110,15 @@ class Connection(HttpToolsProtocol):
         self.host.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # it tells the newest request only
+        if (cycle := self._running) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.host.leave(self)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._is_full:
@@ -128,7 +136,7 @@ class Connection(HttpToolsProtocol):
             self._unframed = 0
         elif self._unframed > MOST_HEADER_BYTES and not self.transport.is_closing():
             self.host.note("sent headers that are too long")
-            self.refuse(
+            self._refuse_next(
                 HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
             )
 
@@ -149,15 +157,14 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin a request, or end the reading if too many wait already: an error ends the work of the parser."""
         if len(self.pipeline) >= MOST_WAITING_REQUESTS:
-            self._fill()
+            self.host.note("sent too many requests ahead of their replies")
+            self._read_no_more(self.pipeline[0][0])
             raise _FullError
         super().on_headers_complete()
 
-    def _fill(self) -> None:
-        """Read nothing more: the requests that wait are answered, then the connection closes."""
+    def _read_no_more(self, newest: RequestResponseCycle) -> None:
+        """Answer the requests up to `newest`, then close."""
         self._is_full = True
-        self.host.note("sent too many requests ahead of their replies")
-        newest, _ = self.pipeline[0]
         newest.keep_alive = False
         self.cycle, self.scope = newest, newest.scope
 
@@ -183,7 +190,8 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser cannot read."""
         self.host.note("sent what is not HTTP")
-        self.refuse(InvalidRequest("this is not a valid HTTP/1.1 request; the server speaks plain HTTP, without TLS"))
+        error = InvalidRequest("this is not a valid HTTP/1.1 request; the server speaks plain HTTP, without TLS")
+        self._refuse_next(error)
 
     def on_body(self, body: bytes) -> None:
         self.received += len(body)
@@ -212,6 +220,14 @@ class Connection(HttpToolsProtocol):
         if self.scope is None:
             return Stage.FRESH
         return Stage.HEAD if cycle is None or cycle.scope is not self.scope else Stage.IDLE
+
+    def _refuse_next(self, error: ProxyError) -> None:
+        """Refuse what comes next. Replies to whole requests before it are finished first, and nothing follows them."""
+        running = self._running
+        if running is None or running.response_complete or (running is self.cycle and running.more_body):
+            self.refuse(error)
+        else:
+            self._read_no_more(self.pipeline[0][0] if self.pipeline else running)
 
     def refuse(self, error: ProxyError) -> None:
         """Answer a request that has not arrived whole with `error`, and close."""

@@ -421,6 +421,40 @@ async def test_replies_that_are_not_read_end_soon_once_the_server_is_stopping(cl
     await until(lambda: clients.app.left == 1)
 
 
+@pytest.mark.parametrize(
+    "behind", [b"\x16\x03\x01", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + bytes(80_000)]
+)
+@pytest.mark.parametrize("number", [1, 3])
+async def test_what_is_not_http_behind_requests_leaves_their_replies_whole(
+    clients: Clients, number: int, behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients.app.answering.clear()
+    reader, writer = await clients.connect(GET * number, stage=Stage.REPLY)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")  # the first reply has begun
+    writer.write(behind)
+    await writer.drain()
+    [connection] = clients.open
+    if number == 1:
+        await until(lambda: connection._is_full)
+    clients.app.answering.set()
+    with suppress(ConnectionResetError):
+        answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 ") == number - 1 and answers.count(b"whole") == number
+        assert b"HTTP/1.1 4" not in answers
+    assert clients.app.asked == number
+
+
+async def test_a_client_that_leaves_with_requests_behind_its_reply_is_noticed(clients: Clients) -> None:
+    clients.app.stream = True
+    reader, writer = await clients.connect(GET * 3)
+    await reader.readuntil(b"\r\n\r\n")
+    [connection] = clients.open
+    await until(lambda: len(connection.pipeline) == 2)
+    writer.transport.abort()
+    await until(lambda: clients.app.left == 1)
+    assert clients.app.asked == 1
+
+
 async def test_many_closed_connections_are_one_line_in_the_log(
     clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
