@@ -25,6 +25,8 @@ def read_config_file(path: Path) -> Mapping[str, tuple[Any, str]]:
         raise ConfigurationError(f"--config {path} is not text in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"--config {path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"--config {path} is nested too deeply") from None
     return {name: _checked(path, text, name, value) for name, value in found.items()}
 
 

@@ -128,6 +128,8 @@ def _config(folder: Path) -> TaskConfig:
         raise BadTask(f"{file} is missing; a Harbor task is a folder with {CONFIG} and {INSTRUCTION}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadTask(f"{file}: {error}") from None
+    except RecursionError:
+        raise BadTask(f"{file} is nested too deeply") from None
     except ValidationError as error:
         told = "; ".join(f"{_field(each['loc'])}: {_text(each['msg'])}" for each in error.errors(include_url=False))
         raise BadTask(f"{file}: {told}") from None

@@ -120,6 +120,8 @@ def _of_file(path: str) -> Any:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise InvalidRequest(f"'config' {path!r}: {error}", param="config") from None
+    except RecursionError:
+        raise InvalidRequest(f"'config' {path!r} is nested too deeply", param="config") from None
 
 
 def _check(loop: type, arguments: Mapping[str, Any], name: str) -> None:

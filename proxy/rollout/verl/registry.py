@@ -63,6 +63,8 @@ def register_file(path: str | os.PathLike[str]) -> None:
         listed = Config({"loops": yaml.safe_load(Path(path).read_text(encoding="utf-8"))}).to_dict()["loops"]
     except (OSError, yaml.YAMLError) as error:
         raise InvalidRequest(f"agent_loop_config_path: {error}", param="agent_loop_config_path") from None
+    except RecursionError:
+        raise InvalidRequest(f"{path} is nested too deeply", param="agent_loop_config_path") from None
     if not isinstance(listed, list) or not all(map(_is_entry, listed)):
         message = f"{path}: write a list whose entries have the texts 'name' and '_target_'"
         raise InvalidRequest(message, param="agent_loop_config_path")

@@ -54,6 +54,8 @@ def _entries(path: str) -> list[Any]:
         raise InvalidRequest(f"'tool_config_path': {error}", param="tool_config_path") from None
     except yaml.YAMLError as error:
         raise InvalidRequest(f"{path} is no YAML: {error}", param="tool_config_path") from None
+    except RecursionError:
+        raise InvalidRequest(f"{path} is nested too deeply", param="tool_config_path") from None
     if not isinstance(content, Mapping) or not isinstance(content.get("tools"), list):
         raise InvalidRequest(f"{path} has no list 'tools' of {{class_name, config, tool_schema}}", param="tools")
     try:
