@@ -48,7 +48,7 @@ class IdleSweep:
         session = await self._registry.get(session_id)
         async with session.lock:
             last = max((i.completed_at or 0.0 for i in session.complete()), default=0.0)
-            if session.running or max(last, session.record.updated_at) > before:
+            if session.running or session.waiting or max(last, session.record.updated_at) > before:
                 return False
             await self._endings.end(session, status=SessionStatus.EXPIRED, exit_reason=f"unused for {idle_s:g} s")
         logger.info(

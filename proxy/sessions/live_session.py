@@ -45,7 +45,7 @@ class LiveSession:
     `sampled_tokens`: output tokens of its complete turns.
     `turns_taken`: the number of complete and running turns.
     `running`: the number of turns that run on this replica.
-    `waiting`: the number of requests that wait for its end.
+    `waiting`: the number of requests that wait for its end, or for a paused engine.
     `stored`: its row is queued or in the store. A session that was only named has no row before its first turn.
     `confirmed`: its row was seen in the store.
     `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.

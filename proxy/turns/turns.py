@@ -178,7 +178,7 @@ class Turns:
         self._commits.check_backlog()
         self._check_room(request)
         if self._gate.closed:
-            await self._arrive(request.timeline)
+            await self._arrive(session, request.timeline)
         try:
             prompt = await self._prompt(session, request, identity, info)
         except ContextLengthExceeded:
@@ -299,15 +299,19 @@ class Turns:
         if here + request.n + (self._seat.turns_elsewhere() if self._seat is not None else 0) > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
-    async def _arrive(self, timeline: Timeline) -> None:
-        """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight."""
+    async def _arrive(self, session: LiveSession, timeline: Timeline) -> None:
+        """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight, and its
+        session is in use."""
         self._arriving += 1
+        session.waiting += 1
         timeline.held = time.monotonic()
         try:
             await self._gate.enter()
             timeline.let_in = time.monotonic()
         finally:
             self._arriving -= 1
+            session.waiting -= 1
+            session.touch()
 
     async def _earlier(self, session: LiveSession, request: TurnRequest, decision: Decision) -> Sequence[Choice] | None:
         """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled.

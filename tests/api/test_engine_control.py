@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -451,3 +452,16 @@ async def test_other_paths_below_engine_are_404(tmp_path: Path, path: str) -> No
         response = await server.post(path, {"model": "m", "messages": [user("go")]})
         assert response.status_code in (307, 400, 404), response.text
         assert server.engine.requests == []
+
+
+async def test_a_request_that_waits_for_a_paused_engine_keeps_its_session_in_use(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        await server.chat([user("a")])
+        await server.ok("/engine/pause_generation", {"mode": "in_place"})
+        live = server.app.state.registry.find("s")
+        asked = asyncio.ensure_future(server.chat([user("b")]))
+        await until(lambda: live.waiting == 1)  # so it neither expires nor leaves memory
+        live.used_at -= 3600
+        await server.ok("/engine/continue_generation", {})
+        await asked
+        assert live.waiting == 0 and live.used_at > time.monotonic() - 1800
