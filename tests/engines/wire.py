@@ -157,9 +157,10 @@ class SglangWire(Wire):
     async def transfer(self, request: Request) -> Response:
         body = await request.json()
         self.calls.append((request.url.path, body))
-        if body.get("weight_version") is not None:
-            self.version = body["weight_version"]
-            await self.engine.update_weights("transferred", int(self.version))
+        version = body.get("weight_version")
+        if request.url.path in ("/update_weights_from_distributed", "/end_weight_update") and version is not None:
+            self.version = version
+            await self.engine.update_weights("transferred", int(version))
         return JSONResponse({"success": True, "message": "done"})
 
     async def abort(self, request: Request) -> Response:
