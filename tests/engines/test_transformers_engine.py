@@ -24,6 +24,7 @@ from proxy.types import SamplingParams, ids_of
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.forward import plain_logprobs
 from tests.engines.gates import AdminGate
+from tests.support import until
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -303,6 +304,7 @@ async def test_a_dead_batching_thread_fails_every_request_and_is_told(own_engine
     assert all(isinstance(result, EngineFailed) for result in results)
     with pytest.raises(EngineFailed, match="out of luck"):
         await complete(own_engine, request_for(PROMPT, 50))
+    await until(lambda: own_engine.failure)  # the watcher of the thread has seen it
     with pytest.raises(EngineUnavailable, match=r"out of luck; restart the server"):
         Gate(own_engine, Settings()).check_alive()
     assert [record.levelname for record in caplog.records if record.getMessage() == "engine is dead"] == ["CRITICAL"]
