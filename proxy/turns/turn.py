@@ -35,8 +35,9 @@ class Turn:
 
     `index`: its index among the choices of the reply. `order`: when it may be committed; None for the only choice.
     `encode` tokenizes text from engines that return no token ids; `raw_text` is the text of an output, markup
-    included. `placed`: it has one of the `Places`. `committing`: the turn is on its way to the database and can no
-    longer be cancelled. `timeline`: when it reached what; complete once the turn has `ended`.
+    included. `begun`: its task runs. `unwanted`: it was cancelled, perhaps before that. `placed`: it has one of the
+    `Places`. `committing`: the turn is on its way to the database and can no longer be cancelled. `timeline`: when it
+    reached what; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -52,6 +53,8 @@ class Turn:
     encode: Callable[[str], Ids]
     raw_text: Callable[[Ids], str]
     deltas: list[Delta] = field(default_factory=list)
+    begun: bool = False
+    unwanted: bool = False
     placed: bool = False
     committing: bool = False
     task: asyncio.Task[Interaction] | None = None
@@ -81,6 +84,12 @@ class Turn:
     def ended(self) -> asyncio.Future[Interaction]:
         assert self.task is not None, "the turn was not started"
         return self.task
+
+    def cancel(self) -> None:
+        """Cancel its task. One that has not run yet ends as it begins, so that its end is recorded and told."""
+        self.unwanted = True
+        if self.begun and self.task is not None:
+            self.task.cancel()
 
     def answer(self) -> Answer:
         interaction = self.ended.result()

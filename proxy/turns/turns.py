@@ -447,8 +447,8 @@ class Turns:
     def cancel_deleted(self, session: LiveSession) -> None:
         """Cancel the turns that run in a session which was deleted; their clients get SessionNotFound."""
         for turn in self._running:
-            if turn.session is session and turn.task is not None and not turn.committing:
-                turn.task.cancel()
+            if turn.session is session and not turn.committing:
+                turn.cancel()
 
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a generation outside all sessions, within the same limits of turns and places. Raises TooManyRequests.
@@ -463,7 +463,11 @@ class Turns:
         task = asyncio.create_task(self._run_placed(request.sender, work))
         self._unrecorded.add(task)
         task.add_done_callback(self._unrecorded.discard)
+        task.add_done_callback(lambda _: work.close())  # if it was cancelled before it ran
         return task
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        return [*(turn.task for turn in self._running if turn.task is not None), *self._unrecorded]
 
     async def _run_placed(self, sender: Sender, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -486,20 +490,23 @@ class Turns:
         """
         self._draining = True
         self._gate.send_away()
-        tasks = [turn.task for turn in self._running if turn.task is not None]
-        if others := [*tasks, *self._unrecorded]:
-            await asyncio.wait(others, timeout=timeout_s)
-        running = (turn.task for turn in self._running if turn.task is not None and not turn.committing)
-        slow: list[asyncio.Task[Any]] = [*running, *self._unrecorded]
-        for task in slow:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        while (tasks := self._tasks()) and (left_s := ends_at - loop.time()) > 0:  # some may begin meanwhile
+            await asyncio.wait(tasks, timeout=left_s)
+        slow = [turn for turn in self._running if not turn.committing]
+        others = list(self._unrecorded)
+        for turn in slow:
+            turn.cancel()
+        for task in others:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
         for task in self._background:
             if task.get_name() == _GRACE:
                 task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._commits.record_rest()
-        return len(slow)
+        return len(slow) + len(others)
 
     def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:
         session, attempt = plan.session, plan.attempt
@@ -566,8 +573,10 @@ class Turns:
             turn.task.exception()
 
     async def _run(self, turn: Turn) -> Interaction:
-        sender = turn.request.sender
+        sender, turn.begun = turn.request.sender, True
         try:
+            if turn.unwanted:
+                raise asyncio.CancelledError
             if turn.index:  # the first has entered with its request
                 await self._turnstile.enter(sender)
             await self._place(sender)
@@ -603,9 +612,9 @@ class Turns:
         await asyncio.sleep(GRACE_S)
         attempt.grace = None
         for turn in self._choices[attempt]:
-            if turn.task is not None and not turn.committing:
+            if not turn.committing:
                 attempt.stage = Stage.ENDING
-                turn.task.cancel()
+                turn.cancel()
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_takes_its_queued_choices_with_it(tmp_path: P
         senders, turns = server.app.state.senders, server.app.state.turns
         await until(lambda: senders.queued.of.get(CROWD) == 17)
         for turn in list(turns._running):
-            turn.task.cancel()
+            turn.cancel()
         await asyncio.wait([crowd])
         await server.engine.resume()
         await until(lambda: not turns.busy)
