@@ -463,21 +463,18 @@ class Turns:
         task = asyncio.create_task(self._run_placed(request.sender, work))
         self._unrecorded.add(task)
         task.add_done_callback(self._unrecorded.discard)
-        task.add_done_callback(lambda _: work.close())  # if it was cancelled before it ran
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it ran
         return task
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         return [*(turn.task for turn in self._running if turn.task is not None), *self._unrecorded]
 
     async def _run_placed(self, sender: Sender, work: Coroutine[Any, Any, T]) -> T:
+        await self._place(sender)
         try:
-            await self._place(sender)
-            try:
-                return await work
-            finally:
-                self._places.give_back(sender)
+            return await work
         finally:
-            work.close()
+            self._places.give_back(sender)
 
     async def _place(self, sender: Sender) -> None:
         if not self._places.take_now(sender):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.engine.interface import PauseMode
+from proxy.engine.scripted.scripts import Reply, play
 from proxy.turns.turns import Turns
-from tests.support import says, serving, until, user
+from tests.support import sampled, says, serving, until, user
 
 
 async def test_a_turn_that_is_cancelled_before_it_runs_is_told_and_recorded(
@@ -35,7 +36,8 @@ async def test_a_turn_that_is_cancelled_before_it_runs_is_told_and_recorded(
 
 
 async def test_a_turn_that_begins_while_the_server_stops_may_finish(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("one", "a longer answer than that one")) as server:
+    slowly = play([Reply(sampled("one")), Reply(sampled("two"), delay_s=0.01)])
+    async with serving(tmp_path, slowly, max_running_requests=1) as server:
         turns = server.app.state.turns
         await server.engine.pause(PauseMode.IN_PLACE)
         first = asyncio.ensure_future(server.chat([user("a")], "first"))
@@ -43,8 +45,8 @@ async def test_a_turn_that_begins_while_the_server_stops_may_finish(tmp_path: Pa
         draining = asyncio.ensure_future(turns.drain(30.0))
         await asyncio.sleep(0)
         late = asyncio.ensure_future(server.chat([user("b")], "late"))
-        await until(lambda: len(server.engine.running) == 2)
+        await until(lambda: server.app.state.senders.queued.total == 1)  # so it runs once the first has been committed
         await server.engine.resume()
         assert (await first)["choices"][0]["message"]["content"] == "one"
-        assert (await late)["choices"][0]["message"]["content"] == "a longer answer than that one"
+        assert (await late)["choices"][0]["message"]["content"] == "two"
         assert await draining == 0

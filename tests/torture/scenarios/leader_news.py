@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import PauseMode
 from proxy.telemetry.engine_metrics import EngineMetrics
-from proxy.workers.leader import LEADER, Follower, Gates, Leader
+from proxy.workers.leader import LEADER, Gates, Leader
 from proxy.workers.peers import Unreachable
-from tests.engines.gates import AdminGate
 from tests.torture.runs import World, scenario
+from tests.torture.workers import Peers, Worker
 from tests.unit.engine.gated import WatchfulEngine
 
 
@@ -35,36 +34,12 @@ class _Engine(WatchfulEngine):
         assert (self.servers, self._version) >= before, f"older news were taken over: {before}, then {common}"
 
 
-class _Worker:
-    """One process. `ready`: it has caught up with the others."""
-
-    def __init__(self, world: World) -> None:
-        self.engine = _Engine(world)
-        self.gate = AdminGate(self.engine)
-        self.follower = Follower(self.engine, self.gate)
-        self.leader: Leader | None = None
-        self.ready = False
-
-    async def answer(self, step: str, *arguments: Any) -> Any:
-        of_gate = step in ("hold", "let_in", "until_idle", "load")
-        latest = self.leader if self.leader is not None and step == "latest" else self.follower
-        return await getattr(self.gate if of_gate else latest, step)(*arguments)
-
-
-class _Peers:
+class _Peers(Peers):
     """The calls of one worker to the others: each takes its own time on the way there and back."""
 
-    def __init__(self, world: World, workers: dict[int, _Worker], number: int) -> None:
-        self._world, self._workers, self._number = world, workers, number
-
-    async def ask_all(self, step: str, *arguments: Any) -> list[Any]:
-        others = [number for number in sorted(self._workers) if number != self._number]
-        results = await asyncio.gather(*(self._ask(one, step, *arguments) for one in others), return_exceptions=True)
-        reached = [result for result in results if not isinstance(result, Unreachable)]
-        for result in reached:
-            if isinstance(result, BaseException):
-                raise result
-        return reached
+    def __init__(self, world: World, workers: dict[int, Worker], number: int) -> None:
+        super().__init__(workers, number)
+        self._world = world
 
     async def _ask(self, number: int, step: str, *arguments: Any) -> Any:
         sent = pickle.dumps(arguments)
@@ -84,14 +59,14 @@ class _Workers:
 
     def __init__(self, world: World, count: int) -> None:
         self._world = world
-        self._running = dict[int, _Worker]()
-        first = self._running[LEADER] = _Worker(world)
+        self._running = dict[int, Worker]()
+        first = self._running[LEADER] = Worker(_Engine(world))
         peers: Any = _Peers(world, self._running, LEADER)
         gates = Gates(first.gate, peers)
         self.leader = first.leader = Leader(first.engine, gates, first.follower, peers, EngineMetrics())
         first.ready = True
         for number in range(1, count):
-            self._running[number] = _Worker(world)
+            self._running[number] = Worker(_Engine(world))
             self._running[number].ready = True
 
     async def restart(self) -> None:
@@ -99,7 +74,7 @@ class _Workers:
         number = self._world.random.choice([number for number in self._running if number != LEADER])
         del self._running[number]
         await self._world.some_time(0.3)
-        worker = self._running[number] = _Worker(self._world)
+        worker = self._running[number] = Worker(_Engine(self._world))
         peers: Any = _Peers(self._world, self._running, number)
         await worker.follower.catch_up(peers)
         worker.ready = True

@@ -10,10 +10,10 @@ from typing import Any
 
 from proxy.engine.interface import PauseMode
 from proxy.telemetry.engine_metrics import EngineMetrics
-from proxy.workers.leader import LEADER, Follower, Gates, Leader
+from proxy.workers.leader import LEADER, Gates, Leader
 from proxy.workers.peers import Unreachable
-from tests.engines.gates import AdminGate
 from tests.torture.runs import World, scenario
+from tests.torture.workers import Peers, Worker
 from tests.unit.engine.gated import WatchfulEngine, asking, uninterrupted
 
 _ARRIVES_S = 0.1
@@ -66,21 +66,10 @@ class _Engine(WatchfulEngine):
             raise asyncio.CancelledError
 
 
-class _Worker:
-    """One process. `ready`: it has started."""
-
-    def __init__(self, world: World, servers: _Servers) -> None:
-        self.engine = _Engine(world, servers)
-        self.engine.leads = False
-        self.gate = AdminGate(self.engine, pause_timeout_s=100_000.0)
-        self.follower = Follower(self.engine, self.gate)
-        self.leader: Leader | None = None
-        self.ready = False
-
-    async def answer(self, step: str, *arguments: Any) -> Any:
-        of_gate = step in ("hold", "let_in", "until_idle", "load")
-        latest = self.leader if self.leader is not None and step == "latest" else self.follower
-        return await getattr(self.gate if of_gate else latest, step)(*arguments)
+def _worker(world: World, servers: _Servers) -> Worker:
+    engine = _Engine(world, servers)
+    engine.leads = False
+    return Worker(engine, pause_timeout_s=100_000.0)
 
 
 class _Server:
@@ -89,11 +78,11 @@ class _Server:
     def __init__(self, world: World, count: int) -> None:
         self._world, self._count = world, count
         self.servers = _Servers()
-        self.running = dict[int, _Worker]()
+        self.running = dict[int, Worker]()
         self.administers: asyncio.Task[None] | None = None
 
     async def start(self, number: int) -> None:
-        worker = self.running[number] = _Worker(self._world, self.servers)
+        worker = self.running[number] = _worker(self._world, self.servers)
         peers: Any = _Peers(self._world, self.running, number)
         if number == LEADER:
             gates = Gates(worker.gate, peers)
@@ -130,23 +119,17 @@ class _Server:
                 assert worker.engine.common() == first.engine.common(), f"worker {number} has older news"
 
 
-class _Peers:
+class _Peers(Peers):
     """The calls of one worker to the others, which are cancelled there when it dies."""
 
-    def __init__(self, world: World, workers: dict[int, _Worker], number: int) -> None:
-        self._world, self._workers, self._number = world, workers, number
-        self._me = workers[number]
+    def __init__(self, world: World, workers: dict[int, Worker], number: int) -> None:
+        super().__init__(workers, number)
+        self._world, self._me = world, workers[number]
 
     async def ask_all(self, step: str, *arguments: Any) -> list[Any]:
         if self._me.engine.dead:
             raise asyncio.CancelledError
-        others = [number for number in sorted(self._workers) if number != self._number]
-        results = await asyncio.gather(*(self._ask(one, step, *arguments) for one in others), return_exceptions=True)
-        reached = [result for result in results if not isinstance(result, Unreachable)]
-        for result in reached:
-            if isinstance(result, BaseException):
-                raise result
-        return reached
+        return await super().ask_all(step, *arguments)
 
     async def _ask(self, number: int, step: str, *arguments: Any) -> Any:
         delivery = asyncio.create_task(self._delivered(number, step, pickle.dumps(arguments)))
