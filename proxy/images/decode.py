@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xxhash import xxh3_128
 
 from proxy.errors import InvalidRequest, how_to_get
+from proxy.images.parts import MOST_PARTS, has_too_many_parts
 from proxy.types import ImageFile
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def read_image(
     large image.
     """
     _check_bytes(data, name, most_bytes)
+    if has_too_many_parts(data):
+        raise InvalidRequest(f"'{name}' is an image of more than {MOST_PARTS} parts; encode it anew", param=name)
     with _reading(data, name), _opened(data) as image:
         _check_pixels(image.size, name, most_pixels)
         _check_shape(image.size, name)
@@ -99,8 +102,9 @@ def _image_module() -> Any:
         from PIL import Image
     except ImportError as error:
         raise InvalidRequest(f"this server cannot read images; {how_to_get('tokengrove[images]')}") from error
-    # The size is checked here, against the server's own limit, which is below Pillow's.
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    # Python keeps each text that it warned with, and one EXIF block makes Pillow warn 60,000 times. The size of images
+    # is checked here, against the server's own limit, which is below Pillow's.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     return Image
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from io import BytesIO
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from proxy.errors import InvalidRequest
 from proxy.images import decode
 from proxy.images.decode import MOST_RATIO, MOST_SIDE, decode_image, digest_of, pixels_of, read_image
+from proxy.images.parts import MOST_PARTS
+from proxy.images.plain import is_plain
 
 Image = pytest.importorskip("PIL.Image")
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -214,3 +217,57 @@ def test_what_stands_before_or_behind_a_jpeg_counts_as_no_scans() -> None:
     spelled = b"\xff\xda" * 200
     comment = b"\xff\xfe" + (len(spelled) + 2).to_bytes(2, "big") + spelled
     assert read_image(data[:2] + comment + data[2:] + spelled).pixels == read_image(data).pixels
+
+
+def with_parts(kind: str, number: int) -> bytes:
+    """An image that has so many parts which say nothing."""
+    name, _, what = kind.partition(" of ")
+    data = encoded(halves(64, 64).convert("P") if name == "GIF" else halves(64, 64), name)
+    at = {"PNG": 33, "JPEG": 2, "GIF": 13 + 3 * 2 ** ((data[10] & 7) + 1)}[name]
+    part = {
+        "chunks": png_chunk(b"abCd"),
+        "comments": b"\xff\xfe\0\x02",
+        "padding": b"\xff",
+        "extensions": b"\x21\xfe\0",
+        "pieces": b"\x01a",
+    }[what]
+    inside = b"\x21\xfe" + part * number + b"\0" if what == "pieces" else part * number
+    return data[:at] + inside + data[at:]
+
+
+PARTS = ["PNG of chunks", "JPEG of comments", "JPEG of padding", "GIF of extensions", "GIF of pieces"]
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_an_image_of_very_many_parts_is_refused_before_they_are_read(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_image(with_parts(kind, MOST_PARTS // 2)).width == 64
+    monkeypatch.setattr(decode, "_opened", None)
+    with pytest.raises(InvalidRequest, match=r"'a\.b' is an image of more than 50000 parts") as caught:
+        read_image(with_parts(kind, MOST_PARTS + 1), "a.b")
+    assert caught.value.param == "a.b"
+
+
+def test_a_broken_exif_block_makes_no_warnings() -> None:
+    entries = b"".join(struct.pack(">HHII", tag, 2, 2**24, 8) for tag in range(1, 100))
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", 99) + entries + bytes(4)
+    data = encoded(halves(), "JPEG", exif=exif)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decode._image_module.cache_clear()
+        read_image(data)
+    decode._image_module.cache_clear()
+    assert caught == []
+
+
+def test_whether_an_image_is_plain_is_seen_without_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    plain, before = encoded(halves()), encoded(halves(), exif=turned)
+    exif = before[before.index(b"eXIf") - 4 :][: 12 + int.from_bytes(before[before.index(b"eXIf") - 4 :][:4], "big")]
+    behind = plain[:-12] + exif + plain[-12:]
+    assert not is_plain(read_image(before)) and not is_plain(read_image(behind))
+    file = read_image(plain)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    assert is_plain(file)
