@@ -76,6 +76,11 @@ def brief(value: object) -> str:
     return text if len(text) <= _MOST_BRIEF else f"{text[:_MOST_BRIEF]}..."
 
 
+def short(text: str) -> str:
+    """A text that may have what a client sent in it, for a note: its middle is left out if it is long."""
+    return _shortened(text, _MOST_PARAM_BYTES)
+
+
 def _shortened(text: str, most: int) -> str:
     """The text without its middle if it has more than `most` bytes as JSON."""
     short, half = text, most // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.errors import short
 from proxy.reasons import Echo, Explained
 from proxy.types import Interaction
 
@@ -28,7 +29,7 @@ def notes_of(node: Interaction) -> dict[str, Any]:
     """The `notes` of an interaction as JSON, without defaults; the `notes` column stores them."""
     notes: dict[str, Any] = {}
     if node.dropped:
-        notes["dropped"] = list(node.dropped)
+        notes["dropped"] = list(map(short, node.dropped))
     if node.best_effort:
         notes["best_effort"] = list(node.best_effort)
     if node.echo:

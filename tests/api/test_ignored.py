@@ -93,3 +93,15 @@ async def test_very_many_names_are_cut(tmp_path: Path) -> None:
 
 
 BODY = {"model": "m", "messages": [user("hi")]}
+
+
+async def test_the_notes_of_a_turn_keep_no_long_type_whole(tmp_path: Path) -> None:
+    tools = [function_tool("f"), {"type": "x" * 100_000}]
+    async with serving(tmp_path, always()) as server:
+        body = {"model": "m", "messages": [user("hi")], "tools": tools, "y" * 50_000: 1}
+        response = await server.post("/s/v1/chat/completions", body)
+        assert response.status_code == 200 and len(response.headers[HEADER]) < 8000
+        (node,) = await server.tree()
+        short, other = sorted(node["notes"]["dropped"])
+        assert short.startswith("tools[1] of type xxx") and other.startswith("yyy")
+        assert len(short) <= 300 and len(other) <= 300 and "characters left out" in short
