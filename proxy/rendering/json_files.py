@@ -16,6 +16,6 @@ def read_json(path: Path) -> Mapping[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -93,7 +93,7 @@ def _said(answer: Message) -> dict[str, Any]:
 def _arguments(call: ToolCall) -> Any:
     try:
         return json.loads(call.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return call.arguments
 
 

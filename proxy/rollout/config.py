@@ -20,6 +20,7 @@ from proxy.errors import InvalidRequest
 _UNSET = "???"  # how OmegaConf writes a setting that must be given
 _NAMES = {"null": None, "none": None, "true": True, "false": False}
 _ABSENT = object()
+_MOST_TRAIL = 50
 
 
 class MissingSetting(InvalidRequest, AttributeError, KeyError):
@@ -99,7 +100,10 @@ class Config(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """This section with its defaults as plain dicts and lists, interpolations resolved."""
-        return {name: _plain(value) for name, value in self.items()}
+        try:
+            return {name: _plain(value) for name, value in self.items()}
+        except RecursionError:
+            raise InvalidRequest("the configuration is nested too deeply") from None
 
     def _value(self, name: str, trail: tuple[str, ...]) -> Any:
         default = self._defaults.get(name, _ABSENT)
@@ -159,6 +163,8 @@ class _Interpolation:
     def _value(self, expression: str) -> Any:
         if expression in self._trail:
             raise InvalidRequest(f"the interpolation ${{{expression}}} in the configuration leads to itself")
+        if len(self._trail) >= _MOST_TRAIL:
+            raise InvalidRequest(f"more than {_MOST_TRAIL} interpolations of the configuration lead to each other")
         kind, colon, rest = expression.partition(":")
         if not colon:
             return self._of_path(expression, expression)

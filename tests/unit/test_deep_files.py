@@ -1,7 +1,8 @@
-"""Files that are nested deeper than their parsers recurse are refused by name."""
+"""Files and answers of models that are nested deeper than their parsers recurse are refused, or taken as text."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,22 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rollout.harbor import task_folder
+from proxy.rendering.json_files import read_json
+from proxy.rendering.templates.template_text import TemplateText
+from proxy.rollout.config import Config
+from proxy.rollout.harbor import data, task_folder
+from proxy.rollout.harbor.dockerfile import instructions
 from proxy.rollout.kinds import verl_loop
+from proxy.rollout.openenv import model_step, react
+from proxy.rollout.roll.config.composition import Composition
+from proxy.rollout.roll.rock.data_files import read_rows
+from proxy.rollout.roll.runners.tools import mcp_tool
 from proxy.rollout.verl.registry import register_file
 from proxy.rollout.verl.tools.registry import _entries
 from proxy.settings.config_file import read_config_file
 
 DEEP = "[" * 1_500
+DEEP_JSON = "[" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -25,6 +35,7 @@ DEEP = "[" * 1_500
         ("task.toml", f"version = {DEEP}", lambda file: task_folder._config(file.parent), task_folder.BadTask),
         ("config.yaml", DEEP, lambda file: verl_loop._of_file(str(file)), InvalidRequest),
         ("loops.yaml", DEEP, lambda file: register_file(file), InvalidRequest),
+        ("roll.yaml", DEEP, lambda file: Composition(file), InvalidRequest),
         ("tools.yaml", DEEP, lambda file: _entries(str(file)), InvalidRequest),
     ],
 )
@@ -35,3 +46,59 @@ def test_a_file_of_any_depth_is_refused_by_name(
     file.write_text(text)
     with pytest.raises(error, match=f"{name}.* is nested too deeply"):
         read(file)
+
+
+def test_sections_that_defaults_name_may_be_of_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("a: 1")
+    file = tmp_path / "whole.yaml"
+    file.write_text(f"defaults: [part@{'a.' * 2_000}a]")
+    with pytest.raises(InvalidRequest, match=r"whole\.yaml' is nested too deeply"):
+        Composition(file)
+
+
+def test_json_files_of_any_depth_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text(DEEP_JSON)
+    with pytest.raises(ConfigurationError, match=r"deep\.json cannot be read"):
+        read_json(file)
+    with pytest.raises(InvalidRequest, match=r"deep\.json"):
+        read_rows(str(file))
+    assert data._registry(file) is None
+
+
+def test_a_dockerfile_may_have_any_depth_and_length(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text(f"FROM a\nCMD {DEEP_JSON}\n")
+    assert instructions(file)[-1].words is None
+    file.write_text("FROM a\n" + "#\n" * 200_000 + "RUN a \\\n" + "b \\\n" * 100_000 + "\\\n# no line\n\nc\n")
+    started = time.process_time()
+    assert instructions(file)[-1].value == "a" + " b" * 100_000 + " c"
+    assert time.process_time() - started < 1.0  # each line moved all that follow it: 4 s
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{% if x %}" * 150 + "{% endif %}" * 150, "{{ " + "(" * 3_000 + "1" + ")" * 3_000 + " }}", "{{ " + "not " * 3_000],
+)
+def test_a_chat_template_of_any_depth_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="the chat template is nested too deeply"):
+        TemplateText(text, {})
+
+
+def test_interpolations_and_sections_may_be_of_any_depth() -> None:
+    chain = {f"a{number}": f"${{a{number + 1}}}" for number in range(2_000)}
+    with pytest.raises(InvalidRequest, match="more than 50 interpolations of the configuration"):
+        Config({**chain, "a2000": 1}).to_dict()
+    assert Config({**chain, "a2000": 1}).select("a1960") == 1
+    deep: dict[str, Any] = {}
+    for _ in range(2_000):
+        deep = {"a": deep}
+    with pytest.raises(InvalidRequest, match="the configuration is nested too deeply"):
+        Config(deep).to_dict()
+
+
+def test_answers_of_a_model_may_be_of_any_depth() -> None:
+    assert react._arguments(DEEP_JSON) == DEEP_JSON
+    assert model_step._arguments(DEEP_JSON) == {}
+    with pytest.raises(ValueError, match="no JSON"):
+        mcp_tool._call(DEEP_JSON)

@@ -33,6 +33,8 @@ class TemplateText:
             self._jinja2 = compile_jinja2(source)
         except TemplateError as error:
             raise ConfigurationError(f"the chat template is not valid: {error}") from error
+        except (RecursionError, SyntaxError, MemoryError):  # of jinja2, and of Python for what jinja2 makes of it
+            raise ConfigurationError("the chat template is nested too deeply") from None
         self._minijinja: WriteFast | None = None
         try:
             fast = compile_minijinja(source, self._jinja2.environment.parse(source))

@@ -104,5 +104,5 @@ def _registry(file: Path) -> list[tuple[str, dict[str, Any]]] | None:
     try:
         datasets = json.loads(file.read_text(encoding="utf-8"))
         return [(each["name"], {**task, "path": task["path"]}) for each in datasets for task in each["tasks"]]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

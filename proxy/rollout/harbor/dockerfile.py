@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class Instruction:
             return None
         try:
             words = json.loads(self.value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return words if all(isinstance(word, str) for word in words) else None
 
@@ -119,21 +120,23 @@ def unquoted(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _read(file: Path) -> Iterator[Instruction]:
-    lines = list(enumerate(file.read_text(encoding="utf-8").splitlines(), 1))
+    lines = deque(enumerate(file.read_text(encoding="utf-8").splitlines(), 1))
     escape = _escape(lines)
     while lines:
-        number, line = lines.pop(0)
+        number, line = lines.popleft()
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        text = line.strip()
-        while text.endswith(escape) and lines:
-            following = lines.pop(0)[1]
-            if not following.strip().startswith("#") and following.strip():
-                text = text[:-1].rstrip() + " " + following.strip()
-        yield _instruction(text.removesuffix(escape), lines, f"{file}, line {number}")
+        parts = [line.strip()]
+        while parts[-1].endswith(escape) and lines:
+            following = lines.popleft()[1].strip()
+            if following and not following.startswith("#"):
+                parts[-1] = parts[-1][:-1].rstrip()
+                parts.append(following)
+        text = " ".join(part for part in parts if part).removesuffix(escape)
+        yield _instruction(text, lines, f"{file}, line {number}")
 
 
-def _escape(lines: list[tuple[int, str]]) -> str:
+def _escape(lines: Iterable[tuple[int, str]]) -> str:
     for _, line in lines:
         match = _DIRECTIVE.match(line.strip())
         if match is None:
@@ -143,7 +146,7 @@ def _escape(lines: list[tuple[int, str]]) -> str:
     return "\\"
 
 
-def _instruction(text: str, lines: list[tuple[int, str]], where: str) -> Instruction:
+def _instruction(text: str, lines: deque[tuple[int, str]], where: str) -> Instruction:
     name, _, value = text.partition(" ")
     name, value, flags = name.upper(), value.strip(), dict[str, str]()
     if name not in KNOWN:
@@ -158,10 +161,10 @@ def _instruction(text: str, lines: list[tuple[int, str]], where: str) -> Instruc
     return Instruction(name, value, flags, tuple(heredocs), where)
 
 
-def _heredoc(lines: list[tuple[int, str]], end: str, tabs: bool, where: str) -> str:
+def _heredoc(lines: deque[tuple[int, str]], end: str, tabs: bool, where: str) -> str:
     text: list[str] = []
     while lines:
-        line = lines.pop(0)[1]
+        line = lines.popleft()[1]
         line = line.lstrip("\t") if tabs else line
         if line == end:
             return "".join(f"{each}\n" for each in text)

@@ -48,6 +48,6 @@ def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call; what is no JSON object becomes none, since openenv has no place for a text."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

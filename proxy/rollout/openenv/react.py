@@ -139,7 +139,7 @@ def _plain(value: Any) -> Any:
 def _arguments(text: str) -> Any:
     try:
         return json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -213,7 +213,7 @@ class ToolAgentLoop(AgentLoopBase):
             raise _BadCall(f"Unknown function '{name}'. Available tools: {list(agent_data.tools)}")
         try:
             arguments = json.loads(tool_call.arguments)
-        except (json.JSONDecodeError, TypeError) as error:
+        except (json.JSONDecodeError, TypeError, RecursionError) as error:
             raise _BadCall(f"Invalid JSON in arguments for '{name}': {error}") from None
         if not isinstance(arguments, dict):
             raise _BadCall(f"Invalid JSON in arguments for '{name}': an object is expected")

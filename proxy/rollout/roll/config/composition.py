@@ -45,7 +45,10 @@ class Composition:
         self._used: set[str] = set()
         self.chosen: set[str] = set()
         self.values: dict[str, Any] = {}
-        self._include(path.resolve(), (), ())
+        try:
+            self._include(path.resolve(), (), ())
+        except RecursionError:
+            raise InvalidRequest(f"the configuration {str(path)!r} is nested too deeply") from None
 
     def _include(self, path: Path, package: tuple[str, ...], within: tuple[Path, ...]) -> None:
         """Merge a file into `values` at `package`. `within` are the files whose defaults lead here."""

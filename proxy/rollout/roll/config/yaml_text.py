@@ -42,7 +42,9 @@ def parse_yaml(text: str, name: str) -> Any:
         return loader.construct_document(node)
     except _Circle:
         raise InvalidRequest(f"{name} has an alias (*name) inside of its own anchor (&name)") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidRequest(f"{name} is no YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise InvalidRequest(f"{name} is no YAML: {error}") from None
     finally:
         loader.dispose()

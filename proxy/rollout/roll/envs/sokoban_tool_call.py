@@ -104,7 +104,7 @@ def _number_of(call: Any) -> tuple[int | None, str]:
     arguments = function.get("arguments")
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, "the arguments are no JSON"
     direction = arguments.get("direction") if isinstance(arguments, Mapping) else None
     if not isinstance(direction, str) or direction.strip().lower() not in _NUMBERS:

@@ -213,7 +213,7 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _parsed(arguments: str) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

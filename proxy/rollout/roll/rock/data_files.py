@@ -56,17 +56,21 @@ def _json(file: Path) -> Iterator[Row]:
     if not text.lstrip().startswith("["):
         yield from _jsonl(file)
         return
-    for number, row in enumerate(json.loads(text)):
+    for number, row in enumerate(_value(text, str(file))):
         if not isinstance(row, dict):
             raise InvalidRequest(f"'dataset_name': {file}[{number}] is no object", param="dataset_name")
         yield row
 
 
-def _object(text: str, where: str) -> Row:
+def _value(text: str, where: str) -> Any:
     try:
-        row = json.loads(text)
-    except ValueError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"'dataset_name': {where}: {error}", param="dataset_name") from None
+
+
+def _object(text: str, where: str) -> Row:
+    row = _value(text, where)
     if not isinstance(row, dict):
         raise InvalidRequest(f"'dataset_name': {where} is no object", param="dataset_name")
     return row

@@ -129,7 +129,7 @@ class PullModeRunner(RockAgentRunner):
         """The request in what a model service returned; None if it is none."""
         try:
             request = json.loads(raw_output)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return request if isinstance(request, dict) else None
 

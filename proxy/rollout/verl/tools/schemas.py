@@ -66,7 +66,7 @@ class OpenAIFunctionCallSchema(BaseModel):
         """Decode the arguments. Returns the call, and whether they are no JSON object; then it has none."""
         try:
             arguments = json.loads(parsed_schema.arguments)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             arguments = None
         is_object = isinstance(arguments, dict)
         call = OpenAIFunctionCallSchema(name=parsed_schema.name, arguments=arguments if is_object else {})

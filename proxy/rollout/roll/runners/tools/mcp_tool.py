@@ -140,7 +140,7 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a call. Raises ValueError for a text that is none."""
     try:
         call = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the text in the tags is no JSON ({error})") from None
     if not isinstance(call, dict):
         raise ValueError("a call is a JSON object with tool_name and tool_params")
