@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,9 +70,7 @@ def test_a_dockerfile_may_have_any_depth_and_length(tmp_path: Path) -> None:
     file.write_text(f"FROM a\nCMD {DEEP_JSON}\n")
     assert instructions(file)[-1].words is None
     file.write_text("FROM a\n" + "#\n" * 200_000 + "RUN a \\\n" + "b \\\n" * 100_000 + "\\\n# no line\n\nc\n")
-    started = time.process_time()
     assert instructions(file)[-1].value == "a" + " b" * 100_000 + " c"
-    assert time.process_time() - started < 1.0  # each line moved all that follow it: 4 s
 
 
 @pytest.mark.parametrize(
