@@ -272,7 +272,7 @@ def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images:
 
 def _most_running(settings: Settings, gate: Gate) -> int:
     """The places of choices that run in this process."""
-    most = settings.max_running_requests or gate.info().max_running_requests or _USUAL_RUNNING
+    most = settings.shared_running_requests or gate.info().max_running_requests or _USUAL_RUNNING
     return -(-most // settings.workers)
 
 

@@ -308,7 +308,7 @@ class TooManyRequests(ProxyError):
 
 
 class HeadersTooLarge(ProxyError):
-    """The headers of the request are longer than the server reads."""
+    """The headers of the request are longer, or more, than the server reads."""
 
     status = 431
     code = "headers_too_large"

@@ -110,7 +110,7 @@ class Places:
             self._told.popitem(last=False)
         logger.warning(
             "session %s at %s has %d choices running, and further ones wait, since others are here too: %d places are "
-            "shared (--max-running-requests). This is logged once for each session",
+            "shared (--shared-running-requests). This is logged once for each session",
             brief(sender.name),
             sender.host,
             self._running.of.get(sender, 0),

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MOST_HEADER_BYTES = 64 * 1024
 """Bytes that may come in a row without a header that ends or a part of a body. The parser keeps all of them."""
 
+MOST_HEADERS = 256
+"""Headers and trailers of one request. Each takes more memory than its bytes."""
+
 MOST_WAITING_REQUESTS = 64
 """Requests of one connection that may wait for the replies of those before them. What comes after them is not read."""
 
@@ -132,13 +135,14 @@ class Connection(HttpToolsProtocol):
             self.host.note_failure("the data of a connection was not read")
             self.transport.abort()
             return
-        if self.cycle is not cycle:
+        if self._is_full or self.transport.is_closing():
+            return
+        if self.headers is not None and len(self.headers) > MOST_HEADERS:
+            self._refuse_headers(f"there are more than {MOST_HEADERS} headers; send fewer")
+        elif self.cycle is not cycle:
             self._unframed = 0
-        elif self._unframed > MOST_HEADER_BYTES and not self.transport.is_closing():
-            self.host.note("sent headers that are too long")
-            self._refuse_next(
-                HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
-            )
+        elif self._unframed > MOST_HEADER_BYTES:
+            self._refuse_headers(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
 
     def _feed(self, data: bytes) -> None:
         """Let the parser read `data`, which stops at each head that offers another protocol."""
@@ -155,12 +159,20 @@ class Connection(HttpToolsProtocol):
                 return
 
     def on_headers_complete(self) -> None:
-        """Begin a request, or end the reading if too many wait already: an error ends the work of the parser."""
+        """Begin a request, unless it has too many headers or too many wait before it. An error stops the parser."""
+        if len(self.headers) > MOST_HEADERS:
+            self._refuse_headers(f"there are more than {MOST_HEADERS} headers; send fewer")
+            raise _FullError
         if len(self.pipeline) >= MOST_WAITING_REQUESTS:
             self.host.note("sent too many requests ahead of their replies")
             self._read_no_more(self.pipeline[0][0])
             raise _FullError
         super().on_headers_complete()
+
+    def _refuse_headers(self, message: str) -> None:
+        self.host.note("sent headers that are too long")
+        self._refuse_next(HeadersTooLarge(message))
+        self._is_full = True
 
     def _read_no_more(self, newest: RequestResponseCycle) -> None:
         """Answer the requests up to `newest`, then close."""

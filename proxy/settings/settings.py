@@ -98,7 +98,7 @@ class Settings:
         None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
     )
     max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
-    max_running_requests: int | None = _setting(
+    shared_running_requests: int | None = _setting(
         None,
         "Choices that several senders generate at once before who has many waits in turn; none: as many as the engine "
         "runs, or 256.",
@@ -206,7 +206,7 @@ _POSITIVE = (
         "max_live_sessions",
         "session_idle_s",
         "max_turns_in_flight",
-        "max_running_requests",
+        "shared_running_requests",
         "batch_size",
         "stream_interval",
         "workers",

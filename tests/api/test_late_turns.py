@@ -37,7 +37,7 @@ async def test_a_turn_that_is_cancelled_before_it_runs_is_told_and_recorded(
 
 async def test_a_turn_that_begins_while_the_server_stops_may_finish(tmp_path: Path) -> None:
     slowly = play([Reply(sampled("one")), Reply(sampled("two"), delay_s=0.01)])
-    async with serving(tmp_path, slowly, max_running_requests=1) as server:
+    async with serving(tmp_path, slowly, shared_running_requests=1) as server:
         turns = server.app.state.turns
         await server.engine.pause(PauseMode.IN_PLACE)
         first = asyncio.ensure_future(server.chat([user("a")], "first"))

@@ -22,7 +22,7 @@ async def queued(server: Server) -> list[str]:
 async def test_beside_others_the_choices_of_one_reply_run_a_few_at_a_time_and_all_are_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(tmp_path, says(*["yes"] * 30), max_running_requests=4) as server:
+    async with serving(tmp_path, says(*["yes"] * 30), shared_running_requests=4) as server:
         await server.chat([user("hi")], "victim")
         await server.engine.pause(PauseMode.IN_PLACE)
         crowd = asyncio.ensure_future(server.chat([user("hi")], "crowd", n=20))
@@ -32,7 +32,7 @@ async def test_beside_others_the_choices_of_one_reply_run_a_few_at_a_time_and_al
         assert await queued(server) == ['tokengrove_queued_choices{host="127.0.0.1",session="crowd"} 17.0']
         assert [record.message for record in caplog.records if "further ones wait" in record.message] == [
             "session 'crowd' at 127.0.0.1 has 3 choices running, and further ones wait, since others are here too: "
-            "4 places are shared (--max-running-requests). This is logged once for each session"
+            "4 places are shared (--shared-running-requests). This is logged once for each session"
         ]
         victim = asyncio.ensure_future(server.chat([user("hi")], "victim"))
         await until(lambda: len(server.engine.running) == 4)
@@ -44,7 +44,7 @@ async def test_beside_others_the_choices_of_one_reply_run_a_few_at_a_time_and_al
 
 
 async def test_a_session_alone_runs_all_its_choices_at_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, says(*["yes"] * 20), max_running_requests=4) as server:
+    async with serving(tmp_path, says(*["yes"] * 20), shared_running_requests=4) as server:
         await server.engine.pause(PauseMode.IN_PLACE)
         crowd = asyncio.ensure_future(server.chat([user("hi")], "crowd", n=20))
         await until(lambda: len(server.engine.running) == 20)
@@ -53,7 +53,7 @@ async def test_a_session_alone_runs_all_its_choices_at_once(tmp_path: Path) -> N
 
 
 async def test_a_client_that_leaves_takes_its_queued_choices_with_it(tmp_path: Path) -> None:
-    async with serving(tmp_path, says(*["yes"] * 30), max_running_requests=4) as server:
+    async with serving(tmp_path, says(*["yes"] * 30), shared_running_requests=4) as server:
         await server.chat([user("hi")], "victim")
         await server.engine.pause(PauseMode.IN_PLACE)
         crowd = asyncio.ensure_future(server.chat([user("hi")], "crowd", n=20))
@@ -70,7 +70,7 @@ async def test_a_client_that_leaves_takes_its_queued_choices_with_it(tmp_path: P
 
 
 async def test_generations_without_a_session_wait_for_places_too(tmp_path: Path) -> None:
-    async with serving(tmp_path, says(*["yes"] * 30), max_running_requests=4) as server:
+    async with serving(tmp_path, says(*["yes"] * 30), shared_running_requests=4) as server:
         await server.chat([user("hi")], "victim")
         await server.engine.pause(PauseMode.IN_PLACE)
         body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 3}}

@@ -134,7 +134,7 @@ async def turns_and_pauses(world: World) -> None:
 @scenario
 async def turns_of_a_crowd(world: World) -> None:
     """The same, with more choices than there are places for."""
-    site = Site(world, pause_timeout_s=10_000.0, max_running_requests=world.random.choice([1, 2, 4]))
+    site = Site(world, pause_timeout_s=10_000.0, shared_running_requests=world.random.choice([1, 2, 4]))
     await _whole(world, site, lambda: _engine_control(world, site, world.random.randrange(2)), n=6)
 
 

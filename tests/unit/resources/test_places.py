@@ -137,5 +137,5 @@ async def test_a_sender_that_waits_is_logged_once(places: Places, caplog: pytest
         await asyncio.wait([waiting])
     assert [record.message for record in caplog.records] == [
         "session 'crowd' at h has 11 choices running, and further ones wait, since others are here too: 16 places are "
-        "shared (--max-running-requests). This is logged once for each session"
+        "shared (--shared-running-requests). This is logged once for each session"
     ]

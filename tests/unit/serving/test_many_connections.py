@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from proxy.serving import connections
-from proxy.serving.connection import MOST_HEADER_BYTES, MOST_WAITING_REQUESTS, Connection, Stage
+from proxy.serving.connection import MOST_HEADER_BYTES, MOST_HEADERS, MOST_WAITING_REQUESTS, Connection, Stage
 from proxy.serving.connections import LEAST_BODY_BYTES, SPARE
 from proxy.serving.server import Server, new_server
 from proxy.settings import Settings
@@ -322,6 +322,31 @@ async def test_headers_and_trailers_end_at_64_kib(clients: Clients, head: bytes)
     await until(lambda: clients.open[0].scope is not None)
     writer.write(b"a" * (MOST_HEADER_BYTES + 1))
     assert b"HTTP/1.1 431 " in await reader.read()
+
+
+MANY_HEADERS = b"a:b\r\n" * (MOST_HEADERS + 2)  # the parser tells of a header as the next one begins
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /any HTTP/1.1\r\n" + MANY_HEADERS,
+        b"GET /any HTTP/1.1\r\n" + MANY_HEADERS + b"\r\n",
+        b"GET /any HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n" + MANY_HEADERS + b"\r\n",
+        b"POST /any HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n" + MANY_HEADERS,
+    ],
+    ids=["half a head", "a head", "an offer", "trailers"],
+)
+async def test_a_request_has_at_most_so_many_headers(clients: Clients, request_: bytes) -> None:
+    reader, _ = await clients.connect(request_)
+    assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    assert clients.app.asked <= 1
+    assert not clients.open
+
+
+async def test_requests_before_one_of_too_many_headers_are_answered(clients: Clients) -> None:
+    reader, _ = await clients.connect(GET * 2 + b"GET /any HTTP/1.1\r\n" + MANY_HEADERS + b"\r\n")
+    assert (await reader.read()).count(b"HTTP/1.1 200 ") == 2 == clients.app.asked
 
 
 OFFER = (
