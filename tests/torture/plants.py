@@ -328,7 +328,7 @@ PLANTS = (
         "        return self.write.submit(answered, Answered(write, payload, noted))\n",
         "        done = self.write.submit(write, payload, urgent=urgent)\n"
         "        done.add_done_callback(\n"
-        "            lambda _: done.cancelled() or done.exception() or done.result() is False or not self.write.running\n"
+        "            lambda _: done.cancelled() or done.exception() or done.result() is False or self.write._closing\n"
         "            or self.write.submit(answered, Answered(lambda *_: [done.result()], None, noted))\n"
         "        )\n"
         "        return done\n",
@@ -394,11 +394,13 @@ PLANTS = (
         "        mode = self._gates.told\n",
     ),
     Plant(
-        "who_is_let_in_does_not_see_that_another_pause_has_begun",
+        "who_updates_weights_looks_for_a_pause_before_it_is_his_turn",
         "turns_and_pauses",
-        "proxy/engine/gate.py",
-        "        while self.closed:\n            await (self._open.wait() if",
-        "        if self.closed:\n            await (self._open.wait() if",
+        "proxy/engine/admin.py",
+        "        async with self._lock:\n"
+        "            was_paused = self._gate.paused is not None\n"
+        "            self.passing",
+        "        was_paused = self._gate.paused is not None\n        async with self._lock:\n            self.passing",
     ),
     Plant(
         "a_stop_does_not_wait_for_the_turns_that_it_has_cancelled",

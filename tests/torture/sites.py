@@ -163,6 +163,11 @@ class Site:
             self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
         self.check_idle(app)
 
+    @property
+    def paused(self) -> bool:
+        """The engines of all workers are paused."""
+        return all(app.state.engine.common()["mode"] is not None for app in self.apps.values())
+
     async def restarts(self) -> None:
         """Stop and start the server at some moments."""
         for _ in range(self._world.random.randrange(1, 3)):

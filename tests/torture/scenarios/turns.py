@@ -115,16 +115,25 @@ def _reply(exchange: Exchange, *, stream: bool) -> dict[str, Any] | None:
 
 
 async def _engine_control(world: World, site: Site, rounds: int) -> None:
-    """Pauses in all modes and weight updates, which end; some begin at once after another."""
+    """Pauses in all modes and weight updates, which end. A pause lasts until then, whatever others do."""
     for _ in range(rounds):
-        await world.some_time(world.random.choice([0.0, 1.0]))
+        await world.some_time(1.0)
         mode = world.random.choice(list(PauseMode)).value
         if world.random.random() < 0.5:
             await site.ok("POST", "/engine/update_weights", {"path": "w", "mode": mode})
         else:
             await site.ok("POST", "/engine/pause_generation", {"mode": mode})
             await world.some_time(1.0)
+            assert site.paused, "a pause has ended although nobody ended it"
             await site.ok("POST", "/engine/continue_generation", {})
+
+
+async def _weight_updates(world: World, site: Site) -> None:
+    """Somebody else updates the weights meanwhile."""
+    for _ in range(world.random.randrange(3)):
+        await world.some_time(2.0)
+        mode = world.random.choice(list(PauseMode)).value
+        await site.ok("POST", "/engine/update_weights", {"path": "w", "mode": mode})
 
 
 async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3, n: int = 2) -> None:
@@ -148,7 +157,7 @@ async def turns_and_disconnects(world: World) -> None:
 async def turns_and_pauses(world: World) -> None:
     """The same, while the engine is paused and gets new weights."""
     site = Site(world, pause_timeout_s=10_000.0)
-    await _whole(world, site, lambda: _engine_control(world, site, 3))
+    await _whole(world, site, lambda: _engine_control(world, site, 3), lambda: _weight_updates(world, site))
 
 
 @scenario
