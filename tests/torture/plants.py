@@ -368,6 +368,18 @@ PLANTS = (
         "            if session.running or not self.shared:\n                return session\n",
     ),
     Plant(
+        "who_comes_while_a_session_is_read_shares_what_is_read",
+        "replicas_of_turns",
+        "proxy/sessions/registry.py",
+        "        news = await self._news.load_news(session.id, session.seen)\n        if confirmed",
+        "        reads = self.__dict__.setdefault('_reads', {})\n"
+        "        if (key := (session.id, session.seen)) not in reads:\n"
+        "            reads[key] = asyncio.create_task(self._news.load_news(*key))\n"
+        "            reads[key].add_done_callback(lambda _: reads.pop(key))\n"
+        "        news = await asyncio.shield(reads[key])\n"
+        "        if confirmed",
+    ),
+    Plant(
         "live_sessions_are_counted_before_the_transaction_that_starts_another",
         "replicas_of_starts",
         "proxy/sessions/session_starter.py",

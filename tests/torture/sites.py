@@ -145,7 +145,7 @@ class Site:
     def _reads(self, *_: object) -> None:
         """Let what some reads have found arrive late."""
         if self._world.loop.chance(self._late):
-            sleep(self._world.random.uniform(0.0, 0.05))
+            sleep(self._world.random.uniform(0.0, 0.2))
 
     async def stop(self, number: int = 0) -> None:
         """Stop a worker as the server does, and check that nothing of it stays."""
