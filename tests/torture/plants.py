@@ -322,6 +322,20 @@ PLANTS = (
         "        decision = NewSample(())\n        if self._seat",
     ),
     Plant(
+        "a_turn_is_cancelled_while_it_is_committed",
+        "turns_and_disconnects",
+        "proxy/turns/commits.py",
+        "        turn.committing = True  # no longer cancelled: the commit may already be durable\n",
+        "",
+    ),
+    Plant(
+        "a_forgotten_session_that_somebody_holds_is_loaded_again",
+        "sessions_end_and_are_deleted",
+        "proxy/sessions/registry.py",
+        "        self._forgotten[session.id] = weakref.ref(session)\n",
+        "",
+    ),
+    Plant(
         "the_answers_of_repeatable_calls_are_stored_after_the_calls_were_done",
         "claims_and_restarts",
         "proxy/store/open_database.py",

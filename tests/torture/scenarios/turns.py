@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from proxy.engine.interface import PauseMode
+from proxy.turns.turns import GRACE_S
 from tests.torture.runs import World, scenario
 from tests.torture.sites import Called, Site, check_database
 from tests.torture.wire import Exchange
@@ -69,7 +70,7 @@ class Agents:
                 assert len(own) == n or not self._once, f"one request got several answers: {own}"
             if replies:
                 return replies[0]
-            await asyncio.sleep(self._world.random.uniform(0.05, 1.0))
+            await asyncio.sleep(self._world.random.uniform(0.05, self._world.random.choice([1.0, 2 * GRACE_S])))
         got = [exchange and (exchange.status, exchange.content) for exchange in exchanges]
         raise AssertionError(f"no answer in {_TRIES} tries, at last {got}")
 
@@ -149,8 +150,9 @@ async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]],
 
 @scenario
 async def turns_and_disconnects(world: World) -> None:
-    """Clients leave at every moment and ask again: each answer is stored once."""
-    await _whole(world, Site(world, max_turns_in_flight=world.random.choice([2, 3, 100])))
+    """Clients leave at every moment and ask again, some once their turn was given up: each answer is stored once."""
+    tick_s = world.random.choice([0.01, 0.2])
+    await _whole(world, Site(world, tick_s=tick_s, max_turns_in_flight=world.random.choice([2, 3, 100])))
 
 
 @scenario
