@@ -20,13 +20,21 @@ class Agents:
     """What the agents of a scenario got. `answered`: by session and seed, the ids of replies that came in full."""
 
     def __init__(
-        self, world: World, site: Called, *, once: bool = True, twice: float = 0.2, keyed: bool = True
+        self,
+        world: World,
+        site: Called,
+        *,
+        once: bool = True,
+        twice: float = 0.2,
+        keyed: bool = True,
+        back_s: float = 1.0,
     ) -> None:
         """`once`: no request is sampled twice, however often it is sent. `twice`: how likely it is sent to two.
 
-        `keyed`: each has an Idempotency-Key.
+        `keyed`: each has an Idempotency-Key. `back_s`: when it is sent again at the latest.
         """
         self._world, self._site, self._once, self._twice, self._keyed = world, site, once, twice, keyed
+        self._back_s = back_s
         self.answered: dict[str, dict[int, set[str]]] = {}
         self._before: dict[str, dict[int, str]] = {}
         """By session and seed, the id of the reply that the request went on from."""
@@ -70,7 +78,7 @@ class Agents:
                 assert len(own) == n or not self._once, f"one request got several answers: {own}"
             if replies:
                 return replies[0]
-            await asyncio.sleep(self._world.random.uniform(0.05, self._world.random.choice([1.0, 2 * GRACE_S])))
+            await asyncio.sleep(self._world.random.uniform(0.05, self._back_s))
         got = [exchange and (exchange.status, exchange.content) for exchange in exchanges]
         raise AssertionError(f"no answer in {_TRIES} tries, at last {got}")
 
@@ -137,8 +145,15 @@ async def _weight_updates(world: World, site: Site) -> None:
         await site.ok("POST", "/engine/update_weights", {"path": "w", "mode": mode})
 
 
-async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3, n: int = 2) -> None:
-    agents = Agents(world, site)
+async def _whole(
+    world: World,
+    site: Site,
+    *more: Callable[[], Awaitable[None]],
+    sessions: int = 3,
+    n: int = 2,
+    back_s: float = 1.0,
+) -> None:
+    agents = Agents(world, site, back_s=back_s)
     async with site.running():
         await world.all(
             *(agents.play(f"s{number}", world.random.randrange(1, 4), most_n=n) for number in range(sessions)),
@@ -152,7 +167,8 @@ async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]],
 async def turns_and_disconnects(world: World) -> None:
     """Clients leave at every moment and ask again, some once their turn was given up: each answer is stored once."""
     tick_s = world.random.choice([0.01, 0.2])
-    await _whole(world, Site(world, tick_s=tick_s, max_turns_in_flight=world.random.choice([2, 3, 100])))
+    site = Site(world, tick_s=tick_s, max_turns_in_flight=world.random.choice([2, 3, 100]))
+    await _whole(world, site, back_s=2 * GRACE_S)
 
 
 @scenario
