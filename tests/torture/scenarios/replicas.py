@@ -16,7 +16,7 @@ from tests.torture.scenarios.turns import Agents
 from tests.torture.sites import Called, Site, check_database
 from tests.torture.wire import Exchange
 
-_MOST_LIVE = 3
+_MOST_LIVE = 2
 _IDLE_S = 3.0
 
 
