@@ -36,6 +36,7 @@ class Endings:
         score: float | None = None,
         rewards: Callable[[], Changes] = dict,
         noted: Noted | None = None,
+        in_use: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Seal a session, and store the last rewards and the returns with it; False if it has ended before.
 
@@ -43,12 +44,15 @@ class Endings:
         no turn, so that it can be sent again, whatever was committed meanwhile. If the session has ended, nothing
         changes. Raises EndedOtherwise if a given field differs from what its end said then.
         `noted` makes the answer that is stored with the end.
-        A session that is to expire stays open if another replica changed it meanwhile: it is in use.
+        A session that is `in_use` once it has been read stays open; one that is to expire, too, if another replica
+        changed it meanwhile.
         """
         said: Mapping[str, Any] = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics}
         said = {**said, "finished": finished, "score": score}
         await self._registry.refresh(session)
         while session.record.status is SessionStatus.ACTIVE:
+            if in_use():
+                return False
             changes = rewards()
             self._named.ensure_stored(session)
             now = time.time()

@@ -8,6 +8,7 @@ import time
 
 from proxy.errors import ProxyError
 from proxy.sessions.endings import Endings
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus
@@ -45,14 +46,19 @@ class IdleSweep:
         live = self._registry.find(session_id)
         if live is not None and (live.running or live.waiting or live.used_at > time.monotonic() - idle_s):
             return False
-        session = await self._registry.get(session_id)
+        session, why = await self._registry.get(session_id), f"unused for {idle_s:g} s"
         async with session.lock:
-            last = max((i.completed_at or 0.0 for i in session.complete()), default=0.0)
-            if session.running or session.waiting or max(last, session.record.updated_at) > before:
+            if not await self._endings.end(
+                session, status=SessionStatus.EXPIRED, exit_reason=why, in_use=lambda: _in_use(session, before)
+            ):
                 return False
-            await self._endings.end(session, status=SessionStatus.EXPIRED, exit_reason=f"unused for {idle_s:g} s")
         logger.info(
             "session expired",
             {"session": session.id, **session.labels, "turns": len(session.complete()), "idle_s": idle_s},
         )
         return True
+
+
+def _in_use(session: LiveSession, before: float) -> bool:
+    last = max((i.completed_at or 0.0 for i in session.complete()), default=0.0)
+    return session.running > 0 or session.waiting > 0 or max(last, session.record.updated_at) > before

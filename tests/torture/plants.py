@@ -321,6 +321,138 @@ PLANTS = (
         "        if self._seat",
         "        decision = NewSample(())\n        if self._seat",
     ),
+    Plant(
+        "a_turn_is_cancelled_while_it_is_committed",
+        "turns_and_disconnects",
+        "proxy/turns/commits.py",
+        "        turn.committing = True  # no longer cancelled: the commit may already be durable\n",
+        "",
+    ),
+    Plant(
+        "a_forgotten_session_that_somebody_holds_is_loaded_again",
+        "sessions_end_and_are_deleted",
+        "proxy/sessions/registry.py",
+        "        self._forgotten[session.id] = weakref.ref(session)\n",
+        "",
+    ),
+    Plant(
+        "the_answers_of_repeatable_calls_are_stored_after_the_calls_were_done",
+        "claims_and_restarts",
+        "proxy/store/open_database.py",
+        "        return self.write.submit(answered, Answered(write, payload, noted))\n",
+        "        done = self.write.submit(write, payload, urgent=urgent)\n"
+        "        done.add_done_callback(\n"
+        "            lambda _: done.cancelled() or done.exception() or done.result() is False or self.write._closing\n"
+        "            or self.write.submit(answered, Answered(lambda *_: [done.result()], None, noted))\n"
+        "        )\n"
+        "        return done\n",
+    ),
+    Plant(
+        "the_key_of_a_session_is_known_before_its_row",
+        "keys_move_to_new_sessions",
+        "proxy/sessions/session_starter.py",
+        "        max_live, max_taken = self._limits.max_live, self._limits.max_taken\n",
+        "        self._keys.add(record)\n        max_live, max_taken = self._limits.max_live, self._limits.max_taken\n",
+    ),
+    Plant(
+        "a_turn_that_begins_as_its_session_is_read_does_not_keep_it",
+        "sessions_expire",
+        "proxy/sessions/endings.py",
+        "        await self._registry.refresh(session)\n"
+        "        while session.record.status is SessionStatus.ACTIVE:\n"
+        "            if in_use():\n"
+        "                return False\n",
+        "        if in_use():\n"
+        "            return False\n"
+        "        await self._registry.refresh(session)\n"
+        "        while session.record.status is SessionStatus.ACTIVE:\n",
+    ),
+    Plant(
+        "what_was_committed_as_a_connection_was_lost_is_committed_again_at_once",
+        "database_away_from_trainers",
+        "proxy/store/writer.py",
+        "                lost = kept and outcomes is None and gone\n",
+        "                lost = kept and gone\n",
+    ),
+    Plant(
+        "a_session_is_not_read_again_while_a_turn_of_it_runs",
+        "replicas_of_turns",
+        "proxy/sessions/registry.py",
+        "            if not self.shared:\n                return session\n",
+        "            if session.running or not self.shared:\n                return session\n",
+    ),
+    Plant(
+        "who_comes_while_a_session_is_read_shares_what_is_read",
+        "replicas_of_turns",
+        "proxy/sessions/registry.py",
+        "        news = await self._news.load_news(session.id, session.seen)\n        if confirmed",
+        "        reads = self.__dict__.setdefault('_reads', {})\n"
+        "        if (key := (session.id, session.seen)) not in reads:\n"
+        "            reads[key] = asyncio.create_task(self._news.load_news(*key))\n"
+        "            reads[key].add_done_callback(lambda _: reads.pop(key))\n"
+        "        news = await asyncio.shield(reads[key])\n"
+        "        if confirmed",
+    ),
+    Plant(
+        "live_sessions_are_counted_before_the_transaction_that_starts_another",
+        "replicas_of_starts",
+        "proxy/sessions/session_starter.py",
+        "        await self._starts.create_session(\n"
+        "            record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken, noted=noted\n"
+        "        )\n",
+        "        if max_live is not None and await self._starts.count_live() >= max_live:\n"
+        "            from proxy.store.refusals import too_many_live\n"
+        "            raise too_many_live(max_live)\n"
+        "        await self._starts.create_session(record, chosen_key=chosen_key, max_taken=max_taken, noted=noted)\n",
+    ),
+    Plant(
+        "gates_that_a_leader_held_before_it_told_anything_stay_shut",
+        "leader_restarts",
+        "proxy/workers/leader.py",
+        '        if last is not None or any(await self._peers.ask_all("held")):',
+        "        if last is not None:",
+    ),
+    Plant(
+        "a_pause_that_ends_with_its_operation_is_told",
+        "leader_restarts",
+        "proxy/workers/leader.py",
+        "        mode = None if self.admin.passing else self._gates.told\n",
+        "        mode = self._gates.told\n",
+    ),
+    Plant(
+        "who_updates_weights_looks_for_a_pause_before_it_is_his_turn",
+        "turns_and_pauses",
+        "proxy/engine/admin.py",
+        "        async with self._lock:\n"
+        "            was_paused = self._gate.paused is not None\n"
+        "            self.passing",
+        "        was_paused = self._gate.paused is not None\n        async with self._lock:\n            self.passing",
+    ),
+    Plant(
+        "a_stop_does_not_wait_for_the_turns_that_it_has_cancelled",
+        "turns_and_restarts",
+        "proxy/turns/turns.py",
+        "        await asyncio.gather(*self._tasks(), return_exceptions=True)\n",
+        "",
+    ),
+    Plant(
+        "who_would_wait_once_the_server_stops_waits",
+        "gate_shuts_down",
+        "proxy/engine/gate.py",
+        "asyncio.timeout(0 if self._stopping else limit_s)",
+        "asyncio.timeout(limit_s)",
+    ),
+    Plant(
+        "no_timeout_runs_while_a_pause_waits_for_requests",
+        "gate_drains_with_a_hung_turn",
+        "proxy/engine/gate.py",
+        "        self._open.clear()\n        try:",
+        "        self._open.clear()\n"
+        "        if self._alarm is not None:\n"
+        "            self._alarm.cancel()\n"
+        "            self._alarm = None\n"
+        "        try:",
+    ),
 )
 
 

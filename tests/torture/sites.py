@@ -95,6 +95,7 @@ class Site:
         self._script = model_like(tick_s)
         # A lock of SQLite is waited for in real time.
         self._slow = world.random.choice([0.0, 0.0, 0.1]) if workers == replicas == 1 else 0.0
+        self._late = world.random.choice([0.0, 0.1, 0.5]) if replicas > 1 else 0.0
         self._seats = Seats(workers, 100) if workers > 1 else None
         self._stacks: dict[int, AsyncExitStack] = {}
         self._exchanges: set[Exchange] = set()
@@ -102,6 +103,7 @@ class Site:
         self.engines: list[ScriptedEngine] = []
         self.sampled = Counter[int]()
         """How many requests with each seed reached an engine."""
+        self._trespassers: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -124,9 +126,10 @@ class Site:
         """Start a worker."""
         place = None if self._seats is None else Place(number, self._seats, self._world.folder)
         renderer = tiny_renderer()
-        engine = ScriptedEngine(self._play, vocab_size=renderer.vocab_size)
+        engine = ScriptedEngine(lambda request: self._play(engine, request), vocab_size=renderer.vocab_size)
         app = build_app(self.settings, engine=engine, renderer=renderer, place=place)
         event.listen(app.state.store.database._writer_engine, "commit", self._commits)
+        event.listen(app.state.store.database._reader_engine, "after_cursor_execute", self._reads)
         if place is not None:
             self._wires.apps[place.peers.address()] = app.state.for_workers
         stack = self._stacks[number] = AsyncExitStack()
@@ -138,6 +141,11 @@ class Site:
         """Let some commits take as long as the grace of a client that left."""
         if self._world.loop.chance(self._slow):
             sleep(self._world.random.uniform(0.0, 1.5 * GRACE_S))
+
+    def _reads(self, *_: object) -> None:
+        """Let what some reads have found arrive late."""
+        if self._world.loop.chance(self._late):
+            sleep(self._world.random.uniform(0.0, 0.2))
 
     async def stop(self, number: int = 0) -> None:
         """Stop a worker as the server does, and check that nothing of it stays."""
@@ -154,6 +162,11 @@ class Site:
         if self._seats is not None:
             self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
         self.check_idle(app)
+
+    @property
+    def paused(self) -> bool:
+        """The engines of all workers are paused."""
+        return all(app.state.engine.common()["mode"] is not None for app in self.apps.values())
 
     async def restarts(self) -> None:
         """Stop and start the server at some moments."""
@@ -174,6 +187,7 @@ class Site:
         """Raise AssertionError unless everything is as it was before the first request."""
         turns = app.state.turns
         gate = turns._gate
+        assert not self._trespassers, f"requests came to a paused engine: {self._trespassers}"
         assert not turns.busy and not turns.running and not turns._choices, "turns are left"
         assert gate.running == gate.waiting == 0 and not gate._flights, "requests are left in the gate"
         assert not app.state.engine.running, "requests are left in the engine"
@@ -227,8 +241,10 @@ class Site:
             return None
         return self.apps[self._world.random.choice(numbers) if number is None else number]
 
-    def _play(self, request: GenerateRequest) -> Reply:
+    def _play(self, engine: ScriptedEngine, request: GenerateRequest) -> Reply:
         self.sampled[request.sampling.seed or 0] += 1
+        if engine.common()["mode"] is not None:
+            self._trespassers.append(request.request_id)
         running = sum(len(engine.running) for engine in self.engines)
         assert running <= self.settings.max_turns_in_flight, "more turns run than --max-turns-in-flight"
         return self._script(request)

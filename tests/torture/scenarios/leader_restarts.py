@@ -80,6 +80,8 @@ class _Server:
         self.servers = _Servers()
         self.running = dict[int, Worker]()
         self.administers: asyncio.Task[None] | None = None
+        self.may_pause = False
+        """Somebody has asked for a pause, and has not been told that it has ended."""
 
     async def start(self, number: int) -> None:
         worker = self.running[number] = _worker(self._world, self.servers)
@@ -111,6 +113,7 @@ class _Server:
     def check(self) -> None:
         """Raise AssertionError unless all workers know what holds at the engine servers."""
         first = self.running[LEADER]
+        assert self.may_pause or self.servers.mode is None, f"nobody has asked for a pause: {self.servers.mode}"
         for number, worker in self.running.items():
             gate = worker.gate
             held = gate.held, gate.paused is not None
@@ -164,11 +167,13 @@ async def _administer(world: World, server: _Server, rounds: int) -> None:
         if world.random.random() < 0.4:
             await admin.update_weights("w", None, mode)
             continue
+        server.may_pause = True
         await admin.pause(mode)
         await world.some_time(0.3)
         if world.random.random() < 0.3:
             await admin.update_weights("w", None, mode)
         await admin.resume()
+        server.may_pause = False
 
 
 @scenario
@@ -195,6 +200,7 @@ async def leader_restarts(world: World) -> None:
             await asyncio.sleep(1.0)
             server.check()
             await server.admin.resume()
+            server.may_pause = False
         server.administers = None
         await _administer(world, server, 1)
         server.check()

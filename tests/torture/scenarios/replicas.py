@@ -16,7 +16,7 @@ from tests.torture.scenarios.turns import Agents
 from tests.torture.sites import Called, Site, check_database
 from tests.torture.wire import Exchange
 
-_MOST_LIVE = 3
+_MOST_LIVE = 2
 _IDLE_S = 3.0
 
 
@@ -66,11 +66,12 @@ async def replicas_of_turns(world: World) -> None:
     """Turns at all servers: each answer is stored once, and each turn of a client that waits is sampled once."""
     replicas = Replicas(world)
     patient = world.random.random() < 0.5  # who leaves may be answered by another server meanwhile
-    agents = Agents(world, replicas, once=patient, twice=0.0 if patient else 0.2)
-    leave = 0.0 if patient else 0.3
+    keyed = not patient or world.random.random() < 0.5
+    agents = Agents(world, replicas, once=patient, twice=0.0 if patient else 0.2, keyed=keyed)
+    leave, sessions = 0.0 if patient else 0.3, world.random.choice([1, 2])
     async with replicas.running():
         await world.all(
-            *(agents.play(f"s{number % 2}", world.random.randrange(1, 3), leave=leave) for number in range(3)),
+            *(agents.play(f"s{number % sessions}", world.random.randrange(1, 4), leave=leave) for number in range(3)),
             *([] if patient else [replicas.mishaps()]),
         )
         await agents.check()

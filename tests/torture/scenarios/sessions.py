@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest import mock
 
+from proxy.sessions.idle_sweep import IdleSweep
 from tests.torture.asking import Asker, Reply
 from tests.torture.callers import Answer, Caller
 from tests.torture.runs import World, scenario
+from tests.torture.seam import EPOCH_S
 from tests.torture.sites import Called, Site, check_database
 
 _CLOSED, _GONE = 403, 404
@@ -131,11 +136,38 @@ async def _done(task: asyncio.Task[None]) -> None:
     await task
 
 
-async def _patient(world: World, asker: Asker, name: str, replies: list[Reply]) -> None:
-    """An agent that pauses for a while before it asks again, and stops at the end of its session."""
+class _Sweeps:
+    """The moments at which a server begins to look for idle sessions."""
+
+    def __init__(self) -> None:
+        self._begin = asyncio.Event()
+
+    async def next(self) -> None:
+        """Wait for the next one."""
+        self._begin.clear()
+        await self._begin.wait()
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Notice those of the servers that run meanwhile."""
+        expire = IdleSweep.expire_idle
+
+        async def noted(sweep: IdleSweep, idle_s: float) -> None:
+            self._begin.set()
+            await expire(sweep, idle_s)
+
+        with mock.patch.object(IdleSweep, "expire_idle", noted):
+            yield
+
+
+async def _patient(world: World, asker: Asker, sweeps: _Sweeps, name: str, replies: list[Reply]) -> None:
+    """An agent that pauses for a while before it asks again, often as its session expires, and stops at its end."""
     last = world.loop.time()
     for _ in range(world.random.randrange(1, 4)):
-        await world.some_time(world.random.choice([1.0, 2 * _IDLE_S]))
+        if world.random.random() < 0.5:
+            await asyncio.sleep(_IDLE_S * world.random.uniform(0.7, 1.0))
+            await sweeps.next()
+        await world.some_time(world.random.choice([0.0, 1.0, 2 * _IDLE_S]))
         reply = await asker.ask(f"/{name}", refused=(_CLOSED,))
         assert reply is not None
         if reply.status == _CLOSED:
@@ -154,6 +186,8 @@ async def _check_expired(site: Called, answered: dict[str, list[Reply]]) -> None
             await site.check_stored(name, by_seed)
             tree = await site.ok("GET", f"/rl/sessions/{name}")
             assert tree["status"] == "expired", f"{name} is {tree['status']}"
+            unused_s = tree["ended_at"] - EPOCH_S - replies[-1].came
+            assert unused_s > _IDLE_S - 0.5, f"{name} expired {unused_s} s after its last turn had ended"
 
 
 @scenario
@@ -166,10 +200,11 @@ async def sessions_expire(world: World) -> None:
         tick_s=world.random.choice([0.01, 0.2]),
         max_turns_in_flight=world.random.choice([2, 100]),
     )
-    asker = Asker(world, site, most_tokens=40)
+    asker, sweeps = Asker(world, site, most_tokens=40), _Sweeps()
     answered: dict[str, list[Reply]] = {f"s{number}": [] for number in range(3)}
-    async with site.running():
-        await world.all(*(_patient(world, asker, name, replies) for name, replies in answered.items()))
-        await asyncio.sleep(3 * _IDLE_S)
-        await _check_expired(site, answered)
+    with sweeps.noticed():
+        async with site.running():
+            await world.all(*(_patient(world, asker, sweeps, name, replies) for name, replies in answered.items()))
+            await asyncio.sleep(3 * _IDLE_S)
+            await _check_expired(site, answered)
     check_database(world)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from proxy.engine.interface import PauseMode
+from proxy.turns.turns import GRACE_S
 from tests.torture.runs import World, scenario
 from tests.torture.sites import Called, Site, check_database
 from tests.torture.wire import Exchange
@@ -18,23 +19,41 @@ _TRIES = 200
 class Agents:
     """What the agents of a scenario got. `answered`: by session and seed, the ids of replies that came in full."""
 
-    def __init__(self, world: World, site: Called, *, once: bool = True, twice: float = 0.2) -> None:
-        """`once`: no request is sampled twice, however often it is sent. `twice`: how likely it is sent to two."""
-        self._world, self._site, self._once, self._twice = world, site, once, twice
+    def __init__(
+        self,
+        world: World,
+        site: Called,
+        *,
+        once: bool = True,
+        twice: float = 0.2,
+        keyed: bool = True,
+        back_s: float = 1.0,
+    ) -> None:
+        """`once`: no request is sampled twice, however often it is sent. `twice`: how likely it is sent to two.
+
+        `keyed`: each has an Idempotency-Key. `back_s`: when it is sent again at the latest.
+        """
+        self._world, self._site, self._once, self._twice, self._keyed = world, site, once, twice, keyed
+        self._back_s = back_s
         self.answered: dict[str, dict[int, set[str]]] = {}
+        self._before: dict[str, dict[int, str]] = {}
+        """By session and seed, the id of the reply that the request went on from."""
         self._seed = 0
 
     async def play(self, session: str, turns: int, *, leave: float = 0.3, most_n: int = 2) -> None:
-        """Ask turn after turn, each until it is answered, with its Idempotency-Key."""
+        """Ask turn after turn, each until it is answered."""
         messages: list[dict[str, Any]] = [{"role": "user", "content": f"of {session}"}]
+        before = ""
         for _ in range(turns):
             await self._world.some_time(0.2)
             self._seed += 1
-            answer = await self.ask(session, self._seed, messages, self._world.random.randrange(1, most_n + 1), leave)
-            messages = [*messages, answer, {"role": "user", "content": "go on"}]
+            seed, n = self._seed, self._world.random.randrange(1, most_n + 1)
+            reply = await self.ask(session, seed, messages, n, leave)
+            self._before.setdefault(session, {})[seed] = before
+            messages, before = [*messages, reply["message"], {"role": "user", "content": "go on"}], reply["id"]
 
     async def ask(self, session: str, seed: int, messages: list[Any], n: int, leave: float) -> dict[str, Any]:
-        """Ask until it is answered in full; return the first choice's message."""
+        """Ask until it is answered in full; return the id of the reply and the first choice's message."""
         stream = n == 1 and self._world.random.random() < 0.5
         body = {
             "model": "m",
@@ -47,9 +66,10 @@ class Agents:
         exchanges: list[Exchange | None] = []
         for _ in range(_TRIES):
             twice = self._world.random.random() < self._twice  # as of a client or load balancer that does not wait
-            path, key = f"/{session}/v1/chat/completions", f"key {session} {seed}"
+            path = f"/{session}/v1/chat/completions"
+            headers = {"idempotency_key": f"key {session} {seed}"} if self._keyed else {}
             exchanges = await self._world.all(
-                *(self._site.call("POST", path, body, leave=leave, idempotency_key=key) for _ in range(1 + twice))
+                *(self._site.call("POST", path, body, leave=leave, **headers) for _ in range(1 + twice))
             )
             replies = [reply for exchange in exchanges if (reply := _answer(exchange, stream=stream)) is not None]
             for reply in replies:
@@ -57,9 +77,8 @@ class Agents:
                 own |= {reply["id"]} | {f"{reply['id']}.{index}" for index in range(1, n)}
                 assert len(own) == n or not self._once, f"one request got several answers: {own}"
             if replies:
-                message: dict[str, Any] = replies[0]["message"]
-                return message
-            await asyncio.sleep(self._world.random.uniform(0.05, 1.0))
+                return replies[0]
+            await asyncio.sleep(self._world.random.uniform(0.05, self._back_s))
         got = [exchange and (exchange.status, exchange.content) for exchange in exchanges]
         raise AssertionError(f"no answer in {_TRIES} tries, at last {got}")
 
@@ -67,6 +86,16 @@ class Agents:
         """See what is stored of all of them."""
         for session, answered in self.answered.items():
             await self._site.check_stored(session, answered, once=self._once)
+            await self._check_parents(session, answered)
+
+    async def _check_parents(self, session: str, answered: dict[int, set[str]]) -> None:
+        """Each turn goes on from the reply that its request had, whoever answered that."""
+        nodes = (await self._site.ok("GET", f"/rl/sessions/{session}"))["interactions"]
+        parents = {node["id"]: node["parent_id"] for node in nodes}
+        for seed, before in self._before[session].items():
+            for name in answered[seed]:
+                parent = (parents[name] or "").partition(".")[0]
+                assert parent == before or (before and parent and not self._once), f"{name} follows {parent}: {before}"
 
 
 def _answer(exchange: Exchange | None, *, stream: bool) -> dict[str, Any] | None:
@@ -95,7 +124,7 @@ def _reply(exchange: Exchange, *, stream: bool) -> dict[str, Any] | None:
 
 
 async def _engine_control(world: World, site: Site, rounds: int) -> None:
-    """Pauses in all modes and weight updates, which end."""
+    """Pauses in all modes and weight updates, which end. A pause lasts until then, whatever others do."""
     for _ in range(rounds):
         await world.some_time(1.0)
         mode = world.random.choice(list(PauseMode)).value
@@ -104,11 +133,27 @@ async def _engine_control(world: World, site: Site, rounds: int) -> None:
         else:
             await site.ok("POST", "/engine/pause_generation", {"mode": mode})
             await world.some_time(1.0)
+            assert site.paused, "a pause has ended although nobody ended it"
             await site.ok("POST", "/engine/continue_generation", {})
 
 
-async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]], sessions: int = 3, n: int = 2) -> None:
-    agents = Agents(world, site)
+async def _weight_updates(world: World, site: Site) -> None:
+    """Somebody else updates the weights meanwhile."""
+    for _ in range(world.random.randrange(3)):
+        await world.some_time(2.0)
+        mode = world.random.choice(list(PauseMode)).value
+        await site.ok("POST", "/engine/update_weights", {"path": "w", "mode": mode})
+
+
+async def _whole(
+    world: World,
+    site: Site,
+    *more: Callable[[], Awaitable[None]],
+    sessions: int = 3,
+    n: int = 2,
+    back_s: float = 1.0,
+) -> None:
+    agents = Agents(world, site, back_s=back_s)
     async with site.running():
         await world.all(
             *(agents.play(f"s{number}", world.random.randrange(1, 4), most_n=n) for number in range(sessions)),
@@ -120,15 +165,17 @@ async def _whole(world: World, site: Site, *more: Callable[[], Awaitable[None]],
 
 @scenario
 async def turns_and_disconnects(world: World) -> None:
-    """Clients leave at every moment and ask again: each answer is stored once."""
-    await _whole(world, Site(world, max_turns_in_flight=world.random.choice([2, 3, 100])))
+    """Clients leave at every moment and ask again, some once their turn was given up: each answer is stored once."""
+    tick_s = world.random.choice([0.01, 0.2])
+    site = Site(world, tick_s=tick_s, max_turns_in_flight=world.random.choice([2, 3, 100]))
+    await _whole(world, site, back_s=2 * GRACE_S)
 
 
 @scenario
 async def turns_and_pauses(world: World) -> None:
     """The same, while the engine is paused and gets new weights."""
     site = Site(world, pause_timeout_s=10_000.0)
-    await _whole(world, site, lambda: _engine_control(world, site, 3))
+    await _whole(world, site, lambda: _engine_control(world, site, 3), lambda: _weight_updates(world, site))
 
 
 @scenario

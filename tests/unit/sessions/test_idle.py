@@ -151,6 +151,21 @@ async def test_a_session_in_use_does_not_expire(parts: SessionParts, store: Stor
     assert session.record.status is SessionStatus.ACTIVE
 
 
+async def test_a_session_in_which_a_turn_begins_while_it_is_read_to_expire_does_not_expire(
+    parts: SessionParts, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await unused_for_long(parts, store)
+    refresh = parts.registry.refresh
+
+    async def begins(read: LiveSession) -> None:
+        await refresh(read)
+        read.begin_turn("turn")
+
+    monkeypatch.setattr(parts.registry, "refresh", begins)
+    await parts.idle_sweep.expire_idle(60.0)
+    assert session.record.status is SessionStatus.ACTIVE and session.running == 1
+
+
 async def test_a_session_in_which_a_call_of_another_server_runs_does_not_expire(
     parts: SessionParts, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
