@@ -1,73 +1,27 @@
-"""The second tier: real servers, threads and sockets. A seed chooses what happens and when, but not the order of
-events, so a failure need not come again.
-
-`python -m tests.torture.processes --seed N --minutes M [--scenario S]`
-"""
+"""Servers that are killed, stopped and paused, and lose workers, while agents and trainers use them."""
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
 import random
 import signal
-import sys
-import tempfile
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.conftest import MEMORY, Postgres
-from tests.e2e.load import Load, check_database, outputs_at, sqlite_url
-from tests.e2e.processes import Process, server_process
-from tests.torture.command import Outcome, play
+from tests.conftest import Postgres
+from tests.e2e.load import Load, check_database, outputs_at
+from tests.torture.processes.place import Place
 
-_LIMIT_S = 120.0
 _SCRIPTED = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
 _GAUGES = (
     *("tokengrove_in_flight", "tokengrove_waiting", "tokengrove_engine_paused", "tokengrove_body_bytes"),
     "tokengrove_queued_changes",
 )
-_LINES = 60
-
-
-class Place:
-    """Where a scenario plays: the seed's choices, a folder, and the server that runs, if one does."""
-
-    def __init__(self, chance: random.Random, folder: Path) -> None:
-        self.chance, self.folder = chance, folder
-        self.process: Process | None = None
-        self.output = ""
-
-    @property
-    def database(self) -> str:
-        return sqlite_url(self.folder)
-
-    @asynccontextmanager
-    async def server(self, *flags: str, database_url: str | None = None) -> AsyncIterator[str]:
-        """Run a server during the block, which may end it."""
-        with server_process(self.folder, *flags, database_url=database_url) as self.process:
-            try:
-                yield self.process.url
-            finally:
-                self.output += self.process.output
-
-    async def some_time(self, most_s: float) -> None:
-        await asyncio.sleep(self.chance.uniform(0.0, most_s))
-
-    async def end(self) -> None:
-        """Kill the server or ask it to stop. Raises AssertionError unless a stop is orderly."""
-        assert self.process is not None
-        if self.chance.random() < 0.5:
-            await asyncio.to_thread(self.process.kill)
-            return
-        self.process.terminate()
-        assert await asyncio.to_thread(self.process.wait) == 0, "the exit code of a stopped server"
-        assert "Traceback" not in self.process.output, "a traceback of a stopped server"
 
 
 @asynccontextmanager
@@ -228,50 +182,3 @@ async def _ok(http: httpx.AsyncClient, path: str, body: Any) -> Any:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-Scenario = Callable[[Place], Awaitable[None]]
-SCENARIOS: dict[str, Scenario] = {
-    function.__name__: function
-    for function in (
-        servers_that_end,
-        workers_that_are_killed,
-        pauses_and_weights,
-        trainers_that_race,
-        models_that_stop,
-    )
-}
-
-
-def run(name: str, seed: int) -> Outcome:
-    """Play a scenario with the choices of a seed."""
-    with tempfile.TemporaryDirectory(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        place = Place(random.Random(f"{name} {seed}"), Path(folder))
-        try:
-            asyncio.run(_within_limit(place, SCENARIOS[name]))
-        except Exception:
-            lines = [line for line in place.output.splitlines() if " info    turn " not in line]
-            shown = "".join(f"server: {line}\n" for line in lines[-_LINES:])
-            return Outcome(name, seed, traceback.format_exc() + shown)
-    return Outcome(name, seed, "")
-
-
-async def _within_limit(place: Place, scenario: Scenario) -> None:
-    """Play a scenario. One that hangs shows the stacks of its server and its own tasks."""
-    playing = asyncio.ensure_future(scenario(place))
-    await asyncio.wait([playing], timeout=_LIMIT_S)
-    if not playing.done():
-        for task in asyncio.all_tasks():
-            task.print_stack()
-        faulthandler.dump_traceback()
-        if place.process is not None and place.process.alive:
-            os.kill(place.process.pid, signal.SIGABRT)
-            await asyncio.to_thread(place.process.wait)
-        playing.cancel()
-        await asyncio.wait([playing])
-        raise AssertionError(f"the scenario has not ended after {_LIMIT_S:g} s")
-    playing.result()
-
-
-if __name__ == "__main__":
-    sys.exit(play("tests.torture.processes", __doc__, SCENARIOS, run))
