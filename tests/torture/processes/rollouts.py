@@ -48,7 +48,7 @@ if __name__ == "__main__":
         ask(os.environ["OPENAI_BASE_URL"], number, os.environ["OPENAI_API_KEY"])
 """
 _ENGINE = ("engine=scripted", "engine_arg=tokens=4")
-_NAME, _MARK = "n", "TORTURE_PLACE"
+_MARK = "TORTURE_PLACE"
 _TASKS, _SAMPLES = 4, 2
 _INTERRUPTED = 130
 _GONE_S = 20.0
@@ -56,18 +56,33 @@ _GONE_S = 20.0
 
 @dataclass
 class _Run:
-    """A run and its database. `lines`: those of its journal that were there when a process of it had ended."""
+    """A run. `served`: the database, unless its server is its own. `turns`: those of each task.
+
+    `lines`: those of its journal that were there when a process of it had ended. `killed`: one of them was killed.
+    """
 
     place: Place
     flags: tuple[str, ...]
-    database: Path
+    served: Path | None
     turns: dict[str, int]
     lines: list[str] = field(default_factory=list)
     killed: bool = False
 
     @property
     def folder(self) -> Path:
-        return self.place.folder / "runs" / _NAME
+        found = list((self.place.folder / "runs").glob("*"))
+        assert len(found) <= 1, f"the same command begins another run: {found}"
+        return found[0] if found else self.place.folder / "none"
+
+    @property
+    def database(self) -> Path:
+        return self.served or self.folder / "tokengrove.db"
+
+    @property
+    def over(self) -> bool:
+        path = self.folder / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else {}
+        return bool(summary.get("complete") and summary["output"])
 
     def start(self) -> Command:
         temporary = self.place.folder / "tmp"
@@ -97,10 +112,11 @@ class _Run:
 
     async def _moment(self, command: Command) -> None:
         """Wait until a run has begun and for some time of it, which is mostly while its episodes are played."""
-        chance, journal = self.place.chance, self.folder / "journal.jsonl"
+        chance = self.place.chance
         early = chance.random() < 0.2
         lines = 0 if early else chance.randint(0, _TASKS * _SAMPLES - 1)
         for _ in range(10_000):
+            journal = self.folder / "journal.jsonl"
             if not command.alive or (journal.exists() and journal.read_text().count("\n") >= lines):
                 break
             await asyncio.sleep(0.005)
@@ -170,9 +186,8 @@ async def rollouts_that_are_interrupted(place: Place) -> None:
     (place.folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     (place.folder / "player.py").write_text(_AGENT)
     if place.chance.random() < 0.2:
-        database = place.folder / "runs" / _NAME / "tokengrove.db"
         server = [word for setting in _ENGINE for word in ("--server", setting)]
-        await _play(_Run(place, _flags(place, *server), database, turns), 1)
+        await _play(_Run(place, _flags(place, *server), None, turns), 1)
     else:
         async with place.server(*(word for setting in _ENGINE for word in _flag(setting))) as url:
             run = _Run(place, _flags(place, "--url", url), place.folder / "served.db", turns)
@@ -182,8 +197,10 @@ async def rollouts_that_are_interrupted(place: Place) -> None:
 
 async def _play(run: _Run, times: int) -> None:
     for _ in range(times):
-        await run.interrupt()
-    await run.play()
+        if not run.over:
+            await run.interrupt()
+    if not run.over:
+        await run.play()
     run.check()
     await asyncio.to_thread(check_database, f"sqlite:///{run.database}")
 
@@ -197,8 +214,9 @@ async def _check_default_export(url: str, turns: Mapping[str, int]) -> None:
 
 def _flags(place: Place, *server: str) -> tuple[str, ...]:
     """The options of a run, whose agent is a function, a coroutine or a command, in this process or in others."""
-    common = ("--data", "tasks.jsonl", "--group-size", str(_SAMPLES), "--name", _NAME, "--layout", "individual")
-    more = ("--concurrency", str(place.chance.randint(1, 6)), *server)
+    common = ("--data", "tasks.jsonl", "--group-size", str(_SAMPLES), "--layout", "individual")
+    named = ("--name", "n") if place.chance.random() < 0.5 else ()
+    more = (*named, "--concurrency", str(place.chance.randint(1, 6)), *server)
     if place.chance.random() < 0.2:
         more = (*more, "--executor", "process", "--workers", "2")
     if place.chance.random() < 0.3:
