@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ class Place:
         self.chance, self.folder = chance, folder
         self.process: Process | None = None
         self.output = ""
+        self._answers = 0
 
     @property
     def database(self) -> str:
@@ -36,12 +39,29 @@ class Place:
     async def some_time(self, most_s: float) -> None:
         await asyncio.sleep(self.chance.uniform(0.0, most_s))
 
-    async def end(self) -> None:
-        """Kill the server or ask it to stop. Raises AssertionError unless a stop is orderly."""
+    def answered(self) -> None:
+        """Note that a client has an answer whole. It may be the one at which the seed kills the server."""
+        self._answers -= 1
+        if self._answers == 0 and self.process is not None and self.process.alive:
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    async def end(self, most_s: float) -> None:
+        """Kill the server or stop it within `most_s`, or kill it at an answer.
+
+        Raises AssertionError unless a stop is orderly and interrupts no turn: none takes as long as it may.
+        """
         assert self.process is not None
-        if self.chance.random() < 0.5:
-            await asyncio.to_thread(self.process.kill)
+        how = self.chance.choice(["stop", "stop", "kill", "kill at an answer"])
+        if how == "kill at an answer":
+            self._answers = self.chance.randint(1, 30)
+            await asyncio.sleep(3 * most_s)
+            self._answers = 0
+        else:
+            await self.some_time(most_s)
+        if how != "stop":
+            await asyncio.to_thread(self.process.kill if self.process.alive else self.process.wait)
             return
         self.process.terminate()
         assert await asyncio.to_thread(self.process.wait) == 0, "the exit code of a stopped server"
         assert "Traceback" not in self.process.output, "a traceback of a stopped server"
+        assert "stopping: interrupted" not in self.process.output, "a stop has interrupted turns"

@@ -111,16 +111,16 @@ class _Run:
         assert ended.returncode in allowed, f"exit code {ended.returncode} after {number.name}: {ended.stderr}"
 
     async def _moment(self, command: Command) -> None:
-        """Wait until a run has begun and for some time of it, which is mostly while its episodes are played."""
-        chance = self.place.chance
+        """Wait until a process has begun with the run and for some time, which is mostly while episodes are played."""
+        chance, journal = self.place.chance, "journal.jsonl"
         early = chance.random() < 0.2
         lines = 0 if early else chance.randint(0, _TASKS * _SAMPLES - 1)
         for _ in range(10_000):
-            journal = self.folder / "journal.jsonl"
-            if not command.alive or (journal.exists() and journal.read_text().count("\n") >= lines):
+            begun = _has_open(command.pid, journal) and (self.folder / journal).read_text().count("\n") >= lines
+            if begun or not command.alive:
                 break
             await asyncio.sleep(0.005)
-        await self.place.some_time(1.0 if early else 0.1)
+        await self.place.some_time(1.0 if early else chance.choice([0.0, 0.1]))
 
     async def _ended(self, command: Command) -> CompletedProcess[str]:
         """Wait for the end of a process, and check what it leaves."""
@@ -234,6 +234,13 @@ def _flag(setting: str) -> tuple[str, str]:
 def _send(command: Command, number: signal.Signals) -> None:
     if command.alive:
         os.kill(command.pid, number)
+
+
+def _has_open(pid: int, name: str) -> bool:
+    """Whether a process has a file of that name open."""
+    with suppress(OSError):
+        return any(os.readlink(path).endswith(f"/{name}") for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def _marked(mark: str) -> Iterator[str]:

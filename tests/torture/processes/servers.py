@@ -27,7 +27,7 @@ _GAUGES = (
 @asynccontextmanager
 async def _agents(place: Place, url: str, number: int) -> AsyncIterator[Load]:
     """Run agents during the block; some leave in the middle of their turns and come again."""
-    load = Load(random.Random(place.chance.random()))
+    load = Load(random.Random(place.chance.random()), heard=place.answered)
 
     async def talk(http: httpx.AsyncClient, name: str) -> None:
         while not load.stopped and not load.gone:
@@ -79,8 +79,7 @@ async def servers_that_end(place: Place) -> None:
     seen: dict[str, str] = {}
     for _ in range(place.chance.randint(1, 3)):
         async with place.server(*_SCRIPTED) as url, _agents(place, url, 6) as load:
-            await place.some_time(0.6)
-            await place.end()
+            await place.end(0.6)
             load.stopped = True
         seen |= load.seen
     await _check_stored(place.database, seen)
@@ -138,8 +137,7 @@ async def trainers_that_race(place: Place) -> None:
         async with place.server(*_SCRIPTED) as url:
             trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged)) for k in range(2)]
             if life < 2:
-                await place.some_time(0.3)
-                await place.end()
+                await place.end(0.3)
             await asyncio.gather(*trainers)
     assert acknowledged.keys() == names, f"nobody acknowledged {names - acknowledged.keys()}"
     await asyncio.to_thread(check_database, place.database)
@@ -160,6 +158,7 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
                 done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
             except httpx.TransportError:
                 return
+            place.answered()
             for session in done:
                 assert session not in acknowledged, f"{session} was acknowledged twice"
                 acknowledged[session] = claim
@@ -168,8 +167,7 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
 async def models_that_stop(place: Place) -> None:
     """A server with the built-in model in its process is stopped or killed while it samples."""
     async with place.server("--engine", "transformers") as url, _agents(place, url, 3) as load:
-        await place.some_time(3.0)
-        await place.end()
+        await place.end(3.0)
         load.stopped = True
     await _check_stored(place.database, load.seen)
 
