@@ -152,7 +152,7 @@ class _Run:
         assert self.lines[: len(before)] == before, f"lines of the journal have changed: {before}"
         episodes = Counter((entry["task_id"], entry["sample"]) for entry in self.entries)
         assert all(count == 1 for count in episodes.values()), f"recorded twice: {episodes}"
-        finished = dict(self._sessions()) if self.database.exists() else {}
+        finished = dict(self._sessions())
         recorded = {entry["session_id"]: finished.get(entry["session_id"]) for entry in self.entries}
         assert all(outcome == "Finished" for outcome in recorded.values()), f"recorded before their end: {recorded}"
 
@@ -161,8 +161,12 @@ class _Run:
         return [json.loads(line) for line in self.lines]
 
     def _sessions(self) -> list[tuple[str, str]]:
-        """The id and the outcome of each session that is stored."""
+        """The id and the outcome of each session that is stored, if the server came to make its tables."""
+        if not self.database.exists():
+            return []
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
+            if database.execute("SELECT name FROM sqlite_master WHERE name = 'sessions'").fetchone() is None:
+                return []
             return database.execute("SELECT session_id, coalesce(outcome, status) FROM sessions").fetchall()
 
     def check(self) -> None:
