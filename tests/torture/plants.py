@@ -20,6 +20,7 @@ from tests.torture.plant import Plant
 from tests.torture.process_plants import OF_PROCESSES
 
 ROOT = Path(__file__).parents[2]
+_SHOWN = 300
 
 
 PLANTS = (
@@ -343,10 +344,8 @@ def _found(plant: Plant) -> bool:
         )
     seed = re.search(r"^FAILED: scenario \w+, seed (\d+)", done.stdout, re.M)
     why = re.search(r"^(?:\w+\.)*\w*(?:Error|Hung|Timeout|Unavailable)\b.*", done.stdout, re.M)
-    print(
-        f"{plant.name}: {f'found by seed {seed[1]}: {why[0] if why else done.stdout}' if seed else 'NOT FOUND'}",
-        flush=True,
-    )
+    told = f"found by seed {seed[1]}: {why[0][:_SHOWN] if why else done.stdout}" if seed else "NOT FOUND"
+    print(f"{plant.name}: {told}", flush=True)
     if not seed and done.returncode:
         print(done.stderr[-2000:])
     return seed is not None

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.e2e.load import sqlite_url
-from tests.e2e.processes import Process, server_process
+from tests.e2e.processes import Process, server_process, told_of_stop
 
 
 class Place:
@@ -45,23 +45,30 @@ class Place:
         if self._answers == 0 and self.process is not None and self.process.alive:
             os.kill(self.process.pid, signal.SIGKILL)
 
-    async def end(self, most_s: float) -> None:
-        """Kill the server or stop it within `most_s`, or kill it at an answer.
-
-        Raises AssertionError unless a stop is orderly and interrupts no turn: none takes as long as it may.
-        """
+    async def end(self, most_s: float, most_answers: int = 30) -> None:
+        """Kill the server or stop it within `most_s`, or kill it at one of the next answers."""
         assert self.process is not None
         how = self.chance.choice(["stop", "stop", "kill", "kill at an answer"])
         if how == "kill at an answer":
-            self._answers = self.chance.randint(1, 30)
+            self._answers = self.chance.randint(1, most_answers)
             await asyncio.sleep(3 * most_s)
             self._answers = 0
         else:
             await self.some_time(most_s)
         if how != "stop":
             await asyncio.to_thread(self.process.kill if self.process.alive else self.process.wait)
-            return
+        else:
+            await self.stop()
+
+    async def stop(self) -> list[str]:
+        """Stop the server; return what it told of that.
+
+        Raises AssertionError unless the stop is orderly and interrupts no turn: none takes as long as it may.
+        """
+        assert self.process is not None
         self.process.terminate()
         assert await asyncio.to_thread(self.process.wait) == 0, "the exit code of a stopped server"
         assert "Traceback" not in self.process.output, "a traceback of a stopped server"
-        assert "stopping: interrupted" not in self.process.output, "a stop has interrupted turns"
+        told = told_of_stop(self.process)
+        assert not any(line.startswith("stopping: interrupted") for line in told), told
+        return told

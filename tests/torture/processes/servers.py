@@ -50,8 +50,14 @@ async def _agents(place: Place, url: str, number: int) -> AsyncIterator[Load]:
             await asyncio.gather(*talks)
 
 
-async def _idle(url: str) -> None:
-    """Wait until all gauges of what runs are zero."""
+async def _idle(place: Place, url: str) -> None:
+    """Wait until all gauges of what runs are zero, and stop the server, which finds nothing that runs."""
+    await _until_zero(url)
+    told = await place.stop()
+    assert told[0] == "stopping: nothing runs", told
+
+
+async def _until_zero(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         values: dict[str, str] = {}
         for _ in range(600):
@@ -100,7 +106,7 @@ async def workers_that_are_killed(place: Place) -> None:
                         await place.some_time(0.5)
                         load.stopped = True
                     seen |= load.seen
-                await _idle(url)
+                await _idle(place, url)
             await _check_stored(database, seen)
     finally:
         postgres.close()
@@ -120,7 +126,7 @@ async def pauses_and_weights(place: Place) -> None:
                     await _ok(http, "/engine/continue_generation", {})
                 await place.some_time(0.1)
         assert not load.gone, "a connection was cut"
-        await _idle(url)
+        await _idle(place, url)
     await _check_stored(place.database, load.seen)
 
 
@@ -137,7 +143,7 @@ async def trainers_that_race(place: Place) -> None:
         async with place.server(*_SCRIPTED) as url:
             trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged)) for k in range(2)]
             if life < 2:
-                await place.end(0.3)
+                await place.end(0.3, most_answers=3)
             await asyncio.gather(*trainers)
     assert acknowledged.keys() == names, f"nobody acknowledged {names - acknowledged.keys()}"
     await asyncio.to_thread(check_database, place.database)
@@ -167,7 +173,7 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
 async def models_that_stop(place: Place) -> None:
     """A server with the built-in model in its process is stopped or killed while it samples."""
     async with place.server("--engine", "transformers") as url, _agents(place, url, 3) as load:
-        await place.end(3.0)
+        await place.end(3.0, most_answers=6)
         load.stopped = True
     await _check_stored(place.database, load.seen)
 
