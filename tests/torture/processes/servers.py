@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from tests.conftest import Postgres
-from tests.e2e.load import Load, check_database, outputs_at
+from tests.e2e.load import Load, Refused, check_database, outputs_at
 from tests.torture.processes.place import Place
 
 _SCRIPTED = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
@@ -162,7 +162,7 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
                 assert not acknowledged.keys() & set(held), f"{held} were acknowledged, and are claimed"
                 body = {"claim_id": claim, "session_ids": held}
                 done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
-            except httpx.TransportError:
+            except (httpx.TransportError, Refused):
                 return
             place.answered()
             for session in done:
@@ -180,6 +180,8 @@ async def models_that_stop(place: Place) -> None:
 
 async def _ok(http: httpx.AsyncClient, path: str, body: Any) -> Any:
     answer = await http.post(path, json=body)
+    if answer.status_code == 503:
+        raise Refused(answer.text)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
