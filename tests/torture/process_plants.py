@@ -47,12 +47,18 @@ OF_PROCESSES = (
         "            break\n",
     ),
     _Plant(
-        "an_episode_is_recorded_before_its_session_has_ended",
+        "the_session_of_an_interrupted_episode_ends_as_finished",
         "rollouts_that_are_interrupted",
         "proxy/rollout/episodes/play.py",
-        "        failure = await to_the_end(leave_session(self._episode, failure, None))\n",
-        "        import asyncio\n\n"
-        "        self.ending = asyncio.ensure_future(leave_session(self._episode, failure, None))\n",
+        "await to_the_end(leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S))",
+        "await to_the_end(leave_session(self._episode, None, _RETRY_CANCELLED_S))",
+    ),
+    _Plant(
+        "what_a_killed_run_left_stays_in_its_groups",
+        "rollouts_that_are_interrupted",
+        "proxy/rollout/runs/leftovers.py",
+        '            await delete(client, session["session_id"])\n',
+        "            pass\n",
     ),
     _Plant(
         "an_episode_that_ended_as_its_run_was_killed_is_not_written_down",

@@ -99,7 +99,7 @@ class _Run:
         """Play the run until a moment that the seed chooses."""
         command = self.start()
         await self._moment(command)
-        number = self.place.chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        number = self.place.chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         self.killed |= number == signal.SIGKILL
         _send(command, number)
         if number != signal.SIGKILL and self.place.chance.random() < 0.2:
