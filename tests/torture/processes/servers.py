@@ -133,7 +133,7 @@ async def pauses_and_weights(place: Place) -> None:
 async def trainers_that_race(place: Place) -> None:
     """Two trainers claim and acknowledge ended sessions while their server is killed: each is acknowledged once."""
     names = {f"s{number}" for number in range(12)}
-    acknowledged = dict[str, str]()
+    acknowledged, unheard = dict[str, str](), dict[str, list[str]]()
     async with place.server(*_SCRIPTED) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         for name in sorted(names):
             body = {"model": "m", "messages": [{"role": "user", "content": name}], "max_tokens": 3}
@@ -141,7 +141,8 @@ async def trainers_that_race(place: Place) -> None:
             await _ok(http, f"/{name}/rl/end_session", {})
     for life in range(3):
         async with place.server(*_SCRIPTED) as url:
-            trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged)) for k in range(2)]
+            await _repeat(url, acknowledged, unheard)
+            trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged, unheard)) for k in "ab"]
             if life < 2:
                 await place.end(0.3, most_answers=3)
             await asyncio.gather(*trainers)
@@ -149,7 +150,19 @@ async def trainers_that_race(place: Place) -> None:
     await asyncio.to_thread(check_database, place.database)
 
 
-async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]) -> None:
+async def _repeat(url: str, acknowledged: dict[str, str], unheard: dict[str, list[str]]) -> None:
+    """Acknowledge again what the last server was asked to without an answer: it may have done so."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        for claim, held in unheard.items():
+            body = {"claim_id": claim, "session_ids": held}
+            done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
+            acknowledged.update(dict.fromkeys(done, claim))
+    unheard.clear()
+
+
+async def _train(
+    place: Place, url: str, name: str, acknowledged: dict[str, str], unheard: dict[str, list[str]]
+) -> None:
     """Claim and acknowledge until nothing is left or the server is gone."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         for number in range(1000):
@@ -160,10 +173,12 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
                 if not held:
                     return
                 assert not acknowledged.keys() & set(held), f"{held} were acknowledged, and are claimed"
+                unheard[claim] = held
                 body = {"claim_id": claim, "session_ids": held}
                 done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
             except (httpx.TransportError, Refused):
                 return
+            del unheard[claim]
             place.answered()
             for session in done:
                 assert session not in acknowledged, f"{session} was acknowledged twice"
