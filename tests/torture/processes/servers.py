@@ -33,7 +33,8 @@ async def _agents(place: Place, url: str, number: int) -> AsyncIterator[Load]:
         while not load.stopped and not load.gone:
             talking = asyncio.create_task(load.talk(http, name, stream=load.chance.random() < 0.5))
             await asyncio.wait(
-                [talking], timeout=load.chance.uniform(0.01, 1.0) if load.chance.random() < 0.5 else None
+                [talking],
+                timeout=load.chance.uniform(0.01, 1.0) if place.leaving and load.chance.random() < 0.5 else None,
             )
             if not talking.done():
                 talking.cancel()
@@ -83,6 +84,7 @@ async def _check_stored(url: str, seen: dict[str, str]) -> None:
 async def servers_that_end(place: Place) -> None:
     """Servers are killed or stopped while turns run, and start again: no reply that a client had whole is lost."""
     seen: dict[str, str] = {}
+    place.leaving = place.chance.random() < 0.5
     for _ in range(place.chance.randint(1, 3)):
         async with place.server(*_SCRIPTED) as url, _agents(place, url, 6) as load:
             await place.end(0.6)
@@ -187,6 +189,7 @@ async def _train(
 
 async def models_that_stop(place: Place) -> None:
     """A server with the built-in model in its process is stopped or killed while it samples."""
+    place.leaving = place.chance.random() < 0.5
     async with place.server("--engine", "transformers") as url, _agents(place, url, 3) as load:
         await place.end(3.0, most_answers=6)
         load.stopped = True
