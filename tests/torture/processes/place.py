@@ -67,7 +67,7 @@ class Place:
     async def stop(self) -> list[str]:
         """Stop the server; return what it told of that.
 
-        Raises AssertionError unless the stop is orderly and interrupts no turn of a client: none takes as long as it may.
+        Raises AssertionError unless the stop is orderly and interrupts no turn of a client: none takes that long.
         """
         assert self.process is not None
         self.process.terminate()
