@@ -55,13 +55,24 @@ def run_command(asked: Asked) -> None:
     """Play the run. The exit code is 0, 1 for failures beyond those allowed, or 130 if it was interrupted."""
     sys.path.insert(0, os.getcwd())  # where agents and functions of the user are found, as with `python -m`
     try:
-        code = _run(asked, _chosen(asked))
+        with _terminated_as_interrupted():
+            code = _run(asked, _chosen(asked))
     except ProxyError as error:
         fail(error.message)
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code:
         sys.exit(code)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, while the run's own server starts and stops, for one."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _chosen(asked: Asked) -> _Chosen:
@@ -171,6 +182,7 @@ class _Interruption:
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.default_int_handler)
 
     def _started(self, stop: Stop) -> None:
         self._stop = stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,13 @@ class Refused(Exception):
 
 @dataclass
 class Load:
-    """`seen`: the text of each whole reply by id. `refusals`: the headers of each 503. `gone`: a connection was cut."""
+    """`seen`: the text of each whole reply by id. `refusals`: the headers of each 503. `gone`: a connection was cut.
+
+    `heard`: called at each whole reply.
+    """
 
     chance: random.Random
+    heard: Callable[[], None] = lambda: None
     seen: dict[str, str] = field(default_factory=dict)
     refusals: list[httpx.Headers] = field(default_factory=list)
     gone: bool = False
@@ -47,6 +52,7 @@ class Load:
                 self.gone = True
                 return
             self.seen[reply_id] = text
+            self.heard()
             messages += [{"role": "assistant", "content": text}, user("go on")]
 
     async def until(self, condition: Any) -> None:

@@ -133,14 +133,31 @@ def told_of_stop(process: Process) -> list[str]:
     return [sentence for sentence in sentences if not sentence.startswith("stopping: still ")]
 
 
+class Command:
+    """`tokengrove ARGUMENTS` in a forked process, from its start until `wait`."""
+
+    def __init__(self, *arguments: str, cwd: Path, **environment: str) -> None:
+        self.arguments = arguments
+        self._forked = _Forked(arguments, cwd, separately=True, **environment)
+        self.pid = self._forked.pid
+        readers = ThreadPoolExecutor(2)
+        self._printed = [readers.submit(_read_all, file) for file in (self._forked.output, self._forked.errors)]
+        readers.shutdown(wait=False)
+
+    @property
+    def alive(self) -> bool:
+        return self._forked.poll() is None
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Wait until the process has ended, and whoever else has its output open."""
+        code = self._forked.wait(START_TIMEOUT_S)
+        output, errors = (printed.result(START_TIMEOUT_S) for printed in self._printed)
+        return subprocess.CompletedProcess(self.arguments, code, output, errors)
+
+
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `tokengrove ARGUMENTS` in a forked process until it ends."""
-    with ThreadPoolExecutor(1) as reader:
-        forked = _Forked(arguments, cwd, separately=True, **environment)
-        assert forked.errors is not None
-        errors = reader.submit(_read_all, forked.errors)
-        output = _read_all(forked.output)
-        return subprocess.CompletedProcess(arguments, forked.wait(START_TIMEOUT_S), output, errors.result())
+    return Command(*arguments, cwd=cwd, **environment).wait()
 
 
 def execute(
@@ -225,6 +242,7 @@ def _command(arguments: list[str], folder: str, environment: Mapping[str, str], 
     for writer in writers:
         writer.close()
     faulthandler.enable()  # SIGABRT shows where it hangs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal; see `interruptible`
     from proxy.commands import main
 
     main()

@@ -143,6 +143,15 @@ def test_an_interrupted_run_ends_cleanly_and_goes_on_later(url: str, tmp_path: P
     assert (code, summary["done"], summary["earlier"]) == (0, 6, 3)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_can_be_interrupted_while_its_own_server_starts(tmp_path: Path, number: signal.Signals) -> None:
+    with playing("rollout", "player:once", "--server", "engine=scripted", "--name", "n", cwd=tmp_path) as process:
+        until_exists(tmp_path / "runs" / "n" / "server.log", process)
+        process.send_signal(number)
+        _, stderr = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in stderr
+
+
 def test_a_second_interruption_ends_the_run_at_once(url: str, tmp_path: Path) -> None:
     (tmp_path / "player.py").write_text(
         f"{AGENT}\n\nasync def clings(task, base_url, sample):\n    import asyncio\n    Path('begun').touch()\n"

@@ -1,4 +1,5 @@
-"""Faults in the order of events, planted one at a time: each must be found by a scenario within 200 seeds.
+"""Faults in the order of events, planted one at a time: each must be found by a scenario within 200 seeds, or 30 of
+the second tier.
 
 `python -m tests.torture.plants [NAME ...]` changes a copy of the code, runs a scenario there, and says which seed found
 the fault. A scenario is written for what must hold; a plant only names the one in which its code runs.
@@ -13,22 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.torture.plant import Plant
+from tests.torture.process_plants import OF_PROCESSES
+
 ROOT = Path(__file__).parents[2]
-SEEDS = 200
-
-
-@dataclass(frozen=True)
-class Plant:
-    """`old` in `path` becomes `new`; `scenario` runs that code."""
-
-    name: str
-    scenario: str
-    path: str
-    old: str
-    new: str
+_SHOWN = 300
 
 
 PLANTS = (
@@ -455,13 +447,15 @@ PLANTS = (
     ),
 )
 
+ALL = (*PLANTS, *OF_PROCESSES)
+
 
 def main() -> int:
     """Plant each fault; return 1 if one was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture.plants", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *(plant.name for plant in PLANTS)])
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *(plant.name for plant in ALL)])
     names = parser.parse_args().names
-    return int(not all([_found(plant) for plant in PLANTS if not names or plant.name in names]))
+    return int(not all([_found(plant) for plant in ALL if not names or plant.name in names]))
 
 
 def _found(plant: Plant) -> bool:
@@ -476,16 +470,14 @@ def _found(plant: Plant) -> bool:
         if text.count(plant.old) != 1:
             raise SystemExit(f"{plant.name}: its place in {plant.path} is not there, or there twice")
         planted.write_text(text.replace(plant.old, plant.new))
-        command = [sys.executable, "-m", "tests.torture", "--seeds", str(SEEDS), "--scenario", plant.scenario]
+        command = [sys.executable, "-m", plant.module, "--seeds", str(plant.seeds), "--scenario", plant.scenario]
         done = subprocess.run(
             command, cwd=copy, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=False
         )
     seed = re.search(r"^FAILED: scenario \w+, seed (\d+)", done.stdout, re.M)
     why = re.search(r"^(?:\w+\.)*\w*(?:Error|Hung|Timeout|Unavailable)\b.*", done.stdout, re.M)
-    print(
-        f"{plant.name}: {f'found by seed {seed[1]}: {why[0] if why else done.stdout}' if seed else 'NOT FOUND'}",
-        flush=True,
-    )
+    told = f"found by seed {seed[1]}: {why[0][:_SHOWN] if why else done.stdout}" if seed else "NOT FOUND"
+    print(f"{plant.name}: {told}", flush=True)
     if not seed and done.returncode:
         print(done.stderr[-2000:])
     return seed is not None

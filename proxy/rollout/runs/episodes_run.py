@@ -154,7 +154,7 @@ class _Whole:
         entries = await self._take_over()
         self._observer.planned(self._summary.episodes, self._summary.ended, self._summary)
         if on_start is not None:
-            on_start(self._run.stop)
+            on_start(self._stop)
         try:
             await self._run.play(slots_of(self._tasks, self._options), _attempts(entries))
         except asyncio.CancelledError:
@@ -167,6 +167,11 @@ class _Whole:
                 self._write_summary()
             raise
         return await self._close()
+
+    def _stop(self, why: str) -> None:
+        """Stop the run, unless all has been played: then the samples are all that is left to do."""
+        if not self._summary.complete:
+            self._run.stop(why)
 
     async def _close(self) -> Played:
         """What is done once nothing plays any more."""

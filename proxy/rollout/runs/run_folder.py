@@ -109,7 +109,7 @@ class RunFolder:
 
 
 def _path(options: RunOptions, tasks: Sequence[Task]) -> Path:
-    """With a name that of the folder, else the first that is new or not complete: a complete run is not resumed."""
+    """With a name that of the folder, else the first that is new or not over: a run that is over is not resumed."""
     folder = Path(options.folder or ".").expanduser()
     if options.name is not None:
         if not _NAME.fullmatch(options.name) or options.name in (".", ".."):
@@ -120,7 +120,10 @@ def _path(options: RunOptions, tasks: Sequence[Task]) -> Path:
 
 
 def _is_over(summary: Mapping[str, Any], options: RunOptions) -> bool:
-    return bool(summary.get("complete")) and not (options.retry_failed and summary.get("failed"))
+    if not summary.get("complete") or (options.retry_failed and summary.get("failed")):
+        return False
+    exportable = summary.get("done") or (options.export_failed and summary.get("failed"))
+    return not (options.exports and exportable) or summary.get("output") is not None
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from proxy.client import Client
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, EngineUnavailable
 from proxy.rollout.episodes import EpisodePlan, EpisodeResult, Task
 from proxy.rollout.executors import ExecutorOptions, executor_for
 from proxy.rollout.runs import Observer, Played, RunOptions, Summary, run_episodes, samples
@@ -105,6 +105,14 @@ async def test_the_samples_are_those_of_the_runs_own_sessions_in_groups_that_can
     assert list(groups.values()) == [2, 2] and {each["group_size"] for each in listed} == {2}
     for group in groups:
         assert len(client.claim(filter={"group_id": group}, limit=9).sessions) == 2
+
+
+async def test_a_run_that_is_stopped_once_all_was_played_ends_as_if_it_were_not(
+    tmp_path: Path, data: str, url: str
+) -> None:
+    played = await interrupted(options(tmp_path, data, url), 4)
+    assert played.summary.succeeded and played.summary.stopped is None
+    assert sorted(exported(played)) == sorted(played.session_ids) and len(played.session_ids) == 4
 
 
 async def test_two_runs_of_the_same_tasks_have_no_group_in_common(
@@ -220,14 +228,19 @@ async def test_a_run_that_an_executor_left_incomplete_exports_nothing(tmp_path: 
     assert (played.summary.done, played.summary.complete, played.summary.output) == (2, False, None)
 
 
-async def test_a_run_that_is_stopped_at_its_last_episode_exports_when_it_is_started_again(
+async def test_a_run_whose_samples_could_not_be_written_writes_them_when_it_is_started_again(
     tmp_path: Path, data: str, url: str
 ) -> None:
-    chosen = options(tmp_path, data, url, concurrency=1, name="n")
-    first = await interrupted(chosen, after=4)
-    assert (first.summary.complete, first.summary.stopped, first.summary.output) == (True, "enough", None)
+    chosen = options(tmp_path, data, url)
+    with (
+        mock.patch.object(samples.Samples, "write", side_effect=EngineUnavailable("gone")),
+        pytest.raises(EngineUnavailable),
+    ):
+        await run_episodes(chosen)
     second = await run_episodes(chosen)
-    assert second.summary.earlier == 4 and sorted(exported(second)) == sorted(first.session_ids)
+    assert second.summary.earlier == 4 and sorted(exported(second)) == sorted(second.session_ids)
+    third = await run_episodes(chosen)
+    assert third.summary.earlier == 0 and third.folder != second.folder
 
 
 async def test_a_failed_attempt_leaves_its_group_so_that_no_claim_has_it(

@@ -1,85 +1,40 @@
-"""The second tier: real servers, threads and sockets. A seed chooses what happens and when, but not the order of
-events, so a failure need not come again.
-
-`python -m tests.torture.processes --seed N --minutes M [--scenario S]`
-"""
+"""Servers that are killed, stopped and paused, and lose workers, while agents and trainers use them."""
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
 import random
 import signal
-import sys
-import tempfile
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.conftest import MEMORY, Postgres
-from tests.e2e.load import Load, check_database, outputs_at, sqlite_url
-from tests.e2e.processes import Process, server_process
-from tests.torture.command import Outcome, play
+from tests.conftest import Postgres
+from tests.e2e.load import Load, Refused, check_database, outputs_at
+from tests.torture.processes.place import Place
 
-_LIMIT_S = 120.0
 _SCRIPTED = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
 _GAUGES = (
     *("tokengrove_in_flight", "tokengrove_waiting", "tokengrove_engine_paused", "tokengrove_body_bytes"),
     "tokengrove_queued_changes",
 )
-_LINES = 60
-
-
-class Place:
-    """Where a scenario plays: the seed's choices, a folder, and the server that runs, if one does."""
-
-    def __init__(self, chance: random.Random, folder: Path) -> None:
-        self.chance, self.folder = chance, folder
-        self.process: Process | None = None
-        self.output = ""
-
-    @property
-    def database(self) -> str:
-        return sqlite_url(self.folder)
-
-    @asynccontextmanager
-    async def server(self, *flags: str, database_url: str | None = None) -> AsyncIterator[str]:
-        """Run a server during the block, which may end it."""
-        with server_process(self.folder, *flags, database_url=database_url) as self.process:
-            try:
-                yield self.process.url
-            finally:
-                self.output += self.process.output
-
-    async def some_time(self, most_s: float) -> None:
-        await asyncio.sleep(self.chance.uniform(0.0, most_s))
-
-    async def end(self) -> None:
-        """Kill the server or ask it to stop. Raises AssertionError unless a stop is orderly."""
-        assert self.process is not None
-        if self.chance.random() < 0.5:
-            await asyncio.to_thread(self.process.kill)
-            return
-        self.process.terminate()
-        assert await asyncio.to_thread(self.process.wait) == 0, "the exit code of a stopped server"
-        assert "Traceback" not in self.process.output, "a traceback of a stopped server"
 
 
 @asynccontextmanager
 async def _agents(place: Place, url: str, number: int) -> AsyncIterator[Load]:
     """Run agents during the block; some leave in the middle of their turns and come again."""
-    load = Load(random.Random(place.chance.random()))
+    load = Load(random.Random(place.chance.random()), heard=place.answered)
 
     async def talk(http: httpx.AsyncClient, name: str) -> None:
         while not load.stopped and not load.gone:
             talking = asyncio.create_task(load.talk(http, name, stream=load.chance.random() < 0.5))
             await asyncio.wait(
-                [talking], timeout=load.chance.uniform(0.01, 1.0) if load.chance.random() < 0.5 else None
+                [talking],
+                timeout=load.chance.uniform(0.01, 1.0) if place.leaving and load.chance.random() < 0.5 else None,
             )
             if not talking.done():
                 talking.cancel()
@@ -96,8 +51,14 @@ async def _agents(place: Place, url: str, number: int) -> AsyncIterator[Load]:
             await asyncio.gather(*talks)
 
 
-async def _idle(url: str) -> None:
-    """Wait until all gauges of what runs are zero."""
+async def _idle(place: Place, url: str) -> None:
+    """Wait until all gauges of what runs are zero, and stop the server, which finds nothing that runs."""
+    await _until_zero(url)
+    told = await place.stop()
+    assert told[0] == "stopping: nothing runs", told
+
+
+async def _until_zero(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         values: dict[str, str] = {}
         for _ in range(600):
@@ -123,10 +84,10 @@ async def _check_stored(url: str, seen: dict[str, str]) -> None:
 async def servers_that_end(place: Place) -> None:
     """Servers are killed or stopped while turns run, and start again: no reply that a client had whole is lost."""
     seen: dict[str, str] = {}
+    place.leaving = place.chance.random() < 0.5
     for _ in range(place.chance.randint(1, 3)):
         async with place.server(*_SCRIPTED) as url, _agents(place, url, 6) as load:
-            await place.some_time(0.6)
-            await place.end()
+            await place.end(0.6)
             load.stopped = True
         seen |= load.seen
     await _check_stored(place.database, seen)
@@ -147,7 +108,7 @@ async def workers_that_are_killed(place: Place) -> None:
                         await place.some_time(0.5)
                         load.stopped = True
                     seen |= load.seen
-                await _idle(url)
+                await _idle(place, url)
             await _check_stored(database, seen)
     finally:
         postgres.close()
@@ -167,14 +128,14 @@ async def pauses_and_weights(place: Place) -> None:
                     await _ok(http, "/engine/continue_generation", {})
                 await place.some_time(0.1)
         assert not load.gone, "a connection was cut"
-        await _idle(url)
+        await _idle(place, url)
     await _check_stored(place.database, load.seen)
 
 
 async def trainers_that_race(place: Place) -> None:
     """Two trainers claim and acknowledge ended sessions while their server is killed: each is acknowledged once."""
     names = {f"s{number}" for number in range(12)}
-    acknowledged = dict[str, str]()
+    acknowledged, unheard = dict[str, str](), dict[str, list[str]]()
     async with place.server(*_SCRIPTED) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         for name in sorted(names):
             body = {"model": "m", "messages": [{"role": "user", "content": name}], "max_tokens": 3}
@@ -182,16 +143,28 @@ async def trainers_that_race(place: Place) -> None:
             await _ok(http, f"/{name}/rl/end_session", {})
     for life in range(3):
         async with place.server(*_SCRIPTED) as url:
-            trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged)) for k in range(2)]
+            await _repeat(url, acknowledged, unheard)
+            trainers = [asyncio.create_task(_train(place, url, f"t{k}.{life}", acknowledged, unheard)) for k in "ab"]
             if life < 2:
-                await place.some_time(0.3)
-                await place.end()
+                await place.end(0.3, most_answers=3)
             await asyncio.gather(*trainers)
     assert acknowledged.keys() == names, f"nobody acknowledged {names - acknowledged.keys()}"
     await asyncio.to_thread(check_database, place.database)
 
 
-async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]) -> None:
+async def _repeat(url: str, acknowledged: dict[str, str], unheard: dict[str, list[str]]) -> None:
+    """Acknowledge again what the last server was asked to without an answer: it may have done so."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        for claim, held in unheard.items():
+            body = {"claim_id": claim, "session_ids": held}
+            done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
+            acknowledged.update(dict.fromkeys(done, claim))
+    unheard.clear()
+
+
+async def _train(
+    place: Place, url: str, name: str, acknowledged: dict[str, str], unheard: dict[str, list[str]]
+) -> None:
     """Claim and acknowledge until nothing is left or the server is gone."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         for number in range(1000):
@@ -202,10 +175,13 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
                 if not held:
                     return
                 assert not acknowledged.keys() & set(held), f"{held} were acknowledged, and are claimed"
+                unheard[claim] = held
                 body = {"claim_id": claim, "session_ids": held}
                 done = (await _ok(http, "/trajectories/acknowledge", body))["acknowledged"]
-            except httpx.TransportError:
+            except (httpx.TransportError, Refused):
                 return
+            del unheard[claim]
+            place.answered()
             for session in done:
                 assert session not in acknowledged, f"{session} was acknowledged twice"
                 acknowledged[session] = claim
@@ -213,65 +189,20 @@ async def _train(place: Place, url: str, name: str, acknowledged: dict[str, str]
 
 async def models_that_stop(place: Place) -> None:
     """A server with the built-in model in its process is stopped or killed while it samples."""
+    place.leaving = place.chance.random() < 0.5
     async with place.server("--engine", "transformers") as url, _agents(place, url, 3) as load:
-        await place.some_time(3.0)
-        await place.end()
+        await place.end(3.0, most_answers=6)
         load.stopped = True
     await _check_stored(place.database, load.seen)
 
 
 async def _ok(http: httpx.AsyncClient, path: str, body: Any) -> Any:
     answer = await http.post(path, json=body)
+    if answer.status_code == 503:
+        raise Refused(answer.text)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-Scenario = Callable[[Place], Awaitable[None]]
-SCENARIOS: dict[str, Scenario] = {
-    function.__name__: function
-    for function in (
-        servers_that_end,
-        workers_that_are_killed,
-        pauses_and_weights,
-        trainers_that_race,
-        models_that_stop,
-    )
-}
-
-
-def run(name: str, seed: int) -> Outcome:
-    """Play a scenario with the choices of a seed."""
-    with tempfile.TemporaryDirectory(prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        place = Place(random.Random(f"{name} {seed}"), Path(folder))
-        try:
-            asyncio.run(_within_limit(place, SCENARIOS[name]))
-        except Exception:
-            lines = [line for line in place.output.splitlines() if " info    turn " not in line]
-            shown = "".join(f"server: {line}\n" for line in lines[-_LINES:])
-            return Outcome(name, seed, traceback.format_exc() + shown)
-    return Outcome(name, seed, "")
-
-
-async def _within_limit(place: Place, scenario: Scenario) -> None:
-    """Play a scenario. One that hangs shows the stacks of its server and its own tasks."""
-    playing = asyncio.ensure_future(scenario(place))
-    await asyncio.wait([playing], timeout=_LIMIT_S)
-    if not playing.done():
-        for task in asyncio.all_tasks():
-            task.print_stack()
-        faulthandler.dump_traceback()
-        if place.process is not None and place.process.alive:
-            os.kill(place.process.pid, signal.SIGABRT)
-            await asyncio.to_thread(place.process.wait)
-        playing.cancel()
-        await asyncio.wait([playing])
-        raise AssertionError(f"the scenario has not ended after {_LIMIT_S:g} s")
-    playing.result()
-
-
-if __name__ == "__main__":
-    sys.exit(play("tests.torture.processes", __doc__, SCENARIOS, run))
