@@ -19,10 +19,8 @@ import torch
 from letters_agent import ask
 from transformers import AutoModelForCausalLM
 
-from proxy.app import write_tiny_model
-from proxy.serving.server import serving
-from proxy.settings import Settings
 from tokengrove import AsyncClient, Export
+from tokengrove.testing import serving, write_tiny_model
 
 FIRST = ("vowel", "consonant")
 GROUP_SIZE, AT_ONCE, PASSES = 16, 16, 3
@@ -106,15 +104,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="letters-") as scratch:
         model = Path(scratch) / "model"
         write_tiny_model(model, asked.seed)
-        settings = Settings(
+        with serving(
             port=0,
             model=str(model),
             engine="transformers",
             engine_arg=("device=cpu",),
             database_url=f"sqlite:///{scratch}/letters.db",
             log_level="warning",
-        )
-        with serving(settings) as url:
+        ) as url:
             asyncio.run(train(url, model, asked.steps))
 
 

@@ -22,8 +22,8 @@ from letters_agent import QUESTIONS, ask
 from transformers import PrinterCallback, TrainerCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
-from proxy.rollout.episodes import Server
-from proxy.rollout.trl import AgentWorker, WeightTransfer, train_without_gpu
+from tokengrove.rollout.episodes import Server
+from tokengrove.trl import AgentWorker, WeightTransfer, train_without_gpu
 
 GROUP_SIZE, AT_ONCE, MOST_STEPS = 16, 16, 120
 ENOUGH, IN_A_ROW = 0.9, 5
@@ -92,8 +92,8 @@ def train(server: Server, model: Path, steps: int) -> None:
 @contextmanager
 def served(seed: int) -> Iterator[tuple[Server, Path]]:
     """A server of a model with random weights, in a process of its own, and the model's folder."""
-    from proxy.app import write_tiny_model
-    from proxy.commands.own_server import own_server
+    from tokengrove.rollout.own_server import own_server
+    from tokengrove.testing import write_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="letters-") as scratch:
         model = Path(scratch) / "model"

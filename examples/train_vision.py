@@ -20,10 +20,8 @@ import torch
 from shapes_agent import KINDS, look
 from transformers import AutoModelForImageTextToText
 
-from proxy.engine.tiny.vision import build_tiny_vision_model
-from proxy.serving.server import serving
-from proxy.settings import Settings
 from tokengrove import AsyncClient, Export, Sample
+from tokengrove.testing import serving, write_tiny_vision_model
 
 GROUPS, GROUP_SIZE, AT_ONCE, PASSES = 16, 8, 32, 3
 CLIP, ENTROPY, LEARNING_RATE = 0.2, 0.01, 1.5e-3
@@ -128,16 +126,15 @@ def main() -> None:
     torch.set_num_threads(1)  # the model is so small that threads would wait for each other
     with tempfile.TemporaryDirectory(prefix="shapes-") as scratch:
         model = Path(scratch) / "model"
-        build_tiny_vision_model(model, seed=asked.seed)
-        settings = Settings(
+        write_tiny_vision_model(model, seed=asked.seed)
+        with serving(
             port=0,
             model=str(model),
             engine="transformers",
             engine_arg=("device=cpu",),
             database_url=f"sqlite:///{scratch}/shapes.db",
             log_level="warning",
-        )
-        with serving(settings) as url:
+        ) as url:
             asyncio.run(train(url, model, asked.steps))
 
 

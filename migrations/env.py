@@ -16,9 +16,9 @@ from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Select, column, delete, event, func, insert, inspect, select, table, text
 
-from proxy.errors import ConfigurationError
 from proxy.store import database
 from proxy.store.sql.tables import compatibility, metadata
+from tokengrove.errors import ConfigurationError
 
 # An arbitrary number, the same in every tokengrove: replicas that start together migrate one after another.
 ADVISORY_LOCK = 7_046_029

@@ -1,6 +1,12 @@
-"""Tokengrove: a proxy that serves agents' model calls and records their exact tokens as trees for RL trainers.
+"""The server of Tokengrove: it serves agents' model calls and records their exact tokens as trees for RL trainers.
 
-`ARCHITECTURE.md` beside this file says which package does what. Packages import from the layers below them only.
+The command `tokengrove serve` runs it; what users import is `tokengrove`. `ARCHITECTURE.md` beside this file says which
+package does what. Packages import from the layers below them only.
 """
 
-__version__ = "0.1.0"
+from proxy.moved import MovedModules
+
+SERVER = "tokengrove"
+"""Tells this package from others of the same name (`tokengrove.server_part`)."""
+
+MovedModules().install()

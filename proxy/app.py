@@ -34,7 +34,6 @@ from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
-from proxy.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
@@ -58,9 +57,10 @@ from proxy.store.store import Store
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
-from proxy.telemetry.tracing import start_tracing
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
+from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, codes
+from tokengrove.tracing import start_tracing
 
 if TYPE_CHECKING:
     pass

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from proxy.errors import ConfigurationError
 from proxy.progress import doing
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 # Everything that a tokenizer, a chat template and a model's description may consist of.

@@ -67,7 +67,7 @@ from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
 
 if TYPE_CHECKING:
-    from proxy.telemetry.spans import Tracing
+    from tokengrove.spans import Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

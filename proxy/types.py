@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from proxy.reasons import Echo, FinishReason, Reason, Status
 from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
+from tokengrove.reasons import Echo, FinishReason, Reason, Status
 
 if TYPE_CHECKING:
     Ids = array[int]

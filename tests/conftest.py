@@ -26,10 +26,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
-from proxy import initial_block
 from proxy.store import schema
 from tests import databases
 from tests.vision import vision_folder, vision_folders, vision_renderer  # noqa: F401
+from tokengrove import initial_block
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:

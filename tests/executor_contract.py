@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
-from proxy.rollout.executors import Executor, ExecutorOptions, executor_for
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
+from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 
 HERE = "tests.unit.rollout.executor_agents"
 KEY = "the-key"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, ids_of
+from tokengrove.reasons import FinishReason, Reason, Status
 
 
 def interaction(

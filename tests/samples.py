@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxy.client.values import Sample, sample_of
+from tokengrove.client.values import Sample, sample_of
 
 
 def sample(prompt: Sequence[int], output: Sequence[int], *, reward: float = 0.0, **more: Any) -> Sample:

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from proxy import __version__
 from supply import vendored
+from tokengrove import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 # What may be installed beside Apache-2.0 code and passed on with it. MPL-2.0 and LGPL-3.0 ask for the source of the

@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from proxy.api.http import key_of
-from proxy.errors import ProxyError
 from proxy.sessions.access import Access
 from proxy.sessions.keys import fingerprint
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.telemetry.log import AUDIT
+from tokengrove.errors import ProxyError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

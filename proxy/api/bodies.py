@@ -18,7 +18,6 @@ from proxy.api.body_budget import FREE, BodyBudget, Share
 from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
 from proxy.api.headers import Headers, headers_of
 from proxy.api.http import as_object, decode_json
-from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from proxy.images.intake import ImageIntake, NoSession
 from proxy.images.lifting import Lifted
 from proxy.protocols.image_sources import Source, image_sources
@@ -28,6 +27,7 @@ from proxy.resources.senders import Sender, Senders
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import Api, ImageFile
+from tokengrove.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 _T = TypeVar("_T")
 

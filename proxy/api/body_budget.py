@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.errors import TooManyRequests
 from proxy.resources.fair_queue import FairQueue
 from proxy.resources.senders import Sender, Tally
+from tokengrove.errors import TooManyRequests
 
 FREE = 64 * 1024
 """A body of so many bytes takes nothing. uvicorn reads about as much of each body before anybody asks for it."""

@@ -27,7 +27,6 @@ from proxy.api.known_fields import check_given, refuse
 from proxy.api.long_polls import LongPolls
 from proxy.api.repeated_calls import RepeatableCall, name_of
 from proxy.api.session_json import record_json
-from proxy.errors import InvalidRequest, NotFound, ProxyError, brief
 from proxy.export_formats.create_encoder import encoder
 from proxy.protocols.fields import (
     check_text,
@@ -47,6 +46,7 @@ from proxy.store.leases import Acknowledgement, Lease, LeaseRequest
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.types import SessionRecord, SessionStatus
+from tokengrove.errors import InvalidRequest, NotFound, ProxyError, brief
 
 CLAIM_HEADER = "x-tokengrove-claim"
 

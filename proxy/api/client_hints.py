@@ -12,10 +12,10 @@ from __future__ import annotations
 import orjson
 
 from proxy.api.headers import Headers
-from proxy.errors import InvalidRequest
 from proxy.protocols.fields import check_text
 from proxy.trajectory.purpose import Purpose, purpose_of_prompt
 from proxy.types import TurnRequest
+from tokengrove.errors import InvalidRequest
 
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 

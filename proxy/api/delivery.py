@@ -12,14 +12,14 @@ from proxy.engine.chunks import LARGEST_LOGPROB
 from proxy.engine.mailbox import Delivery, failure
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import InvalidRequest, ProxyError, classes_by, told
 from proxy.protocols.chat.input_messages import parse_message
 from proxy.protocols.fields import expect_list, expect_object, optional_int, optional_text, parse_token_ids
-from proxy.reasons import FinishReason
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.written_answers import write_delivered
 from proxy.types import Logprobs, Message, Role
+from tokengrove.errors import InvalidRequest, ProxyError, classes_by, told
+from tokengrove.reasons import FinishReason
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 # Those of a chat completion; the calls are seen in its message.

@@ -15,12 +15,12 @@ from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
 from proxy.engine.interface import MEMORY_TAGS, Capability, PauseMode, ServerPool, WeightTransfer
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import EngineIncapable, InvalidRequest, brief
 from proxy.hub import revision_of
 from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
 from proxy.rendering.sight import Sight
 from proxy.sessions.access import Access
 from proxy.settings import Settings
+from tokengrove.errors import EngineIncapable, InvalidRequest, brief
 
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 

@@ -15,9 +15,9 @@ from enum import StrEnum
 from typing import Any
 
 from proxy.api.statistics import MINUTE_S, Statistics
-from proxy.errors import ProxyError, TooManyRequests
 from proxy.protocols.sse import KEEPALIVE, event
 from proxy.workers.common_live import CommonLive
+from tokengrove.errors import ProxyError, TooManyRequests
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
-from proxy.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
@@ -39,8 +38,9 @@ from proxy.trajectory.layout_options import Include, LayoutOptions, TooLong
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
-from proxy.trajectory.untrained import LeftOut
 from proxy.types import Interaction, SessionRecord, SessionStatus
+from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
+from tokengrove.reasons import LeftOut
 
 logger = logging.getLogger(__name__)
 

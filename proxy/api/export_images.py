@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.errors import ConfigurationError, NotFound, UnsupportedParameter
 from proxy.export_formats.encoder import ExportFormat
 from proxy.export_formats.image_table import ImageEntry, WantedImage
 from proxy.images.decode import decode_image
@@ -20,6 +19,7 @@ from proxy.trajectory.layout_options import Images, LayoutOptions
 from proxy.trajectory.sample_row import PositionsOf
 from proxy.types import ImageFile
 from proxy.vision.sample_inputs import SampleInputs, load_sample_inputs
+from tokengrove.errors import ConfigurationError, NotFound, UnsupportedParameter
 
 _FIELD = "multi_modal_inputs"
 

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from proxy.api.known_fields import check_known, refuse
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
     check_text,
@@ -28,6 +27,7 @@ from proxy.trajectory.purpose import Purpose
 from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Credit, RewardScope
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 _LAYOUTS = {
     "individual": Layout.INDIVIDUAL,

@@ -16,7 +16,6 @@ from proxy.api.export_options import (
     parse_options,
 )
 from proxy.api.known_fields import check_given, check_known, refuse
-from proxy.errors import InvalidRequest
 from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
     check_text,
@@ -33,6 +32,7 @@ from proxy.protocols.fields import (
 from proxy.store.values import Wanted
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.types import VALIDATE, Outcome, SessionStatus
+from tokengrove.errors import InvalidRequest
 
 SAMPLE_FILTERS = ("purpose", "agent", "min_version", "max_version_span")
 """The filters that select turns or samples; the others select sessions."""

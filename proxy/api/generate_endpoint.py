@@ -19,7 +19,6 @@ from proxy.api.http import JsonResponse, caller_of
 from proxy.api.replies import UnaryReply, begin_turns, ignored_header
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.prompt_ids import PromptIds
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
 from proxy.sessions.access import Access, agent_in
@@ -32,9 +31,10 @@ from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
 from proxy.workers.seats import RunsElsewhere
+from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
 
 if TYPE_CHECKING:
-    from proxy.telemetry.spans import Tracing
+    from tokengrove.spans import Tracing
 
 _SAMPLING = frozenset(SamplingParams._fields)
 # Prefix of the routing key of requests without a session. No session id contains a space, so none can be equal.

@@ -19,9 +19,9 @@ from proxy.api.headers import Headers, headers_of
 from proxy.api.hosts import Hosts, host_name, is_address, is_loopback
 from proxy.api.http import error_response
 from proxy.api.origins import Origins, answer_preflight, is_preflight, shared_with
-from proxy.errors import Forbidden, HostNotAllowed, OriginNotAllowed, brief
 from proxy.settings import Settings
 from proxy.telemetry.http_request import request_of
+from tokengrove.errors import Forbidden, HostNotAllowed, OriginNotAllowed, brief
 
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
 _WEB = re.compile("(https?)://(.*)")

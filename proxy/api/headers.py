@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from starlette.types import Scope
 
-from proxy.errors import InvalidRequest
 from proxy.sessions.ids import check_session_id
+from tokengrove.errors import InvalidRequest
 
 Headers = Mapping[bytes, str]
 """Headers by their names in lower case. Of a repeated header the first one counts."""

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from proxy.api.http import JsonResponse, key_of
 from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
-from proxy.errors import NotFound, Unauthorized
 from proxy.sessions.keys import KeySet, hash_key
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics, Snapshot
+from tokengrove.errors import NotFound, Unauthorized
 
 
 class HealthEndpoints:

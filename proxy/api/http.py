@@ -14,10 +14,10 @@ from proxy.api.answers import id_header, is_messages_path
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.neutral_errors import is_administration, neutral
 from proxy.api.wrong_keys import WRONG_KEYS, DelayedResponse
-from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, TooManyRequests
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
 from proxy.telemetry.http_request import request_of, without_secret
+from tokengrove.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, TooManyRequests
 
 # After a longer wait the openai SDK does not retry; the anthropic SDK sleeps through it.
 _MAX_RETRY_AFTER_S = 30

@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from proxy.api.http import key_of
 from proxy.api.known_fields import check_known
-from proxy.errors import NotFound, brief
 from proxy.sessions.access import Access
 from proxy.sessions.ids import check_dots
 from proxy.sessions.registry import Registry
 from proxy.store.stored_images import StoredImages
+from tokengrove.errors import NotFound, brief
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _HEADERS = {

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from proxy.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest
 
 
 def check_known(fields: Mapping[str, Any], known: Collection[str], at: str = "") -> None:

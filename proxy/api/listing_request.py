@@ -12,12 +12,12 @@ import orjson
 from proxy.api.export_options import parse_choice
 from proxy.api.export_request import FILTERS, SAMPLE_FILTERS, parse_filters, parse_wanted
 from proxy.api.known_fields import check_known, refuse
-from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_text, optional_int, optional_text
 from proxy.store.session_query import SessionQuery
 from proxy.store.values import Wanted
 from proxy.trajectory.purpose import Purpose
 from proxy.trajectory.summary import Summary
+from tokengrove.errors import InvalidRequest, brief
 
 _LISTING_FIELDS = ("limit", "cursor", "filter", "order", "include")
 _GROUP_FIELDS = ("limit", "cursor", "filter")

@@ -18,7 +18,6 @@ from proxy.api.known_fields import check_given
 from proxy.api.long_polls import LongPolls
 from proxy.engine.mailbox import Letter, Mailbox
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineIncapable, InvalidRequest, brief
 from proxy.protocols.fields import optional_float, optional_int, optional_text
 from proxy.rendering import Renderer
 from proxy.sessions.access import Access
@@ -27,6 +26,7 @@ from proxy.sessions.registry import Registry
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.conversation import message_dict, tool_dict
 from proxy.types import SessionStatus, TurnRequest
+from tokengrove.errors import EngineIncapable, InvalidRequest, brief
 
 _MAX_WAIT_S = 600.0
 

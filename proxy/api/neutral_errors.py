@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable
+from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable
 
 _ADMINISTRATION = (
     *("/engine", "/mailbox/", "/trajectories/", "/export_trajectories", "/rl/sessions", "/rl/start_session"),

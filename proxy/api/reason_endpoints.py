@@ -8,14 +8,21 @@ from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_known
-from proxy.reasons import Echo, Explained, FinishReason, Reason, Status
 from proxy.sessions.access import Access
-from proxy.store.notes import Note
-from proxy.trajectory.compared import Differs
-from proxy.trajectory.outline import RunKind
-from proxy.trajectory.recomputable import Unrecomputable
-from proxy.trajectory.token_states import TokenState
-from proxy.trajectory.untrained import LeftOut, Untrained
+from tokengrove.reasons import (
+    Differs,
+    Echo,
+    Explained,
+    FinishReason,
+    LeftOut,
+    Note,
+    Reason,
+    RunKind,
+    Status,
+    TokenState,
+    Unrecomputable,
+    Untrained,
+)
 
 BY_FIELD: Mapping[str, type[Explained]] = {
     "reason": Reason,

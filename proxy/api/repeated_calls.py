@@ -19,9 +19,9 @@ from starlette.requests import Request
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import JsonResponse, decode_json, encode_json
 from proxy.api.session_json import addressed
-from proxy.errors import IdempotencyMismatch, InvalidRequest, ProxyError
 from proxy.store.answer import Answer
 from proxy.store.answers import Answers
+from tokengrove.errors import IdempotencyMismatch, InvalidRequest, ProxyError
 
 _HEADER = b"idempotency-key"
 _NAME = re.compile(r"[!-~]{1,255}")

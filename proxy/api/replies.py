@@ -21,7 +21,6 @@ from proxy.api.http import encode_json
 from proxy.api.neutral_errors import neutral
 from proxy.api.session_json import quoted
 from proxy.api.turn_lines import TurnLines
-from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.live_session import LiveSession
@@ -29,6 +28,7 @@ from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
+from tokengrove.errors import ProxyError
 
 # Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0

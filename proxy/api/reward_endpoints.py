@@ -13,7 +13,6 @@ from proxy.api.known_fields import check_given
 from proxy.api.repeated_calls import RepeatableCall, RepeatedCalls
 from proxy.api.reward_request import ONE_TURN, REWARD_FIELDS, kind_of_reward, parse_mark, parse_reward
 from proxy.api.session_json import addressed
-from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_str, optional_text
 from proxy.sessions.access import Access
 from proxy.sessions.endings import ended_otherwise
@@ -22,6 +21,7 @@ from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
 from proxy.store.answer import Noted
 from proxy.telemetry.http_request import request_of
+from tokengrove.errors import InvalidRequest
 
 
 class RewardEndpoints:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.api.known_fields import check_given
-from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -27,6 +26,7 @@ from proxy.sessions.rewards import (
     reward_turns,
     reward_whole,
 )
+from tokengrove.errors import InvalidRequest
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
 REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "agent", "name", "align")

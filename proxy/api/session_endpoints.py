@@ -26,7 +26,6 @@ from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
 from proxy.api.turn_tokens import encoded_tokens
-from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_int
 from proxy.rendering.token_texts import TokenTexts
 from proxy.sessions.access import Access
@@ -44,6 +43,7 @@ from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
 from proxy.turns.turns import Turns
 from proxy.types import Interaction, SessionStatus
+from tokengrove.errors import InvalidRequest
 
 _MAX_GRANT = 10**9
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from proxy.reasons import Status
 from proxy.sessions.issued_keys import IssuedKeys
 from proxy.store.notes import notes_of
 from proxy.trajectory.certificate import certificate
@@ -14,6 +13,7 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
 from proxy.types import Interaction, SessionRecord
+from tokengrove.reasons import Status
 
 _COUNTS = ("reasons", "unaligned", "failed", "aborted", "superseded")
 

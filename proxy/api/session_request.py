@@ -12,7 +12,6 @@ import orjson
 
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_request import REWARD_FIELDS, finite_reward
-from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -29,6 +28,7 @@ from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
 from proxy.sessions.new_records import TURN_OPTIONS
 from proxy.types import Credit, Outcome, RewardScope, SamplingParams, SamplingPolicy
+from tokengrove.errors import InvalidRequest, brief
 
 _START_FIELDS = (
     *("task_id", "session_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit"),

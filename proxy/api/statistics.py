@@ -10,13 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from proxy import __version__
 from proxy.api.statistics_json import counts_json, first_token_json, history_json, rates_json
 from proxy.engine.gate import Gate
 from proxy.store.counted_backlog import CountedBacklog
 from proxy.telemetry.history import EVERY_S, SAMPLES, Sample
 from proxy.telemetry.metrics import Snapshot
 from proxy.workers.common_live import CommonLive
+from tokengrove import __version__
 
 HOUR_S = float(SAMPLES * EVERY_S)
 MINUTE_S = 60.0

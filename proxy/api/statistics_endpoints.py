@@ -13,9 +13,9 @@ from proxy.api.http import JsonResponse, error_response, key_of
 from proxy.api.known_fields import check_known
 from proxy.api.long_polls import LongPolls
 from proxy.api.statistics import HOUR_S, Statistics
-from proxy.errors import InvalidRequest, TooManyRequests, brief
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.sessions.access import Access
+from tokengrove.errors import InvalidRequest, TooManyRequests, brief
 
 _HEADERS = [
     (b"content-type", CONTENT_TYPE.encode()),

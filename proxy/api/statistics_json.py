@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.reasons import Reason, Status
 from proxy.telemetry.families import SECONDS
 from proxy.telemetry.history import COUNTED, EVERY_S, FIRST_TOKEN, MEASURED, Sample
 from proxy.telemetry.metrics import Snapshot
 from proxy.telemetry.quantiles import quantile
+from tokengrove.reasons import Reason, Status
 
 LATELY_S = 30
 """Seconds that the rates are of."""

@@ -13,9 +13,9 @@ import orjson
 from proxy.api.export_options import parse_options
 from proxy.api.export_request import SAMPLE_FILTERS
 from proxy.api.known_fields import check_known
-from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_object
 from proxy.trajectory.layout_options import LayoutOptions
+from tokengrove.errors import InvalidRequest
 
 _WORDS = ("layout", "drift", "unrewarded", "reward_name", "reward_granularity", "reward_scope", "on_too_long", "keep")
 _VALUES = ("train", "mask_unfinished", "prompt_length", "response_length", "filter")

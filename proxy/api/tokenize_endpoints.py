@@ -14,7 +14,6 @@ from proxy.api.http import TOO_DEEP, JsonResponse
 from proxy.api.known_fields import check_given
 from proxy.api.replies import ignored_header
 from proxy.engine.gate import Gate
-from proxy.errors import InvalidRequest
 from proxy.protocols.chat.tokenize import (
     OF_CONTINUE_FROM,
     OF_PARSE,
@@ -30,6 +29,7 @@ from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
 from proxy.types import Api, Ids, Parsing
+from tokengrove.errors import InvalidRequest
 
 _T = TypeVar("_T")
 

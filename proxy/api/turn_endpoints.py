@@ -19,7 +19,6 @@ from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
-from proxy.errors import InvalidRequest, ProxyError
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.turnstile import Turnstile
@@ -29,6 +28,7 @@ from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
 from proxy.workers.seats import RunsElsewhere
+from tokengrove.errors import InvalidRequest, ProxyError
 
 # A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
 _ORDINARY = 2**20
@@ -37,7 +37,7 @@ _LEVELS_AROUND = 12
 """Levels of lists and objects around these fields where they are repeated; no reply, view or export has more."""
 
 if TYPE_CHECKING:
-    from proxy.telemetry.spans import Tracing
+    from tokengrove.spans import Tracing
 
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
 

@@ -7,10 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from proxy.api.session_json import interactions_json, session_json
-from proxy.errors import InvalidRequest, NotFound, brief
-from proxy.reasons import Explained
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
-from proxy.trajectory.conversation import conversation_above, message_dict, message_text, root, tool_dict
+from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.sample_maker import Decode
@@ -18,6 +16,9 @@ from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.types import Interaction, Message, SessionRecord
+from tokengrove.errors import InvalidRequest, NotFound, brief
+from tokengrove.reasons import Explained
+from tokengrove.texts import message_text
 
 _SHOWN_BEFORE, _SHOWN = 40, 200
 _ANSWER_SHOWN = 160

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Sequence
 
-from proxy.reasons import Status
 from proxy.telemetry.http_request import HttpRequest
 from proxy.telemetry.log_lines import without_texts
 from proxy.turns.choice import Choice
 from proxy.turns.replay import ReplayedTurn
 from proxy.turns.turn import Turn
 from proxy.types import Interaction
+from tokengrove.reasons import Status
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.reasons import Status
 from proxy.rendering import Renderer
 from proxy.sessions.attempts import reply_id
 from proxy.trajectory.conversation import conversation_above, root
@@ -15,6 +14,7 @@ from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.turns.asked import request_of
 from proxy.turns.replay import parse_again
 from proxy.types import Ids, Interaction
+from tokengrove.reasons import Status
 
 
 class Replies:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.api.session_json import quoted
-from proxy.errors import ProxyError
 from proxy.images.data_urls import data_url
 from proxy.images.image_pool import ReadImages
 from proxy.protocols.image_sources import with_data, written_images
@@ -22,6 +21,7 @@ from proxy.trajectory.matching import canonical_arguments
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.turns.asked import request_of
 from proxy.types import Api, Ids, ImagePart, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
+from tokengrove.errors import ProxyError
 
 PATHS: Mapping[Api, str] = {
     Api.CHAT: "/v1/chat/completions",

@@ -9,7 +9,6 @@ import numpy as np
 import orjson
 
 from proxy.api.http import encode_json
-from proxy.reasons import Status
 from proxy.rendering.token_texts import Texts, TokenTexts
 from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.laid import Laid
@@ -19,6 +18,7 @@ from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, toke
 from proxy.trajectory.token_states import StateRun, TokenStates
 from proxy.trajectory.tree import Branch, build_tree, images_of
 from proxy.types import Interaction, SessionRecord
+from tokengrove.reasons import Status
 
 
 def tokens_json(

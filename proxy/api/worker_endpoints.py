@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
-from proxy.errors import ProxyError
 from proxy.workers.group import Step
 from proxy.workers.peers import PASSED, PEER, STEP
+from tokengrove.errors import ProxyError
 
 
 class WorkerEndpoints:

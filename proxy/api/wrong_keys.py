@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 from proxy.api.addresses import Addresses
 from proxy.api.headers import headers_of, key_in
 from proxy.api.long_polls import LongPolls
-from proxy.errors import ProxyError, TooManyRequests, Unauthorized
 from proxy.resources.senders import Sender, Senders
 from proxy.sessions.keys import WrongKey
+from tokengrove.errors import ProxyError, TooManyRequests, Unauthorized
 
 WRONG_KEYS = "tokengrove.wrong_keys"
 """Where the scope of a request has the `WrongKeys` of its server."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from proxy.reasons import Reason, Status
 from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import export_session
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.selection import TrainSelection, marked
 from proxy.types import Interaction, SessionRecord, SessionStatus
+from tokengrove.reasons import Reason, Status
 
 # A logprob comes from a float32 log-softmax, whose rounding may lift it above 0.
 _LOGPROB_SLACK = 1e-4

@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxy.commands.counting import counting
-from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
-from proxy.errors import ConfigurationError
+from proxy.commands.database_url import database_url_of
 from proxy.store.record_limits import MAX_RECORD_BYTES
+from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
+from tokengrove.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from proxy.store.dump import Totals
 
 
-def back_up(output: str, database_url: str) -> None:
+def back_up(output: str, database_url: str | None, config: Path | None) -> None:
     """Write every session of the database to `output`, which is a file or `-` (stdout)."""
     from proxy.store.backup import export_all
 
+    url = database_url_of(database_url, config)
     with counting("exported") as tell:
-        totals = export_all(database_url, output, lambda done: tell(done.sessions, done.interactions))
+        totals = export_all(url, output, lambda done: tell(done.sessions, done.interactions))
     print(f"exported {_counted(totals)} to {output}", file=sys.stderr)
 
 

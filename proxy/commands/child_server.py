@@ -1,4 +1,5 @@
-"""The process of a run's own server: settings come in on standard input, the address goes out on standard output.
+"""The process of a run's own server (`tokengrove.rollout.own_server`): settings come in on standard input, the address
+goes out on standard output.
 
 It serves until its standard input ends, which happens however the process that holds the other end ends, or until
 SIGTERM. Both stop it gracefully, as `tokengrove serve` stops.
@@ -11,15 +12,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
-from proxy import initial_block
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
+from proxy.settings.kinds import convert_named
+from proxy.settings.sources import read_sources
 from proxy.telemetry import log
-from proxy.types import Credit
-
-URL, ERROR = "url", "error"
+from tokengrove import initial_block
+from tokengrove.errors import ConfigurationError
 
 
 def main() -> None:
@@ -28,29 +29,43 @@ def main() -> None:
 
     initial_block.clear()
     end_at_signal()
-    settings = _settings(json.loads(sys.stdin.readline()))
-    log.set_up(settings.log_format, settings.log_level, workers=settings.workers > 1)
+    asked = json.loads(sys.stdin.readline())
     try:
+        settings = settings_of(**asked)
+        log.set_up(settings.log_format, settings.log_level, workers=settings.workers > 1)
         _serve(settings)
     except ConfigurationError as error:
-        _tell({ERROR: str(error)})
+        _tell({"error": str(error)})
     end_process()
+
+
+def settings_of(settings: Mapping[str, Any], defaults: Mapping[str, Any], variables: Mapping[str, str]) -> Settings:
+    """The `settings` that are given by name, by variables, or else the `defaults`, whose model is served unless a model
+    or an engine is named. Raises ConfigurationError that names the setting.
+    """
+    flags = convert_named(settings, "server.")
+    origins = read_sources(flags, variables).origins
+    named = {"model", "engine"} & origins.keys()
+    lacking = {
+        name: value for name, value in defaults.items() if name not in origins and not (name == "model" and named)
+    }
+    return read_sources({**flags, **lacking}, variables).settings
 
 
 def _serve(settings: Settings) -> None:
     if settings.workers > 1:
         from proxy.serving import supervisor
 
-        supervisor.run(settings, lambda served, url, _: url, _listens)
+        supervisor.run(settings, lambda served, url, _: url, lambda url: _listens(url, settings))
     else:
         from proxy.serving import server
 
         log.start_writing()
-        server.run(settings, lambda served, url: _listens(url))
+        server.run(settings, lambda served, url: _listens(url, settings))
 
 
-def _listens(url: str) -> None:
-    _tell({URL: url})
+def _listens(url: str, settings: Settings) -> None:
+    _tell({"url": url, "admin_key": settings.admin_key, "shutdown_timeout_s": settings.shutdown_timeout_s})
     threading.Thread(target=_watch, name="tokengrove-parent", daemon=True).start()
 
 
@@ -60,10 +75,5 @@ def _watch() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell(told: dict[str, str]) -> None:
+def _tell(told: Mapping[str, Any]) -> None:
     print(json.dumps(told), flush=True)
-
-
-def _settings(values: dict[str, Any]) -> Settings:
-    values["engine_arg"] = tuple(values["engine_arg"])
-    return Settings(**{**values, "credit": Credit(values["credit"])})

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from proxy.commands.counting import counting
-from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
-from proxy.errors import ConfigurationError
+from proxy.commands.database_url import database_url_of
 from proxy.progress import show_steps
+from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
+from tokengrove.errors import ConfigurationError
 
 db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
 

@@ -1,21 +1,11 @@
-"""The flags --database-url and --config, which several commands share."""
+"""Which database a command uses."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from proxy.progress import warn
 from proxy.settings.sources import read_sources
-
-DatabaseUrl = Annotated[
-    str | None, typer.Option("--database-url", help="The database [TOKENGROVE_DATABASE_URL; sqlite:///tokengrove.db].")
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings, as `serve` takes it [TOKENGROVE_CONFIG].")
-]
 
 
 def database_url_of(given: str | None, config: Path | None) -> str:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.failure import fail
-from proxy.errors import ConfigurationError, ProxyError
 from proxy.progress import show_steps
 from proxy.settings import Settings
+from tokengrove.commands.failure import fail
+from tokengrove.errors import ConfigurationError, ProxyError
 
 
 def demo(
@@ -35,8 +35,8 @@ def demo(
         raise ConfigurationError("--seed and --plot apply only with --train")
     from rich.console import Console
 
-    from proxy.demos.agents_demo import run_demo
     from proxy.serving import server
+    from tokengrove.demos.agents_demo import run_demo
 
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         database = Path(folder) / "demo.db"
@@ -49,8 +49,8 @@ def _train_demo(seed: int, plot: Path | None) -> None:
     from rich.console import Console
 
     from proxy.app import write_tiny_model
-    from proxy.demos.train_demo import check_plot, run_train_demo
     from proxy.serving import server
+    from tokengrove.demos.train_demo import check_plot, run_train_demo
 
     check_plot(plot)
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:

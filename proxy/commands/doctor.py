@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.database_url import ConfigFile
 from proxy.progress import show_steps, warn
 from proxy.settings.sources import read_sources
+from tokengrove.commands.database_flags import ConfigFile
 
 
 def doctor(

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from proxy import __version__, initial_block
-from proxy.commands.database_url import ConfigFile
 from proxy.commands.effective import effective
-from proxy.commands.signatures import takes_settings
-from proxy.errors import ConfigurationError
+from proxy.commands.settings_flags import takes_settings
 from proxy.progress import warn
 from proxy.settings import Settings
 from proxy.settings.sources import Sources, read_sources
 from proxy.settings.variables import variable_of
 from proxy.telemetry import log
+from tokengrove import __version__, initial_block
+from tokengrove.commands.database_flags import ConfigFile
+from tokengrove.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

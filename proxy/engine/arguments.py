@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Sequence
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 _FEW = 20
 """How many options are all named in an error."""

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Engine
 from proxy.engine.requests import GenerateRequest
-from proxy.reasons import FinishReason
+from tokengrove.reasons import FinishReason
 
 
 @runtime_checkable

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import EngineFailed
-from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, VersionRuns
+from tokengrove.errors import EngineFailed
+from tokengrove.reasons import FinishReason
 
 
 @dataclass(slots=True)

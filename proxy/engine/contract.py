@@ -18,11 +18,11 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import InvalidRequest
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import Ids, SamplingParams, ids_of
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import FinishReason
 
 ContractCheck = Callable[[Engine, Ids], Awaitable[None]]
 

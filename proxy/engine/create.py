@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from proxy.engine.arguments import check_known, parse_arguments, seconds
 from proxy.engine.interface import Engine, EngineControl
-from proxy.errors import ConfigurationError, InvalidRequest, how_to_get
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.progress import doing
 from proxy.settings import Settings
 from proxy.vision.placeholder_ids import placeholder_ids
 from proxy.vision.sees import sees
+from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech

@@ -21,11 +21,18 @@ from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
 from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, UnsupportedParameter
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
+from tokengrove.errors import (
+    SHUTTING_DOWN,
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    EngineUnavailable,
+    UnsupportedParameter,
+)
+from tokengrove.reasons import FinishReason
 
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5

@@ -16,9 +16,17 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest, NotFound, ProxyError, brief
-from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, ids_of
+from tokengrove.errors import (
+    EngineFailed,
+    EngineIncapable,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    ProxyError,
+    brief,
+)
+from tokengrove.reasons import FinishReason
 
 _REMEMBERED_ANSWERS = 65_536
 _MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC})

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol, runtime_checkable
 
 from proxy.engine.interface import PauseMode
-from proxy.errors import ProxyError
 from proxy.types import PauseNote
+from tokengrove.errors import ProxyError
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from proxy.engine.grammar import Grammar
-from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.telemetry.timeline import Timeline
 from proxy.types import Ids, SamplingParams, TurnRequest
+from tokengrove.errors import ContextLengthExceeded, InvalidRequest
 
 
 class Failure(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.errors import EngineFailed
 from proxy.types import VersionRuns
+from tokengrove.errors import EngineFailed
 
 LARGEST_VERSION = 2**31 - 1
 """The largest weight version: exports store versions as int32."""

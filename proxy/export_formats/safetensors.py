@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from proxy.errors import InvalidRequest
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.image_table import ImageEntry, ImageTable, Pieces, described, given
 from proxy.export_formats.spool import Part, Spool, SpooledImages, image_parts
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import SampleRow
+from tokengrove.errors import InvalidRequest
 
 # The safetensors library rejects longer headers.
 _MAX_HEADER_BYTES = 100_000_000

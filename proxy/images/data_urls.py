@@ -6,8 +6,8 @@ import binascii
 from base64 import b64encode
 from urllib.parse import unquote
 
-from proxy.errors import InvalidRequest
 from proxy.types import ImageFile
+from tokengrove.errors import InvalidRequest
 
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_128
 
-from proxy.errors import InvalidRequest, how_to_get
 from proxy.images.parts import MOST_PARTS, has_too_many_parts
 from proxy.types import ImageFile
+from tokengrove.errors import InvalidRequest, how_to_get
 
 if TYPE_CHECKING:
     from PIL import Image

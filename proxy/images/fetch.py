@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from proxy.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import httpx

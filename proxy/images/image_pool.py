@@ -10,8 +10,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from proxy.errors import InvalidRequest
 from proxy.types import ImageFile
+from tokengrove.errors import InvalidRequest
 
 ReadImages = Callable[[Sequence[str]], Awaitable[Sequence[ImageFile]]]
 """Reads stored images by digest; those that are not stored are left out."""

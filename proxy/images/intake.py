@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from xxhash import xxh3_128_digest
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.images.data_urls import Text, decode_text, is_url
 from proxy.images.decode import read_image
 from proxy.types import ImageFile, ImagePart
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 Work = Callable[..., Awaitable[Any]]
 """`await work(size, function, *arguments)` calls a function in a thread; `size`: of what it reads, in bytes."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import expect_bool, expect_object, optional_text
 from proxy.types import ResponseFormat
+from tokengrove.errors import InvalidRequest, brief
 
 
 def parse_model(body: Mapping[str, Any]) -> str:

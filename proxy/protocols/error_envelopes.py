@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.errors import ContextLengthExceeded, ProxyError
+from tokengrove.errors import ContextLengthExceeded, ProxyError
 
 _OPENAI_TYPES = {
     400: "invalid_request_error",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import InvalidRequest
 from proxy.types import Ids, ids_of
+from tokengrove.errors import InvalidRequest
 
 
 def expect_object(value: Any, name: str) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields
 from proxy.protocols.fields import (
@@ -22,8 +21,9 @@ from proxy.protocols.fields import (
 )
 from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, StreamEncoder, ordered_hex
-from proxy.reasons import FinishReason
 from proxy.types import Api, Ids, ImagePart, Interaction, SamplingParams, TurnRequest, VersionRuns
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 _AT = "sampling_params."
 _ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_object, expect_str, json_type, optional_str
 from proxy.types import Api, ImagePart
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 _DETAILS = {"auto": "", "low": "low", "high": "high", "original": "high"}
 _KIND = {Api.CHAT: "image_url", Api.RESPONSES: "input_image", Api.MESSAGES: "image"}

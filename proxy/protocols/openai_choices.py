@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.protocols.wire_protocol import Answer
-from proxy.reasons import FinishReason
 from proxy.types import Interaction
+from tokengrove.reasons import FinishReason
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",

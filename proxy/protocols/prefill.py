@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.errors import InvalidRequest
 from proxy.types import Role, ToolChoiceMode, TurnRequest
+from tokengrove.errors import InvalidRequest
 
 _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 

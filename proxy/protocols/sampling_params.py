@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from proxy.errors import InvalidRequest, brief
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -20,6 +19,7 @@ from proxy.protocols.fields import (
     parse_token_ids,
 )
 from proxy.types import SamplingParams
+from tokengrove.errors import InvalidRequest, brief
 
 _NUMBERS: tuple[tuple[str, Callable[..., float | None], float, float], ...] = (
     ("temperature", optional_float, 0.0, 100.0),

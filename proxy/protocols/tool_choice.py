@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.types import Tool, ToolChoice, ToolChoiceMode
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 _AUTO = ToolChoice()
 _MODES = ("auto", "none", "required")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proxy.errors import ProxyError
 from proxy.parsed_items import ParsedBodies
 from proxy.rendering.deltas import Delta, TokenLogprob
 from proxy.types import Api, Ids, Interaction, TurnRequest
+from tokengrove.errors import ProxyError
 
 # Not `os.urandom`: the system call releases the GIL and costs a turn more than its parsing does. Ids are not secrets.
 _ids = random.Random()

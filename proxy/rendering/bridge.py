@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.templates.call_ids import sampled_call_ids, samples_call_ids
 from proxy.rendering.templates.chat_template import ChatTemplate, Options, Template
@@ -26,6 +25,7 @@ from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
+from tokengrove.errors import InvalidRequest
 
 # No generation prompt is longer than this many tokens, so the last TAIL tokens of a prompt contain it.
 TAIL = 64

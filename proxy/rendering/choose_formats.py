@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.choose_template import TemplateChoice
 from proxy.rendering.json_files import read_json
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
@@ -20,6 +19,7 @@ from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, read_calls
 from proxy.types import Message, Role, Tool, ToolCall
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 _NAME, _ARGUMENTS = "probe_tool", '{"probe_key": "value"}'
 _TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": "string"}}})

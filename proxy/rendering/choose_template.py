@@ -11,13 +11,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.families import Family, candidates, family_named
 from proxy.rendering.image_tokens import ImageTokens
 from proxy.rendering.json_files import read_json
 from proxy.rendering.templates.chat_template import ChatTemplate, Template
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
+from tokengrove.errors import ConfigurationError, how_to_get
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.written_answers import write_answer
 from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ToolChoice
+from tokengrove.errors import InvalidRequest
 
 
 class Verdict(StrEnum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.image_tokens import ImageTokens
 from proxy.types import Ids, ImagePart, PlacedImage, ids_of
+from tokengrove.errors import InvalidRequest
 
 
 def locate(tokens: ImageTokens, ids: Ids, images: Sequence[ImagePart]) -> tuple[Ids, tuple[PlacedImage, ...]]:

@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, ImagePart, Message, PlacedImage, ids_of
 from proxy.vision.processor import VisionProcessor
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 # One of them stands inside a spelled token while the template writes. Unicode gives them no meaning.
 _GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]

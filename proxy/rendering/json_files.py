@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

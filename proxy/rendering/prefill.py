@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.templates.chat_template import Options, Template
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, Message, Role, Tool
+from tokengrove.errors import InvalidRequest
 
 _QUESTION = Message(Role.USER, "Synthesized question")
 _ANSWER = "Synthesized answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter, brief
 from proxy.progress import doing
-from proxy.reasons import FinishReason
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.choose_template import TemplateChoice, choose_template, require_library
@@ -37,6 +35,8 @@ from proxy.settings import Settings
 from proxy.types import Ids, ImagePart, Message, Parsing, PlacedImage, Role, Tool, ToolChoice, ToolChoiceMode
 from proxy.vision.processor import VisionProcessor
 from proxy.vision.sees import sees
+from tokengrove.errors import ConfigurationError, InvalidRequest, UnsupportedParameter, brief
+from tokengrove.reasons import FinishReason
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from proxy.rendering.token_bound import LONG, TokenBound
 from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, processor_template, read_tokenizer
 from proxy.types import Ids, ids_of
+from tokengrove.errors import ConfigurationError, how_to_get
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError
 from proxy.rendering.json_files import read_json
 from proxy.vision.sees import sees
+from tokengrove.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

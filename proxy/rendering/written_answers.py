@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
 from proxy.types import Ids, Message, Role, Tool, ToolCall, TurnRequest, ids_of
+from tokengrove.errors import InvalidRequest
 
 _ASK = Message(Role.USER, "Synthesized question")
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from proxy.errors import brief
 from proxy.resources.fair_queue import FairQueue
 from proxy.resources.senders import Sender, Senders
+from tokengrove.errors import brief
 
 logger = logging.getLogger(__name__)
 

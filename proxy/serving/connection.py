@@ -17,10 +17,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.api.http import error_response
-from proxy.errors import HeadersTooLarge, InvalidRequest, ProxyError
 from proxy.resources.senders import Sender, host_of
 from proxy.serving import peer
 from proxy.telemetry.http_request import HttpRequest, RequestEnd, found_in
+from tokengrove.errors import HeadersTooLarge, InvalidRequest, ProxyError
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle

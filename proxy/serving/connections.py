@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from proxy.api.http import error_response
-from proxy.errors import SHUTTING_DOWN, EngineUnavailable, NotFound, ProxyError, RequestTimeout, TooManyConnections
 from proxy.resources.senders import Senders
 from proxy.serving import peer
 from proxy.serving.connection import Connection, Stage
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.process_metrics import ProcessMetrics
+from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, NotFound, ProxyError, RequestTimeout, TooManyConnections
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp
 
 from proxy.api.turn_routes import App
 from proxy.app import build_app
-from proxy.errors import ConfigurationError
 from proxy.resources.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
@@ -33,6 +32,7 @@ from proxy.serving.open_files import raise_limit, room_for_connections
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
 from proxy.settings import Settings
 from proxy.telemetry.http_request import RequestEnd
+from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from proxy.app import check
-from proxy.errors import ConfigurationError
 from proxy.hub import pinned
 from proxy.progress import doing
 from proxy.serving import server, worker
@@ -33,6 +32,7 @@ from proxy.serving.worker import Address, Banner, Order, Post, Report, shared_so
 from proxy.settings import Settings
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
+from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from starlette.applications import Starlette
 
 from proxy.api.turn_routes import App
 from proxy.app import build_app
-from proxy.errors import ConfigurationError
 from proxy.progress import hide_steps
 from proxy.resources.memory import limit_arenas
 from proxy.serving import server
 from proxy.settings import Settings
 from proxy.telemetry import log
 from proxy.workers.group import Place
+from tokengrove.errors import ConfigurationError
 
 Banner = Callable[[Starlette, str, Settings], str]
 Address = tuple[str, int]

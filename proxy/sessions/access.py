@@ -36,7 +36,6 @@ import re
 import time
 from typing import NamedTuple
 
-from proxy.errors import Forbidden, Unauthorized, brief
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring, session_of_key
 from proxy.sessions.live_session import LiveSession
@@ -44,6 +43,7 @@ from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.session_series import SessionSeries
 from proxy.settings import Settings
+from tokengrove.errors import Forbidden, Unauthorized, brief
 
 DEFAULT_SESSION = "default"
 

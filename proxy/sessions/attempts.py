@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 
-from proxy.reasons import Status
 from proxy.types import Interaction
+from tokengrove.reasons import Status
 
 
 class Stage(StrEnum):

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from proxy.errors import SessionNotFound, StoreUnavailable
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.replica_news import ReplicaNews
+from tokengrove.errors import SessionNotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from proxy.errors import EndedOtherwise, brief
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.named_sessions import NamedSessions
@@ -16,6 +15,7 @@ from proxy.sessions.registry import Registry
 from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
 from proxy.types import Outcome, SessionRecord, SessionStatus
+from tokengrove.errors import EndedOtherwise, brief
 
 
 class Endings:

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 
-from proxy.errors import ProxyError
 from proxy.sessions.endings import Endings
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus
+from tokengrove.errors import ProxyError
 
 logger = logging.getLogger(__name__)
 

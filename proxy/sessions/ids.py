@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from proxy.errors import InvalidRequest, brief
+from tokengrove.errors import InvalidRequest, brief
 
 MAX_ID_BYTES = 200
 _ID_PATTERN = re.compile(r"[\w.~:@+-]+(/[\w.~:@+-]+)*")

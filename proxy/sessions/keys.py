@@ -9,9 +9,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
-from proxy.errors import Forbidden, Unauthorized
 from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord, SessionStatus
+from tokengrove.errors import Forbidden, Unauthorized
 
 # Bound of cached unknown keys and of cached paths. An agent that sends a key of its own costs no lookup per turn.
 _MAX_REMEMBERED = 4096

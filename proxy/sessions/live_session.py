@@ -11,7 +11,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from proxy.errors import SessionClosed, SessionNotFound, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.sessions.attempts import Attempt
 from proxy.store.news import Seen
@@ -20,6 +19,7 @@ from proxy.telemetry.session_labels import labels_of
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord, SessionStatus
+from tokengrove.errors import SessionClosed, SessionNotFound, brief
 
 Changes = Mapping[str, Mapping[str, Any]]
 """By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
@@ -15,6 +14,7 @@ from proxy.store.news import first_seen
 from proxy.store.refusals import too_many_live, too_stale
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
+from tokengrove.errors import InvalidRequest, SessionNotFound
 
 
 class NamedSessions:

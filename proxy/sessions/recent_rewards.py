@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any, TypeVar
 
-from proxy.errors import ProxyError
 from proxy.store.ended import Ended
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, SessionRecord
+from tokengrove.errors import ProxyError
 
 MOST_SESSIONS = 2000
 """Sessions that the means are of."""

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from proxy.errors import SessionNotFound, brief
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession, deleted
@@ -23,6 +22,7 @@ from proxy.store.news import News, Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
+from tokengrove.errors import SessionNotFound, brief
 
 # Turns of a stored session that are placed in one pass of the event loop: they take some 10 ms.
 _ABSORBED_AT_ONCE = 100

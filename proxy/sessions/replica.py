@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from proxy.reasons import Status
 from proxy.sessions.attempts import Attempt, Stage, recall, reply_id
 from proxy.sessions.live_session import LiveSession
 from proxy.store.news import MutableFields, News, Seen
 from proxy.types import Interaction, SessionStatus
+from tokengrove.reasons import Status
 
 # Below every state of a stored session.
 NOTHING_SEEN = Seen(0, -1)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from proxy.errors import InvalidRequest, NotFound, brief
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.trajectory.purpose import Purpose, derive_purposes
 from proxy.types import Interaction
+from tokengrove.errors import InvalidRequest, NotFound, brief
 
 # An error names at most this many turns.
 _NAMED = 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from proxy.errors import SessionNotFound
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus
+from tokengrove.errors import SessionNotFound
 
 
 class Scores:

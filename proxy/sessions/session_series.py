@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from proxy.errors import SessionNotFound, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.session_starts import SessionStarts
+from tokengrove.errors import SessionNotFound, brief
 
 # Bound of cached names: each unknown key of an open server is one.
 _MAX_REMEMBERED = 4096

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.errors import InvalidRequest
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.issued_keys import IssuedKeys, expiry, new_api_key, new_control_key, new_path_key
 from proxy.sessions.keys import Keyring, hash_key
@@ -20,6 +19,7 @@ from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
+from tokengrove.errors import InvalidRequest
 
 _LEAST_CHOSEN = 16
 """Characters of a chosen key on a server with an admin key, where nothing but its key protects a session."""

@@ -7,7 +7,7 @@ import math
 import re
 from urllib.parse import urlsplit
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 # `https://*` would be every site. Sandboxed pages of every site have the origin `null`, which is no URL.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.errors import ConfigurationError
 from proxy.settings.kinds import KINDS, convert, did_you_mean, masked
+from tokengrove.errors import ConfigurationError
 
 
 def read_config_file(path: Path) -> Mapping[str, tuple[Any, str]]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from proxy.errors import ConfigurationError
 from proxy.settings.settings import Settings
 from proxy.types import Credit
+from tokengrove.errors import ConfigurationError
 
 _ARGUMENT_KEY = re.compile(r"^(\w*key=).+", re.DOTALL)
 _PASSWORD = re.compile(r"(?<=//)([^:/@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
@@ -34,6 +34,22 @@ def convert(source: str, value: Any, kind: Any) -> Any:
         return read(value)
     except ValueError:
         raise ConfigurationError(f"{source} must be {expected}") from None
+
+
+def convert_named(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of settings by name, as Python, JSON or TOML has them. Raises ConfigurationError naming the setting.
+
+    `prefix`: stands before the name in errors.
+    """
+    return {name: _convert_named(name, value, prefix) for name, value in given.items()}
+
+
+def _convert_named(name: str, value: Any, prefix: str) -> Any:
+    if name not in KINDS:
+        raise ConfigurationError(f"{prefix}{name} is no setting of the server{did_you_mean(name, KINDS)}")
+    if KINDS[name] == tuple[str, ...]:
+        value = [value] if isinstance(value, str) else list(value)  # one is enough for most
+    return convert(f"{prefix}{name}", value, KINDS[name])
 
 
 def masked(name: str, value: Any) -> Any:

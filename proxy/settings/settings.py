@@ -10,9 +10,9 @@ import ipaddress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from proxy.errors import ConfigurationError
 from proxy.settings import checks
 from proxy.types import Credit
+from tokengrove.errors import ConfigurationError
 
 
 def _setting(default: Any, help_text: str, *, secret: bool = False) -> Any:

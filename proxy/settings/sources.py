@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy import initial_block
-from proxy.errors import ConfigurationError
 from proxy.settings.config_file import read_config_file, readable_secret
 from proxy.settings.kinds import KINDS
 from proxy.settings.settings import Settings
 from proxy.settings.variables import CONFIG_VARIABLE, read_variables, variable_of
+from tokengrove import initial_block
+from tokengrove.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

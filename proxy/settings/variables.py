@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import ConfigurationError
 from proxy.settings.kinds import KINDS, did_you_mean, parse
+from tokengrove.errors import ConfigurationError
 
 VARIABLE_PREFIX = "TOKENGROVE_"
 CONFIG_VARIABLE = "TOKENGROVE_CONFIG"

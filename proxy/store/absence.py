@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.errors import StoreUnavailable
+from tokengrove.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import orjson
 from sqlalchemy import Connection, Engine, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from proxy.errors import ConfigurationError
 from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
 from proxy.store.record_limits import MAX_RECORD_BYTES, check_packed
@@ -26,6 +25,7 @@ from proxy.store.sql.codec import JSON_COLUMNS, decode_json
 from proxy.store.sql.images import insert_rows
 from proxy.store.sql.tables import capacity, images, intents, interactions, returns, session_images, sessions
 from proxy.types import VALIDATE
+from tokengrove.errors import ConfigurationError
 
 _PAGE = 200
 Progress = Callable[[dump.Totals], None]

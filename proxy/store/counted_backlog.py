@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from proxy.errors import StoreUnavailable
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import backlog
 from proxy.store.sql.backlog import Backlog
+from tokengrove.errors import StoreUnavailable
 
 MOST_COUNTED = 100_000
 """Where each count ends."""

@@ -19,9 +19,9 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from proxy.errors import ConfigurationError
 from proxy.store import migrations
 from proxy.store.sql.statement import Statement
+from tokengrove.errors import ConfigurationError
 
 # The driver looks at each such value for a method that adapts it, in vain and for half a microsecond, unless an adapter
 # is registered. These return what they are given, and `bool` as the driver would store it.

@@ -20,7 +20,6 @@ from typing import IO, Any
 import orjson
 from sqlalchemy import LargeBinary, RowMapping, Table
 
-from proxy.errors import ConfigurationError
 from proxy.store.record_limits import MAX_RECORD_BYTES, read_record
 from proxy.store.sql.tables import (
     capacity,
@@ -33,6 +32,7 @@ from proxy.store.sql.tables import (
     unreplied,
     withdrawn_keys,
 )
+from tokengrove.errors import ConfigurationError
 
 FORMAT = 2  # since 2 with images, each before the first session that has it
 COMPRESSED = ".zst"

@@ -18,8 +18,6 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, exi
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
-from proxy.errors import ConfigurationError, ProxyError
-from proxy.reasons import Status
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.recordings import SessionReads
@@ -28,6 +26,8 @@ from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
 from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, unreplied
 from proxy.types import Credit, ImagePart, Interaction, SessionRecord, SessionStatus
+from tokengrove.errors import ConfigurationError, ProxyError
+from tokengrove.reasons import Status
 
 # Everything that decoding a broken value raises, from any of the libraries below.
 _OF_VALUES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from proxy.errors import StoreUnavailable
+from tokengrove.errors import StoreUnavailable
 
 # About 100 bytes an id: 20 MB at most.
 MAX_KNOWN = 200_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 
 def head() -> str:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.reasons import Status
 from proxy.types import Interaction, SessionRecord
+from tokengrove.reasons import Status
 
 
 class Seen(NamedTuple):

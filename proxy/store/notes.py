@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import short
-from proxy.reasons import Echo, Explained
 from proxy.types import Interaction
-
-
-class Note(Explained):
-    """The names that notes may have."""
-
-    DROPPED = "dropped", "fields of the request that had no effect"
-    BEST_EFFORT = "best_effort", "sampling parameters that the engine took without a promise"
-    ECHO = "echo", "how the client changed answers of ours that it sent back in the history"
-    PREFILL = "prefill", "how many characters of the answer's text the client wrote itself; their tokens are context"
-    IDEMPOTENCY_KEY = "idempotency_key", "the client's header of that name, by which its retries are known"
-    REQUEST_ID = "request_id", "the `x-request-id` that the client sent with the request of this turn"
-    GRAMMAR = "grammar", "true: sampled under a grammar, as forced calls and JSON answers are"
-    SAMPLED = "sampled", "false: the answer came without logprobs, so it is never trained"
-    VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
-    MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
+from tokengrove.errors import short
+from tokengrove.reasons import Echo
 
 
 def notes_of(node: Interaction) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.errors import StoreUnavailable
 from proxy.store import database
 from proxy.store.absence import Patience, pause_s
 from proxy.store.answer import Noted
@@ -30,6 +29,7 @@ from proxy.store.sql import reads, writes
 from proxy.store.sql.answers import Answered, answered
 from proxy.store.writer import Writer
 from proxy.telemetry.store_metrics import StoreMetrics
+from tokengrove.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

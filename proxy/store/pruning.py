@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, not_, or_, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from proxy.errors import ConfigurationError
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.sql.deletions import delete_rows
@@ -21,6 +20,7 @@ from proxy.store.sql.images import drop_strays
 from proxy.store.sql.locks import is_deadlock
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus
+from tokengrove.errors import ConfigurationError
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
 _BATCH = 200

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import IO
 
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 MAX_RECORD_BYTES = 256 * 2**20
 """Unless the operator says otherwise. A session is one record; its images are records of their own."""

@@ -8,13 +8,13 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from proxy.reasons import Status
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import outlines, reads, recent, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord, SessionStatus
+from tokengrove.reasons import Status
 
 P = ParamSpec("P")
 T = TypeVar("T")

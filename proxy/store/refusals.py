@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.errors import TooManyRequests
+from tokengrove.errors import TooManyRequests
 
 # A refused start may succeed once other sessions have ended, which takes a while.
 _RETRY_AFTER_S = 5.0

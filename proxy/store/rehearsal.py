@@ -10,12 +10,12 @@ from array import array
 
 from sqlalchemy import Engine
 
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.news import Seen
 from proxy.store.sql import begun, reads, revisions, rows, writes
 from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.starts import Start
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, SessionRecord, ids_of
+from tokengrove.reasons import FinishReason, Reason, Status
 
 
 def rehearse_turn(writer_engine: Engine, reader_engine: Engine) -> None:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from sqlalchemy import URL, Connection, Engine, inspect, select, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from proxy.errors import ConfigurationError
 from proxy.progress import doing, step
 from proxy.store import database, migrations
 from proxy.store.faults import reason_of
 from proxy.store.sql.tables import compatibility
+from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from concurrent.futures import Executor
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.errors import StoreUnavailable
 from proxy.store.absence import Absence
 from proxy.store.faults import fault_of, is_away, reason_of
 from proxy.store.news import News, Seen
 from proxy.store.outage import Outage
 from proxy.store.sql.revisions import Wanted, load_new_turns
+from tokengrove.errors import StoreUnavailable
 
 
 class SharedReads:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 from uuid import uuid4
 
-from proxy.errors import StoreUnavailable
 from proxy.store import database, schema
 from proxy.store.absence import Patience
 from proxy.store.answers import Answers
@@ -27,6 +26,7 @@ from proxy.store.session_starts import SessionStarts
 from proxy.store.sql import begun, reads, writes
 from proxy.store.stored_images import StoredImages
 from proxy.store.turn_log import TurnLog
+from tokengrove.errors import StoreUnavailable
 
 
 class Store:

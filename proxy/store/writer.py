@@ -36,7 +36,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
-from proxy.errors import ProxyError, StoreUnavailable
 from proxy.store.absence import Absence, Patience
 from proxy.store.faults import fault_of, is_away, is_read_only, reason_of
 from proxy.store.outage import Outage
@@ -46,6 +45,7 @@ from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, set_replied
 from proxy.telemetry.store_metrics import StoreMetrics
+from tokengrove.errors import ProxyError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from proxy.telemetry.log_lines import Value
 from proxy.telemetry.session_labels import labels_of
 
 if TYPE_CHECKING:
-    from proxy.telemetry.spans import Trace, Tracing
+    from proxy.telemetry.spans import Trace
+    from tokengrove.spans import Tracing
 
 MetadataOf = Callable[[str], "Mapping[str, Any] | None"]
 """Returns the metadata of a session by its id, or by the part of a path that names it; None if it is not at hand."""
@@ -86,7 +87,9 @@ class HttpRequest:
             "url.scheme": scope["scheme"],
         }
         try:
-            self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
+            from proxy.telemetry.spans import begin_trace  # only a process that makes traces has OpenTelemetry
+
+            self.trace = begin_trace(tracing, f"{self.method} {route}", scope["headers"], self.started, attributes)
         except Exception:
             logger.exception("a trace could not be begun")
 

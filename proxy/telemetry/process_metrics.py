@@ -10,8 +10,8 @@ import asyncio
 
 from prometheus_client import ProcessCollector
 
-from proxy import __version__
 from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge, Numbered
+from tokengrove import __version__
 
 _TICK_S = 0.25
 """Seconds from one look at the event loop to the next: what blocks it for longer never passes unseen."""

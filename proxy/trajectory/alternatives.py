@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.reasons import Reason
 from proxy.trajectory.tree import Branch
+from tokengrove.reasons import Reason
 
 # The reasons that a second answer to one prompt can have. Without an aligned parent, its reason says only that.
 ASKED_AGAIN = frozenset({Reason.RESAMPLED, Reason.TEMPLATE, Reason.DRIFT})

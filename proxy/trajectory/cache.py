@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import Reason, Status
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.trajectory.recent import RecentConversations
 from proxy.types import Ids, Interaction, Message, PlacedImage, Role, TurnRequest
+from tokengrove.reasons import Reason, Status
 
 # How many whole conversations of a session are kept.
 _KEPT = 8

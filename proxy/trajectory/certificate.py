@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.reasons import Status
 from proxy.types import Interaction, SessionRecord
+from tokengrove.reasons import Status
 
 
 def certificate(record: SessionRecord, interactions: Sequence[Interaction], begun_not_ended: int = 0) -> dict[str, Any]:

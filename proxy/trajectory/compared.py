@@ -13,40 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from proxy.reasons import Explained, Reason
 from proxy.trajectory.conversation import conversation, conversation_above, root
 from proxy.trajectory.matching import ChainState, canonical_arguments, canonical_json, extend, message_key
 from proxy.trajectory.tree import Branch, Linked, build_tree, token_ids
 from proxy.types import Api, Interaction, Message, Role, Tool
+from tokengrove.reasons import Differs, Reason
 
 _GOES_ON = (Reason.FIRST, Reason.CONTINUED)
 _UNALIGNED = (Reason.TEMPLATE, Reason.DRIFT)
 _TOKENS_SHOWN = 8
 _UNKNOWN: Mapping[str, str] = MappingProxyType({})
 _START = ChainState(key=0, body_key=0)
-
-
-class Differs(Explained):
-    """What differs first between a turn that forked and the nearest one."""
-
-    ROLE = "role", "another role stands at this place"
-    CONTENT = "content", "the text of the message differs"
-    TOOL_CALLS = "tool_calls", "the calls of the answer differ: their number, a name or the arguments"
-    TOOL_CALL_ID = "tool_call_id", "the tool result answers another call"
-    IMAGES = "images", "the images of the message differ"
-    ENCODED_ANEW = (
-        "encoded_anew",
-        "the images of the message show the same pictures, but were encoded anew: their bytes differ, so it is another "
-        "message; send an image again as it was sent first",
-    )
-    REMOVED = "removed", "messages of the nearest turn are missing here; the one after them follows"
-    INSERTED = "inserted", "messages stand here that the nearest turn lacks; its own follow"
-    ENDED = "ended", "the conversation ends here, and that of the nearest turn goes on"
-    TOOLS = "tools", "all messages agree, but the tools differ"
-    TEMPLATE_OPTIONS = "template_options", "all messages agree, but the chat template options differ"
-    TOKENS = "tokens", "the token ids of the prompt differ"
-    SAME = "same", "nothing differs: the same conversation was sampled again"
-    LATE = "late", "nothing differs: the nearest turn was committed only after this one had begun"
 
 
 @dataclass(frozen=True, slots=True)

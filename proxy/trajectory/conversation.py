@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from proxy.trajectory.tree import Linked
@@ -52,10 +51,3 @@ def message_dict(message: Message) -> dict[str, Any]:
     if message.images:
         out["images"] = [image.to_json() for image in message.images]
     return out
-
-
-def message_text(message: Mapping[str, Any]) -> str:
-    """A message of `message_dict` as text for people: its text, then each call on a line of its own."""
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    lines = [message["content"], *(f"{call['name']}({call['arguments']})" for call in calls)]
-    return "\n".join(line for line in lines if line)

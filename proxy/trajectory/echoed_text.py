@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.reasons import Echo
 from proxy.trajectory.matching import visible
 from proxy.types import Message
+from tokengrove.reasons import Echo
 
 # Tags that clients write around reasoning, and how many of them are taken from one end of a text.
 _NAMES = ("think", "thinking", "thought", "reasoning", "mm:think", "seed:think")

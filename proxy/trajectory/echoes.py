@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from proxy.reasons import Echo
 from proxy.trajectory.arguments import Fit, compare_arguments
 from proxy.trajectory.cache import InteractionCache, Node
 from proxy.trajectory.echoed_text import compare_text, trimmed
 from proxy.trajectory.matching import ChainState, Identity, extend, visible
 from proxy.types import Message, Role, Tool, ToolCall
+from tokengrove.reasons import Echo
 
 _ASSISTANT, _TOOL = Role.ASSISTANT, Role.TOOL
 # The tags that set reasoning apart from text where no calls prove that both are ours.

@@ -24,7 +24,6 @@ from proxy.trajectory.made_rows import MadeRows
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Drift, Path, leaves, path_nodes, path_to
-from proxy.trajectory.recomputable import Unrecomputable
 from proxy.trajectory.sample_maker import Decode, SampleMaker
 from proxy.trajectory.sample_row import PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
@@ -32,8 +31,8 @@ from proxy.trajectory.selection import not_trained
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
-from proxy.trajectory.untrained import Untrained
 from proxy.types import Interaction, SessionRecord
+from tokengrove.reasons import Unrecomputable, Untrained
 
 
 def lay_out(

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.selection import marked
-from proxy.trajectory.untrained import Untrained
 from proxy.types import Interaction
+from tokengrove.reasons import Untrained
 
 BoolArray = NDArray[np.bool_]
 

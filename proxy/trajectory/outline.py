@@ -8,20 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.reasons import Explained
 from proxy.trajectory.ledger import equal_runs
 from proxy.trajectory.sample_row import MROPE, Labels, SampleRow
-
-
-class RunKind(Explained):
-    """What the tokens of a run are."""
-
-    PADDING = "padding", "fills the row up to its length (layout `padded`)"
-    PROMPT = "prompt", "the prompt, before anything was sampled"
-    CONTEXT = "context", "what came between answers: tool results, messages of users, marks of the template"
-    SAMPLED = "sampled", "was sampled by the turn, and this sample does not train it"
-    TRAINED = "trained", "was sampled by the turn, and this sample trains it"
-
+from tokengrove.reasons import RunKind
 
 _KINDS = tuple(RunKind)
 _CODE = {kind: code for code, kind in enumerate(_KINDS)}

@@ -12,8 +12,8 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import takewhile
 
-from proxy.reasons import Status
 from proxy.types import Interaction, Message, Role
+from tokengrove.reasons import Status
 
 _MONTH = (
     r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"

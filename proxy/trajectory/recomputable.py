@@ -8,26 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.reasons import Explained
 from proxy.types import Interaction
-
-
-class Unrecomputable(Explained):
-    """Why the logprobs of an answer differ from a trainer's. Where several hold, the first in this order is given."""
-
-    DRIFT = (
-        "drift",
-        "were sampled after other tokens than those before it in this sample, or it is not in it as sampled "
-        "(`drift: mask`)",
-    )
-    CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer itself is cut off"
-    GRAMMAR = "grammar", "are of the distribution that the grammar left: forced tool calls, JSON answers"
-    BIAS = "bias", "are of the distribution with `logit_bias`, or without end tokens before `min_tokens`"
-    PENALTIES = "penalties", "are of the distribution with presence, frequency or repetition penalties"
-    TRUNCATED = (
-        "truncated",
-        "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from",
-    )
+from tokengrove.reasons import Unrecomputable
 
 
 def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:

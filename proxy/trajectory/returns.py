@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from proxy.reasons import Status
 from proxy.types import Credit
+from tokengrove.reasons import Status
 
 
 class Rewarded(Protocol):

@@ -15,8 +15,8 @@ from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.scores import Compared, SessionScores, State, Unrewarded, score_session
 from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
-from proxy.trajectory.untrained import LeftOut
 from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
+from tokengrove.reasons import LeftOut
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.tree import Branch
-from proxy.trajectory.untrained import Untrained
 from proxy.types import Interaction
+from tokengrove.reasons import Untrained
 
 
 class TurnSelection(StrEnum):

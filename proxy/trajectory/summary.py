@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.reasons import Reason, Status
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Outline, SessionRecord
+from tokengrove.reasons import Reason, Status
 
 if TYPE_CHECKING:
     Values = array[float]

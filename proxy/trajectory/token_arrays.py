@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.recomputable import Unrecomputable, first_reason, why_sampled_so
+from proxy.trajectory.recomputable import first_reason, why_sampled_so
 from proxy.types import Ids, Interaction
+from tokengrove.reasons import Unrecomputable
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.reasons import Explained, Status
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import Layout
 from proxy.trajectory.ledger import equal_runs
 from proxy.trajectory.token_arrays import IntArray
 from proxy.trajectory.token_path import PartKind, PathPart
 from proxy.types import PlacedImage
-
-
-class TokenState(Explained):
-    """What becomes of a token that no reason leaves out."""
-
-    CONTEXT = "context", "was not sampled on this path: a message, a tool result, or text of the chat template"
-    TRAINED = "trained", "is trained, in one sample of the export"
-    IMAGE = "image", "stands for an image of the prompt"
+from tokengrove.reasons import Explained, Status, TokenState
 
 
 @dataclass(frozen=True, slots=True)

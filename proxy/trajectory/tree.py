@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.reasons import Status
 from proxy.types import Ids, Interaction, PlacedImage, ids_of
+from tokengrove.reasons import Status
 
 
 class Linked(Protocol):

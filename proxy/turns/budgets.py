@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from proxy.errors import ContextLengthExceeded, LimitReached, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, SamplingParams
+from tokengrove.errors import ContextLengthExceeded, LimitReached, brief
 
 # A prompt of so many times the context is still counted.
 _COUNTED = 4

@@ -17,9 +17,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from proxy.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
 from proxy.images.image_pool import ImagePool
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.resources.places import Places
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
@@ -31,6 +29,8 @@ from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
+from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
+from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.types import Api, SamplingParams, ToolChoiceMode, TurnRequest
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 _MOST_SEED = 2**63 - 1
 _NO_PENALTIES = (0.0, 0.0, 1.0)

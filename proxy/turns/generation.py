@@ -12,10 +12,10 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
-from proxy.errors import ContextLengthExceeded, EngineFailed
-from proxy.reasons import FinishReason
 from proxy.turns.budgets import with_most
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
+from tokengrove.errors import ContextLengthExceeded, EngineFailed
+from tokengrove.reasons import FinishReason
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.errors import PreviousResponseNotFound, brief
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
 from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, ToolCall, TurnRequest
+from tokengrove.errors import PreviousResponseNotFound, brief
 
 
 def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:

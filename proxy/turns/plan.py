@@ -12,7 +12,6 @@ from proxy.engine.requests import GenerateRequest
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
 from proxy.protocols.wire_protocol import new_hex
-from proxy.reasons import Reason, Status
 from proxy.rendering import OutputParser
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
@@ -26,6 +25,7 @@ from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
+from tokengrove.reasons import Reason, Status
 
 _NO_ANSWER = Message(Role.ASSISTANT)
 

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import Echo, FinishReason
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.given_images import locate
 from proxy.rendering.image_tokens import ImageTokens, images_of
@@ -47,6 +45,8 @@ from proxy.types import (
     ToolChoiceMode,
     TurnRequest,
 )
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import Echo, FinishReason
 
 # Longer conversations are rendered in a worker thread, so that they do not block the event loop for other turns. A
 # message and a tool take as long as some hundred characters.

@@ -15,7 +15,6 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
-from proxy.reasons import FinishReason
 from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
@@ -25,6 +24,7 @@ from proxy.turns.choice_order import ChoiceOrder
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of
+from tokengrove.reasons import FinishReason
 
 _MAY_END = (ToolCallArguments, ToolCallEnd, TokensDelta)
 

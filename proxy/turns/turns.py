@@ -19,22 +19,9 @@ from typing import Any, TypeVar
 
 from proxy.engine.gate import Gate
 from proxy.engine.interface import EngineInfo
-from proxy.errors import (
-    SHUTTING_DOWN,
-    ContextLengthExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    InvalidRequest,
-    PreviousResponseNotFound,
-    ProxyError,
-    SessionNotFound,
-    StoreUnavailable,
-    TooManyRequests,
-)
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import TooManyTokens
 from proxy.resources.fair_pool import FairPool
@@ -67,6 +54,19 @@ from proxy.turns.session_options import follow_session
 from proxy.turns.turn import Turn
 from proxy.types import Continued, Ids, Interaction, Message, Parsing, PromptText, TurnRequest
 from proxy.workers.seats import RunsElsewhere, Seat, digest_of
+from tokengrove.errors import (
+    SHUTTING_DOWN,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ProxyError,
+    SessionNotFound,
+    StoreUnavailable,
+    TooManyRequests,
+)
+from tokengrove.reasons import FinishReason, Status
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

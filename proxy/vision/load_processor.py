@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from proxy.errors import ConfigurationError, how_to_get
+from tokengrove.errors import ConfigurationError, how_to_get
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _LOADERS = {"image_processor": "AutoImageProcessor", "tokenizer": "AutoTokenizer"}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.vision.load_processor import load_processor
-from proxy.vision.shown import shown, shown_size
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.image_detail import shown, shown_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError, how_to_get
 from proxy.types import PlacedImage
 from proxy.vision.processor import VisionProcessor
-from proxy.vision.shown import shown_size
+from tokengrove.errors import ConfigurationError, how_to_get
+from tokengrove.image_detail import shown_size
 
 if TYPE_CHECKING:
     import numpy as np

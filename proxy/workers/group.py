@@ -14,8 +14,6 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, SharedEngine
 from proxy.engine.mailbox import Mailbox
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import ConfigurationError
-from proxy.reasons import FinishReason
 from proxy.telemetry.metrics import Metrics
 from proxy.workers.common_live import CommonLive, Since
 from proxy.workers.common_metrics import CommonMetrics
@@ -23,6 +21,8 @@ from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader, sh
 from proxy.workers.mailbox_client import MailboxClient
 from proxy.workers.peers import Peers, Unreachable
 from proxy.workers.seats import Seat, Seats
+from tokengrove.errors import ConfigurationError
+from tokengrove.reasons import FinishReason
 
 Step = Callable[..., Awaitable[Any]]
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import EngineUnavailable, ProxyError
+from tokengrove.errors import EngineUnavailable, ProxyError
 
 if TYPE_CHECKING:
     import httpx

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.errors import ConfigurationError
 from proxy.serving.server import serving as served
 from proxy.settings import Settings
 from tests.support import JSON, Server, sampled, serving, user
 from tests.workers import workers_of
+from tokengrove.errors import ConfigurationError
 
 ADMIN = {"authorization": "Bearer admin"}
 TURN = {"model": "m", "messages": [user("hi")]}

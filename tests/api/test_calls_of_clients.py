@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import AsyncClient, Client
-from proxy.client.http_clients import AsyncTransport, Transport
 from tests.support import Server, says, serving, user
+from tokengrove.client import AsyncClient, Client
+from tokengrove.client.http_clients import AsyncTransport, Transport
 
 Kind = type[Client] | type[AsyncClient]
 both = pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -79,7 +79,7 @@ async def peer(kind: Kind, folder: Path, after: bool, **settings: Any) -> AsyncI
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.client.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tokengrove.client.retries._FIRST_PAUSE_S", 0.0)
 
 
 @both

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client.readers.read import read_page
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.store.sql.tables import metadata
 from tests.api.test_replicas import replicas
@@ -17,6 +16,7 @@ from tests.databases import execute
 from tests.exports import entries
 from tests.mailboxes import posting
 from tests.support import Server, sampled, says, serving, until, user
+from tokengrove.client.readers.read import read_page
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
 SECRET = "the-word-that-must-go"

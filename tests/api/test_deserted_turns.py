@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.reasons import Status
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.store.turn_log import TurnLog
 from proxy.turns import turns
 from proxy.types import Interaction
 from tests.support import sampled, serving, until, user
+from tokengrove.reasons import Status
 
 
 async def steps_until(condition: Callable[[], bool]) -> bool:

@@ -19,9 +19,9 @@ from proxy.engine.interface import Capability
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.errors import EngineFailed, InvalidRequest
 from proxy.settings import Settings
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
+from tokengrove.errors import EngineFailed, InvalidRequest
 
 MODES = ["in_place", "retract", "abort", "drain"]
 TEXT = "one two three four five six seven eight nine ten"

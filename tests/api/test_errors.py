@@ -13,11 +13,11 @@ import pytest
 from starlette.requests import Request
 from starlette.routing import Route
 
-from proxy import errors
 from proxy.engine import gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from tests.support import Server, sampled, serving, user
+from tokengrove import errors
 
 CHAT = "/s/v1/chat/completions"
 GOOD = {"model": "m", "messages": [user("hi")]}

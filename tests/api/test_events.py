@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from proxy.api import event_feed
-from proxy.client import Client
 from tests.support import real_server, user
+from tokengrove.client import Client
 
 
 @pytest.fixture(autouse=True)

@@ -199,7 +199,7 @@ async def test_a_turn_has_its_parent_and_times_and_a_session_its_metadata(tmp_pa
 def test_a_server_without_pyarrow_names_the_extra_to_install() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from proxy.errors import UnsupportedParameter\n"
+        "from tokengrove.errors import UnsupportedParameter\n"
         "from proxy.export_formats.create_encoder import ExportFormat, encoder\n"
         "from proxy.trajectory.layout_options import LayoutOptions\n"
         "encoder(ExportFormat.NPZ, LayoutOptions()).close()\n"

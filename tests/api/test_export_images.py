@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client.async_client import AsyncClient
-from proxy.client.readers.read import read
-from proxy.client.values import Export, Sample
 from proxy.engine.scripted.scripts import Reply, play
 from proxy.images.decode import decode_image
 from proxy.rendering.renderer import Renderer, load_renderer
@@ -24,6 +21,9 @@ from proxy.types import ImageFile
 from tests.api.test_export import always
 from tests.support import Server, assistant, says, serving, tiny_renderer, user
 from tests.vision import image_file, image_url, noting_loops, png, text_part
+from tokengrove.client.async_client import AsyncClient
+from tokengrove.client.readers.read import read
+from tokengrove.client.values import Export, Sample
 
 RED, WIDE = (100, 80, 1), (700, 280, 2)
 FILES = {file.digest: file for file in (image_file(*RED), image_file(*WIDE))}

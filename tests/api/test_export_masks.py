@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Export, operations
-from proxy.client.readers.read import READERS, read_page
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import ExportFormat
 from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
@@ -19,6 +17,8 @@ from proxy.types import Interaction, Logprobs, SessionRecord
 from tests.exports import entries
 from tests.interactions import interaction
 from tests.support import Server, assistant, call_text, function_tool, says, serving, user
+from tokengrove.client import Export, operations
+from tokengrove.client.readers.read import READERS, read_page
 
 TOOLS = [function_tool("add", {"a": {"type": "integer"}})]
 CALL = call_text("add", '{"a": 1}')

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Export, Sample, read
-from proxy.errors import InvalidRequest
 from tests.api.test_export import always, chain
 from tests.api.test_export_formats import FORMATS, PADDED, answer, forest
 from tests.exports import entries
 from tests.support import says, serving, user
+from tokengrove.client import Export, Sample, read
+from tokengrove.errors import InvalidRequest
 
 ALL = (*FORMATS, "areal")
 INT64 = {"prompts", "responses", "response_mask", "prompt_lengths", "response_lengths"}
@@ -137,8 +137,8 @@ def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 def test_without_pyarrow_only_the_formats_that_need_it_are_refused() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from proxy.client import read\n"
-        "from proxy.errors import InvalidRequest\n"
+        "from tokengrove.client import read\n"
+        "from tokengrove.errors import InvalidRequest\n"
         "for name in ('arrow', 'parquet'):\n"
         "    try: read(b'', name)\n"
         "    except InvalidRequest as error: print(error.message)\n"

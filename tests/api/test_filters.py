@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client.readers.read import READERS, read_page
 from tests.exports import entries
 from tests.support import Server, says, serving, user
+from tokengrove.client.readers.read import READERS, read_page
 
 # By session: metadata at its start, the body of its end.
 SESSIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -13,19 +13,19 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from proxy.api.turn_routes import App
-from proxy.client import AsyncClient, Client
 from proxy.commands.audit import audit
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.errors import NotFound, StoreUnavailable
 from proxy.rendering.renderer import Renderer
 from proxy.store.inspection import inspecting
 from proxy.store.turn_log import TurnLog
-from proxy.telemetry.spans import Tracing
 from proxy.turns import commits
 from tests.databases import execute
 from tests.logs import lines_of
 from tests.support import default_url, sampled, says, serving, until, user
 from tests.vision import image_file, image_url, text_part
+from tokengrove.client import AsyncClient, Client
+from tokengrove.errors import NotFound, StoreUnavailable
+from tokengrove.spans import Tracing
 
 ONE, TWO = image_file(64, 48, 1), image_file(80, 60, 2)
 

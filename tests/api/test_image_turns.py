@@ -13,13 +13,13 @@ from unittest import mock
 import pytest
 
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest, ids_of
 from proxy.vision.processor import VisionProcessor
 from tests.support import Server, sampled, says, serving, user
 from tests.vision import data_url, image_file, image_url, part, png, text_part
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 
 async def turn(server: Server, messages: list[Message], *files: ImageFile) -> Any:

@@ -26,7 +26,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply
-from proxy.reasons import Status
 from proxy.serving.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.sql import reads
@@ -49,6 +48,7 @@ from tests.support import (
     tool_result,
     user,
 )
+from tokengrove.reasons import Status
 
 TOOLS = [function_tool("add", {"a": {"type": "integer"}})]
 SESSIONS = ("one", "two")

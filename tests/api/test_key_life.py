@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 from tests.databases import execute
 from tests.support import Server, says, serving, user
+from tokengrove.errors import ConfigurationError
 
 ADMIN = "old-admin,new-admin"
 TURN = {"model": "m", "messages": [user("hi")]}

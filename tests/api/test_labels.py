@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.telemetry.session_labels import LABELS, labels_of
-from proxy.telemetry.spans import Tracing
 from proxy.turns import turns
 from tests.exports import entries
 from tests.logs import fields_of, lines_of
 from tests.support import Server, sampled, says, serving, until, user
 from tests.workers import workers_of
+from tokengrove.spans import Tracing
 
 LABELLED: dict[str, Any] = {
     **{"project": "gsm 8k", "experiment": "grpo-1", "step": 12, "sample_index": 3, "rollout_n": 8, "validate": False},

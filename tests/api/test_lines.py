@@ -11,12 +11,12 @@ import pytest
 
 from proxy.api import request_lines
 from proxy.engine.scripted.scripts import Fault, Reply, babble, play
-from proxy.errors import StoreUnavailable
 from proxy.store.turn_log import TurnLog
 from proxy.turns import turns
 from tests.logs import fields_of, lines_of
 from tests.support import let_pass, sampled, says, serving, until, user
 from tests.workers import workers_of
+from tokengrove.errors import StoreUnavailable
 
 CHAT = "/s/v1/chat/completions"
 HI: dict[str, Any] = {"model": "m", "messages": [user("hi")]}

@@ -12,10 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import ConfigurationError, StoreUnavailable
 from proxy.settings import Settings
 from proxy.store import counted_backlog
 from tests.support import Server, real_server, sampled, says, serving, until, user
+from tokengrove.errors import ConfigurationError, StoreUnavailable
 
 
 async def shown(server: Server, **headers: str) -> dict[str, float]:

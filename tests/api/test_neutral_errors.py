@@ -17,12 +17,12 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
-from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError, StoreUnavailable
 from proxy.settings import Settings
 from proxy.store.open_database import OpenDatabase
 from tests.engines.wire import LiveWire
 from tests.logs import fields_of
 from tests.support import JSON, Server, default_url, sampled, tiny_renderer, user
+from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError, StoreUnavailable
 
 ADMIN = {"authorization": "Bearer admin"}
 PLACES = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client import read as read_export
 from tests.exports import read
 from tests.support import Server, says, serving, user
+from tokengrove.client import read as read_export
 
 
 async def turns(server: Server, *texts: str, session: str = "s") -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
 from tests.support import Server, assistant, says, serving, user
+from tokengrove.client import AsyncClient
 
 PADDED = {"layout": "padded", "prompt_length": 40, "response_length": 60, "on_too_long": "truncate"}
 

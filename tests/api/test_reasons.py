@@ -6,8 +6,8 @@ from pathlib import Path
 
 from proxy.api.reason_endpoints import BY_FIELD
 from proxy.api.turn_json import Part
-from proxy.reasons import Explained
 from tests.support import says, serving, user
+from tokengrove.reasons import Explained
 
 BESIDE = {Part}
 """Words of requests: `include` names them, and its error lists them."""

@@ -12,13 +12,13 @@ import pytest
 
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
-from proxy.errors import StoreUnavailable
-from proxy.reasons import Status
 from proxy.store.sql import reads
 from proxy.store.turn_log import TurnLog
 from proxy.types import Interaction
 from tests.exports import entries
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
+from tokengrove.errors import StoreUnavailable
+from tokengrove.reasons import Status
 
 BODY = {"model": "m", "messages": [user("hi")]}
 MARKS: list[dict[str, str]] = [{"x-stainless-retry-count": "1"}, {"idempotency-key": "k"}]

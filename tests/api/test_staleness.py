@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 from proxy.store.pruning import prune
 from tests.databases import execute
 from tests.support import Server, says, serving, user
+from tokengrove.errors import ConfigurationError
 
 
 async def start(server: Server, **body: Any) -> httpx.Response:

@@ -22,9 +22,9 @@ from proxy.app import build_app
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
-from proxy.errors import EngineUnavailable
 from proxy.settings import Settings
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
+from tokengrove.errors import EngineUnavailable
 
 CHAT = "/s/v1/chat/completions"
 BODY = {"model": "my-model", "messages": [user("hi")], "stream": True}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
-from proxy.errors import EngineUnavailable, TooManyRequests
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
+from tokengrove.errors import EngineUnavailable, TooManyRequests
 
 CHAT, RESPONSES, MESSAGES = "/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages"
 COUNT = f"{MESSAGES}/count_tokens"

@@ -17,10 +17,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.telemetry.spans import Tracing
 from tests.engines.wire import LiveWire
 from tests.support import call_text, function_tool, sampled, says, serving, until, user
 from tests.workers import workers_of
+from tokengrove.spans import Tracing
 
 PHASES = ["match", "render", "queue", "generate", "commit"]
 SECRET = "words-that-only-messages-have"
@@ -261,7 +261,7 @@ async def test_a_server_without_the_package_says_so_once_and_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.delitem(sys.modules, "proxy.telemetry.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "tokengrove.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     async with serving(tmp_path, says("hello")) as server:
         await server.chat([user("hi")])

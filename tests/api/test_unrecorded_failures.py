@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.errors import StoreUnavailable
 from proxy.store.sql import rows
 from proxy.store.turn_log import TurnLog
 from proxy.turns import commits
 from proxy.types import Interaction
 from tests.databases import execute
 from tests.support import Server, default_url, sampled, serving, until, user
+from tokengrove.errors import StoreUnavailable
 
 MOST = 3
 

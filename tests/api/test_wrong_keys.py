@@ -15,10 +15,10 @@ from proxy.api.addresses import Addresses
 from proxy.api.http import error_response
 from proxy.api.long_polls import LongPolls
 from proxy.api.wrong_keys import LONGEST_S, MOST_OF_ONE, MOST_SENDERS, MOST_WAITING, WRONG_KEYS, WrongKeys
-from proxy.errors import Forbidden, ProxyError, SessionClosed, TooManyRequests, Unauthorized
 from proxy.sessions.keys import WrongKey
 from proxy.settings import Settings
 from tests.support import Server, says, serving, user
+from tokengrove.errors import Forbidden, ProxyError, SessionClosed, TooManyRequests, Unauthorized
 
 KEY, OLD = "the-key-of-the-administrator", "an-older-key-of-the-administrator"
 TURN = {"model": "m", "messages": [user("hi")]}

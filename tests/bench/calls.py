@@ -137,7 +137,7 @@ class Counted:
 def counted_proxy(folder: Path, tokenizer: Path | None, engine: str) -> Iterator[Counted]:
     ours, theirs = socket.socketpair()
     port = free_port()
-    arguments = [str(theirs.fileno()), "proxy.commands", *serving(port, folder, tokenizer, engine)]
+    arguments = [str(theirs.fileno()), "tokengrove", *serving(port, folder, tokenizer, engine)]
     inherited = (theirs.fileno(),)
     with ours, server_process(["-m", "tests.bench.counting", *arguments], port, folder, inherited=inherited) as server:
         theirs.close()

@@ -16,10 +16,10 @@ from typing import Any, cast
 from proxy.engine.interface import Engine
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.rendering.renderer import Renderer
 from proxy.types import Api, Ids, Message, Role, SamplingParams, TurnRequest, ids_of
 from tests.bench.rollouts import Arm, Reply, Workload
+from tokengrove.reasons import FinishReason
 
 _ANSWER = "Yes."
 _serials = itertools.count()

@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
-from proxy.rollout.executors import Executor, ExecutorKind, ExecutorOptions, executor_for
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
+from tokengrove.rollout.executors import Executor, ExecutorKind, ExecutorOptions, executor_for
 
 _PYTHON_AGENTS = {"httpx": "of_httpx", "openai": "of_openai", "blocking": "blocking"}
 

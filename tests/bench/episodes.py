@@ -27,13 +27,13 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from proxy.rollout.executors import ExecutorKind
 from tests.bench.episode_runner import Load
 from tests.bench.overhead import assets_tokenizer, machine, remote_proxy
 from tests.bench.servers import Server
 from tests.bench.sizing import memory_mb
 from tests.bench.streaming import set_pace
 from tests.bench.upstream import Pace
+from tokengrove.rollout.executors import ExecutorKind
 
 FEW, MANY = 2, 10
 LOOK_S = 1.0

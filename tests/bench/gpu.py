@@ -25,7 +25,6 @@ from rich.table import Table
 from starlette.applications import Starlette
 
 from proxy.engine.interface import Engine
-from proxy.errors import ConfigurationError
 from proxy.rendering.renderer import Renderer
 from proxy.serving.server import run
 from proxy.settings import Settings
@@ -34,6 +33,7 @@ from tests.bench.direct import prepare, run_direct
 from tests.bench.models import SIZES, write_model
 from tests.bench.rollouts import Arm, Reply, Workload, first_token_ms, hit_rates, tokens_a_second
 from tests.engines.devices import CPU_DEVICE
+from tokengrove.errors import ConfigurationError
 
 _WARM_UP = 16
 """Sessions of two turns per way that warm up the engine and are not counted: first requests load and compile."""

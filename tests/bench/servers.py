@@ -145,7 +145,7 @@ def proxy_server(
 ) -> AbstractContextManager[Server]:
     """Run a proxy. `engine`: scripted, or the URL of a server; `options`: further flags."""
     port = free_port()
-    return server_process(["-m", "proxy.commands", *serving(port, folder, tokenizer, engine), *options], port, folder)
+    return server_process(["-m", "tokengrove", *serving(port, folder, tokenizer, engine), *options], port, folder)
 
 
 def serving(port: int, folder: Path, tokenizer: Path | None, engine: str = "scripted") -> list[str]:

@@ -48,7 +48,7 @@ def run(plan: Plan, tokenizer: Path | None) -> dict[int, Series]:
         servers = {}
         for workers in WORKERS:
             port = free_port()
-            command = ["-m", "proxy.commands", "serve", "--port", str(port), "--workers", str(workers)]
+            command = ["-m", "tokengrove", "serve", "--port", str(port), "--workers", str(workers)]
             command += ["--database-url", postgres.create_database(postgres.migrated), "--engine", upstream.url]
             command += ["--tokenizer", str(tokenizer)] if tokenizer else []
             servers[workers] = stack.enter_context(server_process(command, port, folder, core=None))

@@ -87,8 +87,8 @@ def task(shell: tuple[str, str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 async def played(name: str, line: Line, url: str, folder: Path, data: Mapping[str, Any]) -> Any:
-    from proxy.rollout.command import CommandAgent
-    from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play
+    from tokengrove.rollout.command import CommandAgent
+    from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play
 
     places = {"folder": folder / "task", "repository": folder / "task"}
     make_repository(folder / "task")

@@ -57,7 +57,7 @@ WITHOUT = {"destination": None, "exclude": [], "service": None}
 OURS = """
 import json, sys
 from pathlib import Path
-from proxy.rollout.harbor import BadTask, TaskFolder
+from tokengrove.rollout.harbor import BadTask, TaskFolder
 try:
     task = TaskFolder(Path(sys.argv[1]))
 except BadTask as error:

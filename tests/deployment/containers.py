@@ -104,7 +104,7 @@ class Machine:
         tools = self.folder / "bin"
         if not tools.exists():
             tools.mkdir(parents=True)
-            for name, arguments in (("tokengrove", " -m proxy.commands"), ("python", "")):
+            for name, arguments in (("tokengrove", " -m tokengrove"), ("python", "")):
                 script = tools / name
                 script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{arguments} "$@"\n')
                 script.chmod(0o755)

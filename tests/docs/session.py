@@ -24,11 +24,11 @@ from unittest import mock
 
 from typer.testing import CliRunner
 
-from proxy import commands
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.docs.pages import ROOT, Block
 from tests.support import shared_renderer
+from tokengrove import commands
 
 ADDRESS = "127.0.0.1:8080"
 _SERVE = re.compile(r"(?:[A-Z_]+=\S+\s+)*tokengrove serve\b")
@@ -273,7 +273,7 @@ def _environment(folder: Path) -> dict[str, str]:
     """`tokengrove` and `python` are those of the tests, whether or not the package is installed."""
     tools = folder / ".bin"
     tools.mkdir()
-    for name, arguments in (("tokengrove", " -m proxy.commands"), ("python", ""), ("python3", "")):
+    for name, arguments in (("tokengrove", " -m tokengrove"), ("python", ""), ("python3", "")):
         script = tools / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{arguments} "$@"\n', encoding="utf-8")
         script.chmod(0o755)

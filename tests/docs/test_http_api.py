@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy import errors
 from proxy.app import build_app
 from proxy.protocols.chat import protocol as chat
 from proxy.protocols.completions import protocol as completions
@@ -16,6 +15,7 @@ from proxy.protocols.messages import protocol as messages
 from proxy.protocols.responses import protocol as responses
 from proxy.settings import Settings
 from tests.docs.pages import ROOT
+from tokengrove import errors
 
 PAGE = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^### ", PAGE, flags=re.M)[1:]

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import typer.main
 
-from proxy.commands.application import app
 from proxy.settings import Settings
 from proxy.settings.variables import variable_of
 from tests.docs.pages import pages
+from tokengrove.commands.application import app
 
 PAGES = [path for path in pages() if path.is_file()]
 PROGRAM: Any = typer.main.get_command(app)
+CONTEXT: Any = None  # groups look into no context to name their commands
 HELP = {"--help"}
 SETTINGS = {variable_of(field.name) for field in fields(Settings)} | {"TOKENGROVE_CONFIG"}
-# Those that commands of episodes get (proxy/rollout/command).
+# Those that commands of episodes get (tokengrove/rollout/command).
 COMMAND_VARIABLES = {
     f"TOKENGROVE_{name}"
     for name in (
@@ -76,9 +77,9 @@ def fault_of(command: str) -> str | None:
     known, words = PROGRAM, _own_words(command)
     while hasattr(known, "commands") and words and not words[0].startswith("-"):
         name = words.pop(0)
-        if name not in known.commands:
+        if name not in known.list_commands(CONTEXT):
             return name
-        known = known.commands[name]
+        known = known.get_command(CONTEXT, name)
     flags = HELP.union(*({*option.opts, *option.secondary_opts} for option in known.params))
     return next((flag for flag in FLAG.findall(" ".join(words)) if flag not in flags), None)
 
@@ -90,7 +91,8 @@ def _own_words(command: str) -> list[str]:
 
 def all_flags(command: Any) -> set[str]:
     own = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    return own.union(*map(all_flags, getattr(command, "commands", {}).values()))
+    names = command.list_commands(CONTEXT) if hasattr(command, "commands") else []
+    return own.union(*(all_flags(command.get_command(CONTEXT, name)) for name in names))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -10,9 +10,9 @@ import pytest
 import proxy.api.turn_json
 import proxy.trajectory.recomputable
 import proxy.trajectory.untrained  # noqa: F401
-from proxy.reasons import Explained
-from proxy.store.notes import Note, notes_of
+from proxy.store.notes import notes_of
 from tests.docs.pages import ROOT
+from tokengrove.reasons import Explained, Note
 
 KINDS = Explained.__subclasses__()
 TABLES = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("concepts", "trajectories", "http-api"))

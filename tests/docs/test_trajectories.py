@@ -12,11 +12,10 @@ import pytest
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
 from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
-from proxy.trajectory.recomputable import Unrecomputable
-from proxy.trajectory.untrained import Untrained
 from tests.docs.pages import ROOT
 from tests.exports import entries
 from tests.support import Server, says, serving, user
+from tokengrove.reasons import Unrecomputable, Untrained
 
 PAGE = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")
 P, R = 3, 5

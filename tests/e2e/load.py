@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 
-from proxy.reasons import Status
 from proxy.store.session_query import SessionQuery
 from proxy.store.store import Store
 from tests.e2e.processes import ROOT, run
 from tests.support import user
+from tokengrove.reasons import Status
 
 
 class Refused(Exception):

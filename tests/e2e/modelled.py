@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.errors import InvalidRequest
 from proxy.settings import Settings
 from tests.engines.scripts import VOCABULARY, model_like
+from tokengrove.errors import InvalidRequest
 
 TOKEN_S = 0.002
 

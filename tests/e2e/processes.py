@@ -164,7 +164,7 @@ def execute(
     *arguments: str, cwd: Path, timeout_s: float = START_TIMEOUT_S, root: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run `tokengrove ARGUMENTS` in a new interpreter until it ends. `root`: of another checkout."""
-    command = [sys.executable, "-m", "proxy.commands", *arguments]
+    command = [sys.executable, "-m", "tokengrove", *arguments]
     environment = _environment({"PYTHONPATH": str(root)})
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
@@ -190,7 +190,7 @@ class _Running(Protocol):
 class _Executed:
     def __init__(self, python: str, arguments: list[str], folder: Path, root: Path) -> None:
         self._process = subprocess.Popen(
-            [python, "-m", "proxy.commands", *arguments],
+            [python, "-m", "tokengrove", *arguments],
             cwd=folder,
             env=_environment({"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(root)}),
             stdout=subprocess.PIPE,
@@ -243,7 +243,7 @@ def _command(arguments: list[str], folder: str, environment: Mapping[str, str], 
         writer.close()
     faulthandler.enable()  # SIGABRT shows where it hangs
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal; see `interruptible`
-    from proxy.commands import main
+    from tokengrove.commands import main
 
     main()
 

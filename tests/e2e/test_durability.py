@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.reasons import Status
 from proxy.store.store import Store
 from tests.conftest import Postgres
 from tests.e2e.load import Load, check_database, outputs_at, sqlite_url, streamed
@@ -26,6 +25,7 @@ from tests.e2e.processes import ROOT, Process, run, server_process
 from tests.exports import entries
 from tests.support import user
 from tests.vision import image_url, png
+from tokengrove.reasons import Status
 
 SESSIONS = 32
 FLAGS = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")

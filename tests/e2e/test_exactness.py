@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from proxy.client import Client
 from proxy.engine.create import model_folder
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.support import function_tool
+from tokengrove.client import Client
 
 TOOLS: Any = [function_tool("lookup", {"key": {"type": "string", "maxLength": 8}})]
 TURNS = 20

@@ -18,14 +18,14 @@ import httpx
 import orjson
 import pytest
 
-from proxy import client
-from proxy.client import Client, read
-from proxy.client.export_files import export_files
-from proxy.errors import ConfigurationError, InvalidRequest, SessionNotFound, Unauthorized
 from tests.databases import execute
 from tests.e2e.processes import ROOT, run
 from tests.exports import entries
 from tests.support import default_url, real_server
+from tokengrove import client
+from tokengrove.client import Client, read
+from tokengrove.client.export_files import export_files
+from tokengrove.errors import ConfigurationError, InvalidRequest, SessionNotFound, Unauthorized
 
 KEY = "admin-key-of-the-test"
 FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
@@ -66,7 +66,7 @@ def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def export_onto_a_small_disk(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run an export whose files may not grow beyond 256 KiB."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    limited = ["bash", "-c", 'ulimit -f 256; exec "$@"', "bash", sys.executable, "-m", "proxy.commands", "export"]
+    limited = ["bash", "-c", 'ulimit -f 256; exec "$@"', "bash", sys.executable, "-m", "tokengrove", "export"]
     return subprocess.run([*limited, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -331,7 +331,7 @@ def test_a_page_of_whole_lines_without_the_last_one_is_not_written(url: str, tmp
 def test_without_pyarrow_parquet_is_written_and_the_summary_names_the_missing_package(url: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from proxy.client.export_files import export_files\n"
+        "from tokengrove.client.export_files import export_files\n"
         f"export_files({url!r}, {KEY!r}, 'out', {{'layout': 'concat'}}, 'parquet')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}

@@ -146,7 +146,7 @@ def refusals(folder: Path, **sources: str) -> list[str]:
     """The errors for these flags; a name like `model_2` is the flag `model` again."""
     tries = [(flag.partition("_")[0], source) for flag, source in sources.items()]
     code = f"""
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 for flag, source in {tries!r}:
     try:
         hub.pinned(Settings(**{{flag: source}}))

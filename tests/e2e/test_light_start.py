@@ -28,7 +28,7 @@ QWEN3 = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared")) /
 @contextlib.contextmanager
 def _listed(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """Start `serve` in an interpreter that lists its imports on stderr."""
-    command = [sys.executable, "-X", "importtime", "-m", "proxy.commands", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-X", "importtime", "-m", "tokengrove", "serve", "--port", "0", *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (folder / "imports").open("w") as listed:
         process = subprocess.Popen(
@@ -127,7 +127,7 @@ WRONG = (
 _EACH = """
 import json, os, sys
 import proxy.app
-from proxy.commands import main
+from tokengrove.commands import main
 
 for number, flags in enumerate(json.loads(sys.argv[1])):
     child = os.fork()
@@ -189,7 +189,10 @@ def _fault_of(folder: Path, number: int) -> str | None:
 
 def test_the_help_and_the_client_import_little() -> None:
     for code, spared in (
-        ("from proxy.commands import main", HEAVY | {"numpy", "sqlalchemy", "starlette", "aiohttp", "httpx", "rich"}),
+        (
+            "from tokengrove.commands import main",
+            HEAVY | {"numpy", "sqlalchemy", "starlette", "aiohttp", "httpx", "rich"},
+        ),
         ("import tokengrove", HEAVY | {"sqlalchemy", "starlette", "aiohttp", "jinja2", "typer"}),
     ):
         code += "; import sys; print(*{name.partition('.')[0] for name in sys.modules})"

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from proxy import __version__
 from tests.e2e.processes import run, server_process
 from tests.support import tiny_renderer, user
+from tokengrove import __version__
 
 JSON_LINES = ("--log-format", "json", "--engine", "scripted")
 

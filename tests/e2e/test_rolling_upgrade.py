@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.reasons import Reason, Status
 from proxy.store import migrations
 from proxy.store.store import Store
 from tests.databases import execute
@@ -27,6 +26,7 @@ from tests.e2e import processes
 from tests.e2e.load import Refused, check_database, streamed, unary
 from tests.e2e.processes import ROOT, Process
 from tests.support import user
+from tokengrove.reasons import Reason, Status
 
 pytestmark = pytest.mark.engines  # each server is a new interpreter: half a minute
 
@@ -56,12 +56,12 @@ CHANGES = {
         '"sampling": node.sampling.to_json(),': '"sampling": {**node.sampling.to_json(), "warmth": 2},',
         '"reason": str(node.reason),': '"reason": str(node.reason).replace("resampled", "asked_again"),',
     },
-    "proxy/reasons.py": {"    BRANCHED = (": '    ASKED_AGAIN = "asked_again", "A new word."\n    BRANCHED = ('},
+    "tokengrove/reasons.py": {"    BRANCHED = (": '    ASKED_AGAIN = "asked_again", "A new word."\n    BRANCHED = ('},
 }
 
 
 def make_next_release(folder: Path) -> Path:
-    for name in ("proxy", "migrations"):
+    for name in ("proxy", "tokengrove", "migrations"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "migrations" / "versions" / f"{NEXT}_add_mood.py").write_text(MIGRATION)
     for name, changes in CHANGES.items():

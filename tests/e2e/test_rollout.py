@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
 from tests.e2e.processes import ROOT, interruptible, run
 from tests.support import real_server
+from tokengrove.client import Client
 
 AGENT = """
 import time
@@ -71,7 +71,7 @@ def played(*arguments: str, cwd: Path) -> tuple[int, dict[str, Any], str]:
 @contextmanager
 def playing(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """A run in a new interpreter, killed at the end of the block at the latest."""
-    command = [sys.executable, "-m", "proxy.commands", *arguments, "--data", "tasks.jsonl"]
+    command = [sys.executable, "-m", "tokengrove", *arguments, "--data", "tasks.jsonl"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with interruptible():

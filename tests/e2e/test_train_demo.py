@@ -13,14 +13,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from proxy.app import write_tiny_model
-from proxy.client import AsyncClient, Client, Export
-from proxy.demos.train_demo import EXPORT, Round, complete, learned, training
-from proxy.demos.trainer import RATIO_TOLERANCE, Trainer
-from proxy.demos.word_chain import WORD_TOKENS, Game, play
-from proxy.errors import ProxyError
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.e2e.processes import execute, run
+from tokengrove.client import AsyncClient, Client, Export
+from tokengrove.demos.train_demo import EXPORT, Round, complete, learned, training
+from tokengrove.demos.trainer import RATIO_TOLERANCE, Trainer
+from tokengrove.demos.word_chain import WORD_TOKENS, Game, play
+from tokengrove.errors import ProxyError
 
 SEED, UPDATES = 2, 16
 

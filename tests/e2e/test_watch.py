@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Client, ServerEvent
 from tests.e2e.processes import ROOT, interruptible, run, server_process
 from tests.support import user
+from tokengrove.client import Client, ServerEvent
 
 SCRIPTED = ("--engine", "scripted", "--engine-arg", "play=agent")
 
@@ -26,7 +26,7 @@ SCRIPTED = ("--engine", "scripted", "--engine-arg", "play=agent")
 def watching(url: str, *flags: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A running `watch` with pipes; it is killed with the block."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "proxy.commands", "watch", "--url", url, *flags]
+    command = [sys.executable, "-m", "tokengrove", "watch", "--url", url, *flags]
     pipe = subprocess.PIPE
     with interruptible():
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)

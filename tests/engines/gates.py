@@ -11,8 +11,8 @@ from proxy.engine.contract import CollectedReply
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine
 from proxy.engine.requests import GenerateRequest
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
+from tokengrove.reasons import FinishReason
 
 
 class AdminGate(Gate):

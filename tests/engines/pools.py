@@ -12,10 +12,10 @@ from proxy.engine.servers.connection import NO_KEYS, Keys
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import StoreUnavailable
 from proxy.types import Message, PauseNote, Role, SamplingParams, TurnRequest, ids_of
 from tests.engines.scripts import VOCABULARY
 from tests.engines.wire import LiveWire
+from tokengrove.errors import StoreUnavailable
 
 PROMPT = ids_of(range(40, 60))
 CHECK_S = 0.02

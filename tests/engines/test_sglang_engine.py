@@ -17,14 +17,14 @@ from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_g
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import Ranks, SglangEngine
-from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
 from tests.engines.devices import CPU_ARGUMENTS
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
+from tokengrove.errors import ConfigurationError, EngineUnavailable, InvalidRequest
+from tokengrove.reasons import FinishReason
 
 pytestmark = [
     pytest.mark.engines,

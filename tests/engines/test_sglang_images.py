@@ -14,12 +14,12 @@ from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import SglangEngine
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.engines.devices import CPU_ARGUMENTS
 from tests.engines.gates import AdminGate
 from tests.engines.pictures import Prompts, asks, drawn, seen_logprobs
+from tokengrove.reasons import FinishReason
 
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -17,14 +17,14 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.tiny.model import build_tiny_model
 from proxy.engine.transformers.engine import TransformersEngine
-from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.forward import plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.support import until
+from tokengrove.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
+from tokengrove.reasons import FinishReason
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -16,13 +16,13 @@ from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
 from proxy.engine.transformers import sight
 from proxy.engine.transformers.engine import TransformersEngine
-from proxy.errors import EngineFailed, InvalidRequest
 from proxy.images.prompt_images import PromptImages
 from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.seeing import Seen, check_blind_differs, check_exact, seen
 from tests.vision import KINDS, image_file
+from tokengrove.errors import EngineFailed, InvalidRequest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -25,11 +25,11 @@ from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import SamplingParams, ids_of
 from tests.engines.scripts import VOCABULARY, model_like
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import FinishReason
 
 CONTEXT = 8192
 IMAGE = 600

@@ -74,7 +74,7 @@ PLANTS = (
         "a_cancelled_waiter_of_the_pool_keeps_its_thread",
         "pool_of_threads",
         "proxy/resources/fair_pool.py",
-        "            if work.place.done() and not work.place.cancelled():\n                self._end(size)\n",
+        "            if work.place.done() and not work.place.cancelled():\n                self._end(work)\n            else:\n    ",
         "",
     ),
     Plant(
@@ -94,7 +94,7 @@ PLANTS = (
     Plant(
         "the_recording_of_an_ended_episode_is_cancelled_half_way",
         "recording_of_episodes",
-        "proxy/rollout/runs/run.py",
+        "tokengrove/runs/run.py",
         "await to_the_end(self.record(Entry(slot, result, again)))",
         "await self.record(Entry(slot, result, again))",
     ),
@@ -115,7 +115,7 @@ PLANTS = (
     Plant(
         "nobody_is_woken_when_a_group_is_filtered",
         "roll_queue",
-        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "tokengrove/roll/scheduler/group_queue_manager.py",
         "            if queue.group_filter_count > filtered:\n                self._episodes[group_id].notify_all()\n",
         "",
     ),
@@ -256,14 +256,14 @@ PLANTS = (
     Plant(
         "nobody_is_told_of_a_group_that_is_complete",
         "roll_queue",
-        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "tokengrove/roll/scheduler/group_queue_manager.py",
         "            if queue.first() is not None:\n                self._deliverable.notify_all()\n",
         "",
     ),
     Plant(
         "nobody_is_woken_when_an_environment_gives_its_place_back",
         "roll_queue",
-        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "tokengrove/roll/scheduler/group_queue_manager.py",
         "            self.group_queue[group_id].give_back(episode_id)\n"
         "            self._episodes[group_id].notify_all()\n",
         "            self.group_queue[group_id].give_back(episode_id)\n",
@@ -271,28 +271,28 @@ PLANTS = (
     Plant(
         "nobody_is_told_that_the_last_environment_has_left",
         "roll_queue_until_the_data_end",
-        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "tokengrove/roll/scheduler/group_queue_manager.py",
         "env_id is None else env_id)\n            self._deliverable.notify_all()\n",
         "env_id is None else env_id)\n",
     ),
     Plant(
         "nobody_is_told_that_an_environment_cannot_play",
         "roll_queue_until_the_data_end",
-        "proxy/rollout/roll/scheduler/group_queue_manager.py",
+        "tokengrove/roll/scheduler/group_queue_manager.py",
         "            self._failure = self._failure or error\n            self._deliverable.notify_all()\n",
         "            self._failure = self._failure or error\n",
     ),
     Plant(
         "the_end_of_a_session_is_cancelled_with_its_episode",
         "recording_of_episodes",
-        "proxy/rollout/episodes/play.py",
+        "tokengrove/rollout/episodes/play.py",
         "failure = await to_the_end(leave_session(self._episode, failure, None))",
         "failure = await leave_session(self._episode, failure, None)",
     ),
     Plant(
         "the_end_of_a_cancelled_session_is_cancelled_again",
         "recording_of_episodes",
-        "proxy/rollout/episodes/play.py",
+        "tokengrove/rollout/episodes/play.py",
         "await to_the_end(leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S))",
         "await leave_session(self._episode, CANCELLED, _RETRY_CANCELLED_S)",
     ),
@@ -461,10 +461,9 @@ def main() -> int:
 def _found(plant: Plant) -> bool:
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
-        for name in ("proxy", "migrations", "tests"):
+        for name in ("proxy", "tokengrove", "migrations", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "tokengrove.py"):
-            shutil.copy(ROOT / name, copy / name)
+        shutil.copy(ROOT / "pyproject.toml", copy)
         planted = copy / plant.path
         text = planted.read_text()
         if text.count(plant.old) != 1:

@@ -118,14 +118,17 @@ def _logged() -> Iterator[Collection[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(f"{record.created - EPOCH_S:.3f} {record.getMessage()} {record.args or ''}")
 
-    handler, logger = Handler(), logging.getLogger("proxy")
-    logger.addHandler(handler)
-    propagate, logger.propagate = logger.propagate, False
+    handler, loggers = Handler(), [logging.getLogger(name) for name in ("proxy", "tokengrove")]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
     try:
         yield lines
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
+        for logger, propagate in zip(loggers, propagated, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
 
 
 def _played(loop: SeededLoop, world: World, scenario: Scenario) -> str:

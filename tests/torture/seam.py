@@ -29,8 +29,8 @@ EPOCH_S = 1_800_000_000.0
 STEPPED = (
     "proxy.store.writer",
     "proxy.store.absence",
-    "proxy.rollout.roll.scheduler.group_queue_manager",
-    "proxy.rollout.roll.scheduler.env_activity_monitor",
+    "tokengrove.roll.scheduler.group_queue_manager",
+    "tokengrove.roll.scheduler.env_activity_monitor",
 )
 """The modules whose threads, queues and locks are stepped."""
 

@@ -16,10 +16,10 @@ import orjson
 from proxy.engine.interface import MEMORY_TAGS, PauseMode
 from proxy.engine.servers import sglang_server
 from proxy.engine.servers.connection import Keys, server_url
-from proxy.errors import EngineLost, EngineUnavailable
 from proxy.types import ids_of
 from tests.engines.scripts import following
 from tests.torture.runs import World
+from tokengrove.errors import EngineLost, EngineUnavailable
 
 _TICK_S = 0.02
 _LOAD_S, _START_S = 1.0, 2.0

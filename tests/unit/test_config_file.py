@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 from proxy.settings.sources import read_settings, read_sources
 from proxy.types import Credit
+from tokengrove import commands
+from tokengrove.errors import ConfigurationError
 
 
 @pytest.fixture

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.json_files import read_json
 from proxy.rendering.templates.template_text import TemplateText
-from proxy.rollout.config import Config
-from proxy.rollout.harbor import data, task_folder
-from proxy.rollout.harbor.dockerfile import instructions
-from proxy.rollout.kinds import verl_loop
-from proxy.rollout.openenv import model_step, react
-from proxy.rollout.roll.config.composition import Composition
-from proxy.rollout.roll.rock.data_files import read_rows
-from proxy.rollout.roll.runners.tools import mcp_tool
-from proxy.rollout.verl.registry import register_file
-from proxy.rollout.verl.tools.registry import _entries
 from proxy.settings.config_file import read_config_file
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.kinds import verl_loop
+from tokengrove.openenv import model_step, react
+from tokengrove.roll.config.composition import Composition
+from tokengrove.roll.rock.data_files import read_rows
+from tokengrove.roll.runners.tools import mcp_tool
+from tokengrove.rollout.config import Config
+from tokengrove.rollout.harbor import data, task_folder
+from tokengrove.rollout.harbor.dockerfile import instructions
+from tokengrove.verl.registry import register_file
+from tokengrove.verl.tools.registry import _entries
 
 DEEP = "[" * 1_500
 DEEP_JSON = "[" * 100_000

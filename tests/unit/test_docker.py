@@ -16,8 +16,8 @@ import pytest
 import typer.main
 import yaml
 
-from proxy import commands
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
+from tokengrove import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -40,7 +40,8 @@ def values(path: Path, keyword: str) -> list[str]:
 
 def faults_of_command(arguments: list[str]) -> Iterator[str]:
     """Yield what `tokengrove ARGUMENTS` would refuse: unknown commands and flags; invalid values raise."""
-    command = typer.main.get_command(commands.app).commands.get(arguments[0])  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(commands.app)
+    command = group.get_command(None, arguments[0])
     if command is None:
         yield f"there is no command {arguments[0]}"
         return

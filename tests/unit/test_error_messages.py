@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import proxy
-from proxy.errors import InvalidRequest, brief
+from tokengrove.errors import InvalidRequest, brief
 
 PROXY = Path(proxy.__file__).parent
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
 from proxy.images import decode
 from proxy.images.decode import MOST_RATIO, MOST_SIDE, decode_image, digest_of, pixels_of, read_image
 from proxy.images.parts import MOST_PARTS
 from proxy.images.plain import is_plain
+from tokengrove.errors import InvalidRequest
 
 Image = pytest.importorskip("PIL.Image")
 RED, BLUE = (255, 0, 0), (0, 0, 255)

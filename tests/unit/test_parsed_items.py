@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import InvalidRequest
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.chat import input_messages
 from proxy.protocols.chat.protocol import ChatProtocol
@@ -22,6 +21,7 @@ from proxy.protocols.responses import input_items
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.types import ImagePart
+from tokengrove.errors import InvalidRequest
 
 Items = list[dict[str, Any]]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.errors import ConfigurationError
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.settings.kinds import masked
 from proxy.settings.sources import flag_of
 from proxy.types import Credit
+from tokengrove import commands
+from tokengrove.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [spec.name for spec in fields(Settings)]

@@ -19,8 +19,8 @@ from proxy.engine.scripted.answers import json_answer, planned_calls, text_answe
 from proxy.engine.scripted.instances import Mentions, instance
 from proxy.engine.scripted.prompt_text import read_prompt
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.errors import UnsupportedParameter
 from proxy.types import Api, Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
+from tokengrove.errors import UnsupportedParameter
 
 _MARKER_STARTS = re.compile(r"[<\[]|[^<\[]+")
 

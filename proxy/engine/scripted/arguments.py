@@ -9,7 +9,7 @@ from proxy.engine.arguments import check_known, seconds
 from proxy.engine.scripted.acting import Speech, act
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script, babble
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

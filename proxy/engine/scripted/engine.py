@@ -18,9 +18,9 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
-from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest
-from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
+from tokengrove.errors import EngineFailed, EngineIncapable, InvalidRequest
+from tokengrove.reasons import FinishReason
 
 _LOGPROB = math.log(0.5)
 _RUNNING = 16

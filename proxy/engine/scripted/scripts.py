@@ -9,9 +9,9 @@ from enum import StrEnum
 import numpy as np
 
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineFailed
-from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
+from tokengrove.errors import EngineFailed
+from tokengrove.reasons import FinishReason
 
 
 class Fault(StrEnum):

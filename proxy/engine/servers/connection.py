@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, Unreached, fields_of
-from proxy.errors import EngineBusy, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.images.quoted import without_images
+from tokengrove.errors import EngineBusy, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
 _CONTROL_S = 600.0
 """Timeout in seconds of control calls: they may load weights from disk."""

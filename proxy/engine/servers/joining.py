@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.engine.interface import PauseMode, tags_of
 from proxy.engine.servers.placement import Member
-from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from tokengrove.errors import EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
 _PART_S = 5.0
 """Limit in seconds for resuming a server that leaves."""

@@ -12,7 +12,7 @@ from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.sglang.wire import Streams, VersionNumbers
-from proxy.errors import EngineUnavailable
+from tokengrove.errors import EngineUnavailable
 
 
 class ServerKind(StrEnum):

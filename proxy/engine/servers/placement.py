@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from proxy.engine.requests import Failure
 from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import EngineUnavailable
+from tokengrove.errors import EngineUnavailable
 
 RETRY_AFTER_S = 5.0
 _REMEMBERED_SESSIONS = 65_536

@@ -32,7 +32,9 @@ from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlaceme
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.transfer import Transfer
 from proxy.engine.servers.trust import Trust, failure_of
-from proxy.errors import (
+from proxy.progress import step
+from proxy.types import PauseNote
+from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
     EngineLost,
@@ -40,9 +42,7 @@ from proxy.errors import (
     InvalidRequest,
     ProxyError,
 )
-from proxy.progress import step
-from proxy.reasons import FinishReason
-from proxy.types import PauseNote
+from tokengrove.reasons import FinishReason
 
 logger = logging.getLogger(__name__)
 

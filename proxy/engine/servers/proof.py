@@ -12,10 +12,10 @@ import itertools
 from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import EngineFailed, EngineLost
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import SamplingParams, ids_of
+from tokengrove.errors import EngineFailed, EngineLost
+from tokengrove.reasons import FinishReason
 
 _PROOF_S = 20.0
 """Limit in seconds: the first request to a server may compile kernels."""

@@ -22,7 +22,7 @@ from proxy.images.plain import is_plain
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.types import Ids, ImageFile, PlacedImage, ids_of
-from proxy.vision.shown import shown, shown_size
+from tokengrove.image_detail import shown, shown_size
 
 _MOST_BYTES = 512 * 2**20
 

@@ -22,7 +22,9 @@ from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerCo
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
-from proxy.errors import (
+from proxy.prompt_ids import PromptIds
+from proxy.types import Logprobs, ids_of
+from tokengrove.errors import (
     EngineFailed,
     EngineIncapable,
     EngineLost,
@@ -31,9 +33,7 @@ from proxy.errors import (
     ProxyError,
     UnsupportedParameter,
 )
-from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
-from proxy.types import Logprobs, ids_of
+from tokengrove.reasons import FinishReason
 
 # What a server says of itself if it knows seeds.
 _DETERMINISTIC = "enable_deterministic_inference"

@@ -20,9 +20,9 @@ import orjson
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import ServerConnection, with_prompt
 from proxy.engine.servers.sent_images import SentImages, SentPrompt, collapsed, salted
-from proxy.errors import EngineFailed, UnsupportedParameter
 from proxy.prompt_ids import PromptIds
 from proxy.types import Ids, PlacedImage, ids_of
+from tokengrove.errors import EngineFailed, UnsupportedParameter
 
 _FIELD = "prompt_token_ids"
 ASKS = "return_prompt_token_ids"

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.engine.interface import WeightTransfer
 from proxy.engine.servers.placement import Member
-from proxy.errors import EngineUnavailable
+from tokengrove.errors import EngineUnavailable
 
 _GROUP = (WeightTransfer.INIT_GROUP, WeightTransfer.DESTROY_GROUP)
 

@@ -15,7 +15,7 @@ from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.placement import Member
 from proxy.engine.servers.proof import Proofs
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import EngineBusy, EngineLost, ProxyError
+from tokengrove.errors import EngineBusy, EngineLost, ProxyError
 
 
 def failure_of(member: Member, error: ProxyError) -> Failure:

@@ -20,7 +20,9 @@ from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.vllm_sight import PATH, SeenReply, blindness, malformed, sent
-from proxy.errors import (
+from proxy.images.quoted import without_images
+from proxy.types import Logprobs, SamplingParams, ids_of
+from tokengrove.errors import (
     EngineFailed,
     EngineIncapable,
     EngineUnavailable,
@@ -28,9 +30,7 @@ from proxy.errors import (
     ProxyError,
     UnsupportedParameter,
 )
-from proxy.images.quoted import without_images
-from proxy.reasons import FinishReason
-from proxy.types import Logprobs, SamplingParams, ids_of
+from tokengrove.reasons import FinishReason
 
 _DEFAULT_CONTEXT = 32_768
 _SERVER_ERROR = 500

@@ -18,10 +18,10 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import ServerConnection, with_prompt
 from proxy.engine.servers.sent_images import SentImages, SentPrompt, collapsed, salted
-from proxy.errors import EngineFailed, EngineLost, ProxyError
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import ids_of
+from tokengrove.errors import EngineFailed, EngineLost, ProxyError
+from tokengrove.reasons import FinishReason
 
 PATH = "/inference/v1/generate"
 _FIELDS = {"token_ids", "content_parts", "return_token_ids", "sampling_params"}

@@ -25,14 +25,14 @@ from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.scheduler import run_scheduler
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
-from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
 from proxy.hub import folder_of, short_name
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of
 from proxy.vision.placeholder_ids import placeholder_ids
 from proxy.vision.processor import VisionProcessor
 from proxy.vision.sees import sees
+from tokengrove.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4

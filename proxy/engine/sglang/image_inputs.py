@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from proxy.errors import EngineFailed
 from proxy.images.decode import decode_image
 from proxy.images.prompt_images import PromptImages
 from proxy.types import Ids, ImageFile, PlacedImage
+from tokengrove.errors import EngineFailed
 
 _FORMAT = "processor_output"
 _MOST_BYTES, _PART = 16 * 2**30, 8

@@ -18,10 +18,10 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
-from proxy.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
 from proxy.images.quoted import without_images
-from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
+from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
+from tokengrove.reasons import FinishReason
 
 _FIRST = "default"
 """SGLang's name of weights that were never updated."""

@@ -16,7 +16,7 @@ from typing import Any
 from proxy.engine.tiny.files import write_json
 from proxy.engine.tiny.template import CHAT_TEMPLATE, SPECIAL_TOKENS, TRAINING_TEXT
 from proxy.engine.tiny.tokenizer import VOCAB_SIZE, tokenizer_config, train_tokenizer
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 CONTEXT_LENGTH = 131072
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.engine.tiny.template import MARKER_TOKENS, SPECIAL_TOKENS, TRAINING_TEXT
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 VOCAB_SIZE = 640
 """256 bytes, 375 merges and 9 added tokens. The embedding has no spare row, so every sampled id decodes."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError, EngineFailed
+from tokengrove.errors import ConfigurationError, EngineFailed
 
 if TYPE_CHECKING:
     import torch

@@ -36,7 +36,10 @@ from proxy.engine.transformers.sampler import draw, new_row
 from proxy.engine.transformers.seen_prompt import SeenPrompt
 from proxy.engine.transformers.sight import Sight
 from proxy.engine.transformers.weights_memory import move_to_device, move_to_host, return_freed_memory
-from proxy.errors import (
+from proxy.hub import folder_of, short_name
+from proxy.settings import Settings
+from proxy.vision.sees import sees
+from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
     EngineIncapable,
@@ -44,9 +47,6 @@ from proxy.errors import (
     UnsupportedParameter,
     how_to_get,
 )
-from proxy.hub import folder_of, short_name
-from proxy.settings import Settings
-from proxy.vision.sees import sees
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.transformers.steering import Steering, skeleton
-from proxy.errors import ConfigurationError, InvalidRequest
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 # At most one space, as models write JSON: a random model could otherwise write white space for ever.
 _JSON_OPTIONS = {"whitespace_pattern": " ?"}

@@ -15,9 +15,9 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
-from proxy.errors import ProxyError
-from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, ids_of
+from tokengrove.errors import ProxyError
+from tokengrove.reasons import FinishReason
 
 Item = TokenChunk | ProxyError
 

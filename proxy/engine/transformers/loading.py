@@ -10,10 +10,10 @@ from typing import Any
 
 from proxy.engine.arguments import check_known, parse_arguments
 from proxy.engine.transformers.batching import PAGE_TOKENS, BatchSizes
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.hub import WEIGHTS
 from proxy.progress import doing
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 _SMALL_MODEL = 20_000_000
 """Model parameters below which one CPU thread is faster than several, since distributing the work costs more."""

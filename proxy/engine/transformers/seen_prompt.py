@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.engine.transformers.seen_images import SeenImage, SeenImages, SeenName, Source
-from proxy.errors import InvalidRequest
 from proxy.types import Ids, PlacedImage, ids_of
 from proxy.vision.positions import Positions
+from tokengrove.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import numpy as np

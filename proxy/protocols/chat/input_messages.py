@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.tool_results import link_tool_results
 from proxy.types import Api, ImagePart, Message, Role, ToolCall
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 # Looked up once: Python 3.11 takes as long to find a member of an enum as to make a message.
 _SYSTEM, _USER, _ASSISTANT, _TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.chat.input_messages import parse_messages
 from proxy.protocols.chat.reply import ChatStream, completion_json
@@ -53,6 +52,7 @@ from proxy.types import (
     Tool,
     TurnRequest,
 )
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 HONOURED = frozenset(
     {

@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import ProxyError
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import openai_error
 from proxy.protocols.openai_choices import finish_reason, usage_json
@@ -22,6 +21,7 @@ from proxy.rendering.deltas import (
     ToolCallStart,
 )
 from proxy.types import Ids, Message, TurnRequest
+from tokengrove.errors import ProxyError
 
 
 def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:

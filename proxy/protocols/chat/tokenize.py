@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.chat.protocol import ChatProtocol, parse_tools
 from proxy.protocols.chat.reply import message_json
 from proxy.protocols.common_fields import ignored_fields
 from proxy.protocols.fields import expect_object, expect_str, optional_bool, optional_int, optional_str, parse_token_ids
 from proxy.protocols.openai_choices import FINISH_REASONS
-from proxy.reasons import FinishReason
 from proxy.types import Api, Continued, Ids, Message, Parsing, PromptText, Role, TurnRequest
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 OF_CONTINUE_FROM = ("messages", "token_ids", "output_tokens")
 OF_PARSE = ("model", "tokens", "tools", "tool_parser", "reasoning_parser", "prompt_ids")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_include_usage, parse_model, parse_response_format
 from proxy.protocols.completions.reply import ECHO, CompletionStream, completion_json
@@ -21,6 +20,7 @@ from proxy.protocols.fields import expect_object, json_type, optional_bool, opti
 from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import Api, Ids, PromptText, SamplingParams, TurnRequest
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 HONOURED = frozenset(
     {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.errors import ProxyError
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import openai_error
 from proxy.protocols.openai_choices import finish_reason, usage_json
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, TextDelta, TokenLogprob, TokensDelta
 from proxy.types import Ids, TurnRequest
+from tokengrove.errors import ProxyError
 
 ECHO = "text"
 """The entry of `TurnRequest.echo` with the text of the prompt, if the reply repeats it."""

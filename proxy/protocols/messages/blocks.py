@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.types import ImagePart, Message, Role, ToolCall
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 # Claude Code's first system block. It is dropped because its end changes with every request.
 BILLING_HEADER = "x-anthropic-billing-header:"

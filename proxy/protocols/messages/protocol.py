@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_model
 from proxy.protocols.fields import (
@@ -56,6 +55,7 @@ from proxy.types import (
     ToolChoiceMode,
     TurnRequest,
 )
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 HONOURED = frozenset(
     {

@@ -11,14 +11,14 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import ProxyError
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import anthropic_error_event
 from proxy.protocols.messages.blocks import RAW_ARGUMENTS, input_of, signature_of
 from proxy.protocols.wire_protocol import Answer, usage_of
-from proxy.reasons import FinishReason
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from proxy.types import Ids, Interaction, TurnRequest
+from tokengrove.errors import ProxyError
+from tokengrove.reasons import FinishReason
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

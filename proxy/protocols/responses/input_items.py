@@ -17,13 +17,13 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.responses.item_ids import MESSAGE_PREFIX, origin_of, read_encrypted
 from proxy.protocols.tool_results import link_tool_results
 from proxy.types import ITEM_REFERENCE, Api, ImagePart, Message, Role, ToolCall
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
 # Items of hosted tools. This server runs none, so another server made these items: dropped, and recorded as dropped.

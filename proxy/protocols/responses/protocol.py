@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, UnsupportedParameter, brief
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model, parse_response_format
 from proxy.protocols.fields import (
@@ -50,6 +49,7 @@ from proxy.protocols.sampling_params import parse_sampling
 from proxy.protocols.tool_choice import parse_tool_choice
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import INSTRUCTIONS, Api, Ids, Message, ResponseFormat, Role, SamplingParams, TurnRequest
+from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 HONOURED = frozenset(
     {

@@ -12,9 +12,9 @@ from typing import Any
 
 from proxy.protocols.responses.item_ids import call_item_id, encrypt, message_id, reasoning_id
 from proxy.protocols.wire_protocol import Answer, usage_of
-from proxy.reasons import FinishReason
 from proxy.rendering.deltas import TokenLogprob
 from proxy.types import Ids, Interaction, SamplingParams, Tool, ToolCall, TurnRequest
+from tokengrove.reasons import FinishReason
 
 INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"

@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import ContextLengthExceeded, ProxyError, TooManyRequests
 from proxy.protocols import sse
 from proxy.protocols.responses.response_object import (
     OutputItems,
@@ -27,6 +26,7 @@ from proxy.protocols.responses.response_object import (
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallStart
 from proxy.types import Ids, ToolCall, TurnRequest
+from tokengrove.errors import ContextLengthExceeded, ProxyError, TooManyRequests
 
 
 class _Kind(StrEnum):

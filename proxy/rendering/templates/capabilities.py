@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.templates.call_ids import CallIds
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall
+from tokengrove.errors import InvalidRequest
 
 # The keys under which templates look for the reasoning of an assistant message.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

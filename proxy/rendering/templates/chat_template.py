@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities, probe_capabilities
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.templates.template_text import REFUSALS, TemplateText
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, ImagePart, Message, Role, Tool
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 Options = Mapping[str, Any]
 

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.templates.chat_template import Options, require_text
 from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, Message, Tool, ids_of
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 # Library renderers raise these for conversations that they cannot write.
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, NotImplementedError)

@@ -11,10 +11,10 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from proxy.errors import ConfigurationError
 from proxy.rendering.templates.engine_probes import engine_probes
 from proxy.rendering.templates.jinja2_template import compile_jinja2
 from proxy.rendering.templates.minijinja_template import WriteFast, compile_minijinja
+from tokengrove.errors import ConfigurationError
 
 # What a template that cannot express a conversation raises.
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)

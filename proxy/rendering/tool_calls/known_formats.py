@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.errors import ConfigurationError
 from proxy.rendering.tool_calls.harmony_calls import HarmonyFormat
 from proxy.rendering.tool_calls.json_calls import JsonFormat
 from proxy.rendering.tool_calls.literal_calls import GemmaFormat, PythonFormat
 from proxy.rendering.tool_calls.marked_calls import MarkedFormat, MistralFormat
 from proxy.rendering.tool_calls.tagged_calls import PairFormat, TagFormat
 from proxy.rendering.tool_calls.tool_format import ToolFormat
+from tokengrove.errors import ConfigurationError
 
 _HERMES = JsonFormat("hermes", "<tool_call>", "</tool_call>", arguments=("arguments",), separator="\n")
 _LLAMA = JsonFormat(

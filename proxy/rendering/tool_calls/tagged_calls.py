@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.engine.grammar import GrammarPart
-from proxy.errors import UnsupportedParameter
 from proxy.rendering.tool_calls.argument_types import ParameterTypes, is_text, json_of, string_of
 from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed, plausible, quoted
 from proxy.types import Tool
+from tokengrove.errors import UnsupportedParameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from proxy.errors import StoreUnavailable
 from proxy.store.answer import Answer, Noted
 from proxy.store.sql.tables import answers
+from tokengrove.errors import StoreUnavailable
 
 KEPT_S = 86_400.0
 

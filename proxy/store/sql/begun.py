@@ -17,11 +17,11 @@ from sqlalchemy import ColumnElement, Connection, Engine, bindparam, delete, ins
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from proxy.reasons import Status
 from proxy.store.sql import rows
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents
 from proxy.types import Interaction
+from tokengrove.reasons import Status
 
 # The third word of the name that `database` gives the connections of a process.
 _NAMED_AFTER = "split_part({}, ' ', 3)"

@@ -22,9 +22,9 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Connection, Double, Integer, RowMapping, Table, Text, bindparam, update
 from xxhash import xxh3_128_digest
 
-from proxy.reasons import Status
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import interactions, sessions
+from tokengrove.reasons import Status
 
 CHANGED_OF_TURNS = frozenset({"status", "reward", "rewards", "token_rewards", "trainable", "spans"})
 """The columns of an interaction that change; all others count, but for the checksum itself."""

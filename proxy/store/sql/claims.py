@@ -31,13 +31,13 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.errors import InvalidRequest, SessionNotFound, brief
 from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.locks import pass_alone
 from proxy.store.sql.reads import filtered
 from proxy.store.sql.tables import WAITING, sessions
+from tokengrove.errors import InvalidRequest, SessionNotFound, brief
 
 
 def claim(connection: Connection, batch: Sequence[LeaseRequest]) -> Sequence[Lease]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import InvalidRequest
 from proxy.types import Ids, Json, Logprobs
+from tokengrove.errors import InvalidRequest
 
 # Compressing smaller text costs more than writing it: a third of a commit, for rows that fill as many pages as before.
 COMPRESS_ABOVE_BYTES = 4096

@@ -17,12 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, select
 from sqlalchemy.dialects.postgresql import insert
 
-from proxy.errors import SessionNotFound
 from proxy.store.sql.locks import lock_sessions
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import commit_marks, interactions
 from proxy.store.sql.writes import REPEATABLE, append_interactions
 from proxy.types import Interaction
+from tokengrove.errors import SessionNotFound
 
 _Outcomes = Sequence[tuple[Any, Any]]
 """The changes of a transaction in their order, each with its result or its exception."""

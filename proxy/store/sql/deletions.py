@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
 
-from proxy.errors import SessionNotFound, brief
 from proxy.store.sql.images import drop_images
 from proxy.store.sql.starts import give_back_of_live, note_pruned
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from tokengrove.errors import SessionNotFound, brief
 
 _NOBODY = ""
 

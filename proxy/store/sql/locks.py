@@ -12,10 +12,10 @@ from zlib import crc32
 from sqlalchemy import BigInteger, Connection, bindparam, func, select
 from sqlalchemy.exc import DBAPIError
 
-from proxy.errors import SessionNotFound
 from proxy.store.news import Seen
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
+from tokengrove.errors import SessionNotFound
 
 # SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
 _DEADLOCKS = ("40P01", "40001")

@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, case, func, null, select
 
-from proxy.reasons import Status
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import rows
 from proxy.store.sql.begun import PENDING
 from proxy.store.sql.reads import filtered
 from proxy.store.sql.tables import intents, interactions, sessions
 from proxy.types import GroupSummary, Outline, SessionStatus
+from tokengrove.reasons import Status
 
 # A purpose is derived from the prompts of the roots that do not state theirs. Nothing else reads a message.
 _DERIVED = interactions.c.parent_id.is_(None)

@@ -24,8 +24,6 @@ from sqlalchemy import (
     select,
 )
 
-from proxy.errors import InvalidRequest
-from proxy.reasons import Status
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql import rows
 from proxy.store.sql.begun import LIVES, PENDING
@@ -33,6 +31,8 @@ from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.store.values import Wanted
 from proxy.types import Credit, Interaction, ListedSession, SessionRecord, SessionStatus
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import Status
 
 
 def _of_root(column: ColumnElement[Any]) -> ColumnElement[Any]:

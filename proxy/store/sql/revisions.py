@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.reasons import Status
 from proxy.store.news import MutableFields, News, Seen
 from proxy.store.sql import codec, reads, rows
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus
+from tokengrove.reasons import Status
 
 Wanted = tuple[str, Seen]
 """A session, and the state in which it was seen."""

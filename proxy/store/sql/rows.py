@@ -12,8 +12,6 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from proxy.errors import InvalidRequest
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.notes import note_fields, notes_of
 from proxy.store.sql import checksums, codec
 from proxy.types import (
@@ -32,6 +30,8 @@ from proxy.types import (
     Tool,
     ids_of,
 )
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import FinishReason, Reason, Status
 
 RowValues = dict[str, Any]
 """Column values of one row by column name."""

@@ -31,8 +31,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from proxy.errors import InvalidRequest, NotFound, SessionNotFound
-from proxy.reasons import Status
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
@@ -43,6 +41,8 @@ from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.types import Credit, ImageFile, Interaction
+from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
+from tokengrove.reasons import Status
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 

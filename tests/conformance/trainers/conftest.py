@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.processes import server_process
 
 if TYPE_CHECKING:
-    from proxy.client import Export
+    from tokengrove.client import Export
 
 # The trainers have a separate environment; those of other clients lack the packages of the project's own client.
 collect_ignore_glob = [] if all(map(find_spec, ("httpx", "numpy", "orjson"))) else ["test_*.py"]
@@ -29,8 +29,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def export(url: str) -> Export:
     """Run two groups of four sessions, and export them as chains."""
-    from proxy.client import Client
     from tests.conformance.trainers.played import GROUPS, TRIES, play
+    from tokengrove.client import Client
 
     for group in GROUPS:
         for number in range(TRIES):

@@ -6,7 +6,7 @@ import json
 import urllib.request
 from typing import Any
 
-from proxy.client import Client
+from tokengrove.client import Client
 
 GROUPS = ("g1", "g2")
 TRIES = 4

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
+from tokengrove.client import Client
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 KEY = "a-key-of-the-administrator"

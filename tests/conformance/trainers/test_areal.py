@@ -16,12 +16,12 @@ import httpx
 import numpy as np
 import pytest
 
-import proxy.rollout.areal
-from proxy.client import Client
-from proxy.client.adapters import areal
-from proxy.rollout.areal import OpenAIProxyClient, concat_padded_tensors, to_areal
+import tokengrove.areal
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
+from tokengrove.areal import OpenAIProxyClient, concat_padded_tensors, to_areal
+from tokengrove.client import Client
+from tokengrove.client.adapters import areal
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 KEY = "a-key-of-the-administrator"
@@ -285,7 +285,7 @@ async def test_areals_executor_and_groups_take_our_results(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["InteractionWithTokenLogpReward", "ModelResponse"])
 def test_our_results_have_every_attribute_of_areals_classes(name: str) -> None:
-    theirs, ours = getattr(package("areal.experimental.openai.types"), name), getattr(proxy.rollout.areal, name)
+    theirs, ours = getattr(package("areal.experimental.openai.types"), name), getattr(tokengrove.areal, name)
     assert {field.name for field in fields(theirs)} <= {field.name for field in fields(ours)}
     logging_only = {"input_name_for_logging"}
     assert set(vars(theirs)) - set(dir(ours)) - {field.name for field in fields(ours)} <= logging_only
@@ -293,7 +293,7 @@ def test_our_results_have_every_attribute_of_areals_classes(name: str) -> None:
 
 def test_interactions_that_users_make_have_the_tensors_of_areals_class() -> None:
     types, tensors = package("areal.experimental.openai.types"), []
-    for kinds in (types, proxy.rollout.areal):
+    for kinds in (types, tokengrove.areal):
         above = None
         for start, output, reward in (([1, 2, 3], [4, 5], None), ([1, 2, 3, 4, 5, 6, 7], [8, 9], 1.0)):
             response = kinds.ModelResponse(start, output, [-0.5, -0.25], [len(start)] * 2)

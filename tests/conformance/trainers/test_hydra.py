@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.config import Config
-from proxy.rollout.roll.config import AgenticConfig, compose
 from tests.conformance.packages import package
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config import AgenticConfig, compose
+from tokengrove.rollout.config import Config
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 FILES = {

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Client, Export
-from proxy.client.adapters import areal, huggingface, trl, trl_rollout, verl
-from proxy.client.image_urls import ImageUrls
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl import AsyncLLMServerManager
 from proxy.vision.load_processor import load_processor
 from tests.conformance.packages import package
 from tests.conformance.trainers.played import ask
 from tests.e2e.processes import server_process
 from tests.recomputed import MOST, difference, logprobs, model_of
+from tokengrove.client import AsyncClient, Client, Export
+from tokengrove.client.adapters import areal, huggingface, trl, trl_rollout, verl
+from tokengrove.client.image_urls import ImageUrls
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AsyncLLMServerManager
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client, Export, Sample
-from proxy.client.adapters import huggingface, roll, verl
-from proxy.rollout.roll import DataProto
 from tests.conformance.packages import package
+from tokengrove.client import Client, Export, Sample
+from tokengrove.client.adapters import huggingface, roll, verl
+from tokengrove.roll import DataProto
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

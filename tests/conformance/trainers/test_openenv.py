@@ -29,9 +29,8 @@ from openenv.core.harness import (
 )
 from openenv.core.harness.capture import require_llm
 
-from proxy.client import Client
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play, resolve_agent
-from proxy.rollout.openenv import (
+from tokengrove.client import Client
+from tokengrove.openenv import (
     EnvironmentSessionFactory,
     HarnessRolloutWorker,
     InterceptionServer,
@@ -40,6 +39,7 @@ from proxy.rollout.openenv import (
     ToolEnvironment,
     is_resource_factory,
 )
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play, resolve_agent
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 GUESS = Tool(

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from proxy.client import AsyncClient
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult
-from proxy.rollout.executors import Executor, ExecutorOptions, RayOptions, executor_for
-from proxy.rollout.executors.ray_cluster import check_reachable
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
 from tests.executor_contract import KEY, PLACES, ExecutorContract, outcome, plan, until
+from tokengrove.client import AsyncClient
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult
+from tokengrove.rollout.executors import Executor, ExecutorOptions, RayOptions, executor_for
+from tokengrove.rollout.executors.ray_cluster import check_reachable
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 _numbers = itertools.count()
@@ -137,9 +137,9 @@ async def test_episodes_of_a_removed_node_are_repeated_on_another_and_exported_o
 async def test_a_worker_whose_event_loop_is_blocked_is_killed(
     cluster: Any, client: AsyncClient, url: str, tmp_path: Path
 ) -> None:
-    from proxy.rollout.executors.places import Shape
-    from proxy.rollout.executors.pooled import PooledExecutor
-    from proxy.rollout.executors.ray_host import RayHost
+    from tokengrove.rollout.executors.places import Shape
+    from tokengrove.rollout.executors.pooled import PooledExecutor
+    from tokengrove.rollout.executors.ray_host import RayHost
 
     shape = Shape(1, 2, spread=False, look_s=0.1, patience=5)
     async with PooledExecutor(2, lambda: RayHost(2, {"num_cpus": 0}), shape) as executor:

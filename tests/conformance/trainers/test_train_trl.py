@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import Client
 from proxy.engine.tiny.model import build_tiny_model
 from tests.conformance.packages import package
 from tests.e2e.processes import ROOT, server_process
+from tokengrove.client import Client
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

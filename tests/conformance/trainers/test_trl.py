@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client, Export, Session
-from proxy.client.adapters.trl import ClaimingWorker, rollout_samples
-from proxy.client.adapters.trl_rollout import RolloutFunction, session_reward
 from tests.conformance.packages import package
 from tests.conformance.trainers.played import GROUPS, TRIES, ask, play
+from tokengrove.client import Client, Export, Session
+from tokengrove.client.adapters.trl import ClaimingWorker, rollout_samples
+from tokengrove.client.adapters.trl_rollout import RolloutFunction, session_reward
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

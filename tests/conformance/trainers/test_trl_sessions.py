@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.client.adapters.openenv import training_trace
 from proxy.engine.tiny.model import build_tiny_model
-from proxy.rollout.trl import SessionFactory
 from tests.conformance.packages import package
 from tests.conformance.trainers import trl_agents
+from tokengrove.client import Client
+from tokengrove.client.adapters.openenv import training_trace
+from tokengrove.trl import SessionFactory
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
 from proxy.engine.tiny.model import build_tiny_model
 from tests.conformance.packages import package
 from tests.conformance.trainers import trl_agents
 from tests.e2e.processes import server_process
+from tokengrove.client import Client
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
@@ -51,7 +51,7 @@ def make_trainer(model: Path, rows: Any, tmp_path: Path) -> Callable[..., Any]:
     """A real trainer of the model in `model`; it is given the worker and the transfer."""
     package("trl")
     package("trl.experimental.async_grpo")
-    from proxy.rollout.trl import train_without_gpu
+    from tokengrove.trl import train_without_gpu
 
     train_without_gpu()
     grpo: Any = package("trl.experimental.async_grpo")
@@ -88,7 +88,7 @@ def logprobs(model: Any, prompt: list[int], output: list[int]) -> list[float]:
 def test_trls_trainer_takes_steps_on_our_worker_and_the_server_has_its_weights(
     engine: str, url: str, model: Path, rows: Any, make_trainer: Callable[..., Any]
 ) -> None:
-    from proxy.rollout.trl import AgentWorker, WeightTransfer
+    from tokengrove.trl import AgentWorker, WeightTransfer
 
     worker = AgentWorker(url, agent=trl_agents.talk, dataset=rows, group_size=GROUP, at_once=8, buffer_size=GROUP)
     trainer = make_trainer(rollout_worker=worker, weight_transfer=WeightTransfer(url, model=model))
@@ -159,7 +159,7 @@ def harness_worker(rows: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_trls_own_worker_plays_agents_in_our_sessions_with_trls_sampling(
     url: str, model: Path, make_trainer: Callable[..., Any], harness_worker: Callable[..., Any]
 ) -> None:
-    from proxy.rollout.trl import SessionFactory, WeightTransfer
+    from tokengrove.trl import SessionFactory, WeightTransfer
 
     worker = harness_worker(
         partial(SessionFactory, url, agent=trl_agents.ask, reward=trl_agents.answer_length), temperature=0.7

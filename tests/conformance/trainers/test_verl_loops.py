@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Client, Sample
-from proxy.rollout.verl import AgentLoopManager, AgentLoopMetrics, AgentLoopWorker, AsyncLLMServerManager
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
+from tokengrove.client import AsyncClient, Client, Sample
+from tokengrove.verl import AgentLoopManager, AgentLoopMetrics, AgentLoopWorker, AsyncLLMServerManager
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 KEY = "a-key-of-the-administrator"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
 from tests.conformance.packages import package
+from tokengrove.client import Client
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 DSML = "\uff5cDSML\uff5c"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.rollout.episodes import EpisodeEnded
+from tokengrove.rollout.episodes import EpisodeEnded
 
 HOT = 0.3
 """The temperature that the agents ask for themselves."""

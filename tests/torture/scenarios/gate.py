@@ -14,11 +14,11 @@ from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
-from proxy.errors import EngineTimeout, EngineUnavailable
-from proxy.reasons import FinishReason
 from tests.engines.gates import AdminGate
 from tests.torture.runs import World, scenario
 from tests.unit.engine.gated import PooledEngine, asking, gate_of, uninterrupted
+from tokengrove.errors import EngineTimeout, EngineUnavailable
+from tokengrove.reasons import FinishReason
 
 _TIMEOUT_S = 30.0
 

@@ -10,18 +10,18 @@ from contextlib import suppress
 from typing import Any
 from unittest import mock
 
-from proxy.client import AsyncClient
-from proxy.rollout.episodes import AgentSpec, Episode, EpisodePlan, EpisodeResult, Server, Task, play
-from proxy.rollout.episodes.agent import Reward
-from proxy.rollout.run_options import RunOptions
-from proxy.rollout.runs import Observer, Summary, journal
-from proxy.rollout.runs.journal import Journal
-from proxy.rollout.runs.run import Run
-from proxy.rollout.runs.slots import Planner, slots_of
 from tests.torture.fibres import running_loop, sleep
 from tests.torture.runs import World, scenario
 from tests.torture.sites import Site
 from tests.torture.wire import Wires
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.episodes import AgentSpec, Episode, EpisodePlan, EpisodeResult, Server, Task, play
+from tokengrove.rollout.episodes.agent import Reward
+from tokengrove.rollout.run_options import RunOptions
+from tokengrove.runs import Observer, Summary, journal
+from tokengrove.runs.journal import Journal
+from tokengrove.runs.run import Run
+from tokengrove.runs.slots import Planner, slots_of
 
 _RUN = "run"
 

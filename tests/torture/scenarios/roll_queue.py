@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from proxy.rollout.roll.scheduler.group_queue import GroupQueue
-from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
-from proxy.rollout.roll.values import DataProto
 from tests.torture import fibres
 from tests.torture.runs import World, scenario
+from tokengrove.roll.scheduler.group_queue import GroupQueue
+from tokengrove.roll.scheduler.group_queue_manager import GroupQueueManager
+from tokengrove.roll.values import DataProto
 
 _METHODS = (
     GroupQueueManager.advance_step,

@@ -18,13 +18,13 @@ from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState
 from proxy.engine.servers.pool import Pool
-from proxy.errors import EngineFailed, EngineLost, EngineTimeout, InvalidRequest, ProxyError
-from proxy.reasons import FinishReason
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.torture.runs import World, scenario
 from tests.unit.engine.gated import asking, uninterrupted
+from tokengrove.errors import EngineFailed, EngineLost, EngineTimeout, InvalidRequest, ProxyError
+from tokengrove.reasons import FinishReason
 
 _T = TypeVar("_T")
 _TIMEOUT_S, _CHECK_S = 30.0, 0.2

@@ -18,8 +18,6 @@ from proxy.engine.servers.kinds import ServerKind, connect
 from proxy.engine.servers.placement import Member
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import EngineLost, InvalidRequest, ProxyError
-from proxy.reasons import FinishReason
 from proxy.types import Message, Role, SamplingParams, TurnRequest
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
@@ -28,6 +26,8 @@ from tests.torture.runs import World, scenario
 from tests.torture.scenarios.servers import seeded
 from tests.torture.sglang import Server, connected, sampled_by
 from tests.unit.engine.gated import asking, uninterrupted
+from tokengrove.errors import EngineLost, InvalidRequest, ProxyError
+from tokengrove.reasons import FinishReason
 
 _TIMEOUT_S, _CHECK_S = 30.0, 0.2
 _LIES = ("0", "1", "2", "3", "40", "none of these", "")

@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, create_engine, event, text
 
-from proxy.errors import StoreUnavailable
 from proxy.store.writer import Writer
 from tests.torture.fibres import give_way
 from tests.torture.runs import World, scenario
+from tokengrove.errors import StoreUnavailable
 
 
 def _insert(connection: Connection, payloads: list[Any]) -> list[Any]:

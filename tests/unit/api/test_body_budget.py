@@ -12,9 +12,9 @@ import pytest
 from proxy.api import body_budget
 from proxy.api.bodies import Bodies, Upload
 from proxy.api.body_budget import FREE
-from proxy.errors import TooManyRequests
 from proxy.resources.memory import FreedMemory
 from proxy.settings import Settings
+from tokengrove.errors import TooManyRequests
 
 MIB = 2**20
 LONGEST = 4 * MIB

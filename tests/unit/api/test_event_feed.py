@@ -12,10 +12,10 @@ import pytest
 
 from proxy.api import event_feed
 from proxy.api.event_feed import ALL_CHANGED, Feed, Kind, Listener
-from proxy.errors import StoreUnavailable, TooManyRequests
 from proxy.protocols.sse import KEEPALIVE
 from proxy.store.changed_sessions import ChangedSessions
 from tests.support import until
+from tokengrove.errors import StoreUnavailable, TooManyRequests
 
 BOTH = frozenset(Kind)
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.api.claim_endpoints import parse_claim
 from proxy.api.export_request import parse_export
 from proxy.api.session_request import parse_start
-from proxy.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest
 
 FILTERS = (
     "group_id, task_id, status, outcome, since, validation, rewarded, metadata, metrics, "

@@ -13,7 +13,6 @@ import pytest
 
 from proxy.api import replies
 from proxy.api.replies import StreamReply
-from proxy.errors import EngineFailed
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, TextDelta
@@ -22,6 +21,7 @@ from proxy.turns.turns import Turns
 from proxy.types import Interaction
 from tests.support import let_pass, until
 from tests.unit.protocols.message_bodies import answered
+from tokengrove.errors import EngineFailed
 
 
 @dataclass(eq=False)

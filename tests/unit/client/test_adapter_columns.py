@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 import pytest
 
-from proxy.client import Sample
-from proxy.client.adapters import areal, huggingface, roll, trl, trl_rollout, verl
 from tests.samples import chain, sample
+from tokengrove.client import Sample
+from tokengrove.client.adapters import areal, huggingface, roll, trl, trl_rollout, verl
 
 SESSIONS: dict[str, dict[str, Any]] = {
     "s": {

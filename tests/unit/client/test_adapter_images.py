@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Sample
-from proxy.client.adapters import areal, roll, trl, trl_rollout, verl, vision
-from proxy.client.images import ImageBytes
-from proxy.errors import InvalidRequest
 from tests.samples import chain, sample
 from tests.vision import png
+from tokengrove.client import Sample
+from tokengrove.client.adapters import areal, roll, trl, trl_rollout, verl, vision
+from tokengrove.client.images import ImageBytes
+from tokengrove.errors import InvalidRequest
 
 torch = pytest.importorskip("torch")
 

@@ -14,9 +14,9 @@ import httpx
 import httpx2
 import pytest
 
-from proxy.client import AsyncClient, Client
-from proxy.client.asgi import ASGIApp, Message
-from proxy.client.http_clients import IN_PROCESS
+from tokengrove.client import AsyncClient, Client
+from tokengrove.client.asgi import ASGIApp, Message
+from tokengrove.client.http_clients import IN_PROCESS
 
 Receive = Callable[[], Any]
 Send = Callable[[Message], Any]
@@ -342,7 +342,7 @@ async def test_variables_of_the_callers_context_do_not_reach_the_application() -
 
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "proxy.client.asgi")
+    caplog.set_level(logging.ERROR, "tokengrove.client.asgi")
 
 
 async def test_an_application_that_waits_for_its_reader_goes_on_when_the_reader_leaves() -> None:

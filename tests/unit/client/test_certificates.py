@@ -6,8 +6,8 @@ import httpx
 import httpx2
 import pytest
 
-from proxy.client import AsyncClient, Client
-from proxy.client.certificates import trusted
+from tokengrove.client import AsyncClient, Client
+from tokengrove.client.certificates import trusted
 
 
 async def test_clients_read_the_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import orjson
 import pytest
 
-from proxy.client import (
+from tests.support import real_server
+from tokengrove.client import (
     AsyncClient,
     AsyncSession,
     Client,
@@ -22,9 +23,9 @@ from proxy.client import (
     Session,
     operations,
 )
-from proxy.client.options import Format, TokenOptions
-from proxy.client.transport import Connection, decode
-from proxy.errors import (
+from tokengrove.client.options import Format, TokenOptions
+from tokengrove.client.transport import Connection, decode
+from tokengrove.errors import (
     EngineIncapable,
     InvalidRequest,
     NotFound,
@@ -33,7 +34,6 @@ from proxy.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from tests.support import real_server
 
 ADMIN_KEY = "admin-key-of-the-test"
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client.adapters import areal, roll, trl, verl
-from proxy.client.adapters.parts import group_of
-from proxy.errors import InvalidRequest
 from tests.samples import chain, sample
+from tokengrove.client.adapters import areal, roll, trl, verl
+from tokengrove.client.adapters.parts import group_of
+from tokengrove.errors import InvalidRequest
 
 
 def test_verl_pads_the_prompt_on_the_left_and_the_response_on_the_right() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.client import Acknowledged, AsyncClient, Claim, Client, Export, ServerUnreachable, operations
-from proxy.client.adapters.trl import ClaimingWorker
-from proxy.client.options import Format
-from proxy.errors import InvalidRequest, NotFound
 from tests.support import real_server
+from tokengrove.client import Acknowledged, AsyncClient, Claim, Client, Export, ServerUnreachable, operations
+from tokengrove.client.adapters.trl import ClaimingWorker
+from tokengrove.client.options import Format
+from tokengrove.errors import InvalidRequest, NotFound
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session, operations
-from proxy.client.export_files import export_files
-from proxy.client.retries import Clock
-from proxy.client.unreachable import NoAddress
-from proxy.errors import SHUTTING_DOWN, InvalidRequest, NotFound, ProxyError, StoreUnavailable, TooManyRequests
+from tokengrove.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session, operations
+from tokengrove.client.export_files import export_files
+from tokengrove.client.retries import Clock
+from tokengrove.client.unreachable import NoAddress
+from tokengrove.errors import SHUTTING_DOWN, InvalidRequest, NotFound, ProxyError, StoreUnavailable, TooManyRequests
 
 KEYS = {"session_id": "s", "api_key": "a", "control_key": "c", "base_url": "b", "root_url": "r", "keys_expire_at": None}
 ANSWERS: dict[str, Any] = {
@@ -440,11 +440,11 @@ def breaks() -> Iterator[bytes]:
 def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[float]]]:
     """Exports from pages with faults, and returns how many sessions it wrote and the pauses."""
     clock = TestClock()
-    monkeypatch.setattr("proxy.client.transport.Clock", lambda: clock)
+    monkeypatch.setattr("tokengrove.client.transport.Clock", lambda: clock)
 
     def run(pages: Pages, retry_s: float = 120.0) -> tuple[int, list[float]]:
         with httpx.Client(transport=pages) as http:
-            monkeypatch.setattr("proxy.client.export_files.httpx.stream", http.stream)
+            monkeypatch.setattr("tokengrove.client.export_files.httpx.stream", http.stream)
             tally = export_files("http://server", None, tmp_path / "out", {}, "tablets", quiet=True, retry_s=retry_s)
         return tally.sessions, clock.pauses
 

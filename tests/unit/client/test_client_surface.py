@@ -22,11 +22,11 @@ from proxy.api import (
     token_options,
 )
 from proxy.app import build_app
-from proxy.client import AsyncClient, AsyncSession, Client, Session, options
-from proxy.client.operations import Call
 from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
 from proxy.sessions.issued_keys import KeyKind
 from proxy.settings import Settings
+from tokengrove.client import AsyncClient, AsyncSession, Client, Session, options
+from tokengrove.client.operations import Call
 
 KEYS = {"session_id": "s", "api_key": "a", "control_key": "c", "base_url": "b", "root_url": "r", "keys_expire_at": None}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from proxy.client import Export
-from proxy.client.libraries import library
-from proxy.client.tensors import pad_left, pad_right
-from proxy.errors import InvalidRequest
 from tests.samples import sample
+from tokengrove.client import Export
+from tokengrove.client.libraries import library
+from tokengrove.client.tensors import pad_left, pad_right
+from tokengrove.errors import InvalidRequest
 
 DTYPES = {
     "input_ids": np.int32,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient, Client, ServerEvent, ServerUnreachable
-from proxy.client.asgi import Message
-from proxy.client.server_events import EventReader
-from proxy.errors import ProxyError, Unauthorized
+from tokengrove.client import AsyncClient, Client, ServerEvent, ServerUnreachable
+from tokengrove.client.asgi import Message
+from tokengrove.client.server_events import EventReader
+from tokengrove.errors import ProxyError, Unauthorized
 
 STREAM = (
     "retry: 2000\n\n"

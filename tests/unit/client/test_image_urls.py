@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client.image_urls import ImageUrls, image_url, images_of
-from proxy.errors import InvalidRequest
 from tests.vision import data_url, png
+from tokengrove.client.image_urls import ImageUrls, image_url, images_of
+from tokengrove.errors import InvalidRequest
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -77,7 +77,7 @@ def test_anything_else_is_refused_with_the_reason(image: Any, reason: str) -> No
 
 def test_a_picture_is_encoded_once_and_again_after_it_was_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Any] = []
-    monkeypatch.setattr("proxy.client.image_urls._png", lambda picture: encoded.append(picture) or PNG)
+    monkeypatch.setattr("tokengrove.client.image_urls._png", lambda picture: encoded.append(picture) or PNG)
     urls, picture = ImageUrls(most=2), opened().convert("RGB")
     assert urls.urls([picture, picture.copy(), None]) == [URL, URL] and len(encoded) == 1
     picture.putpixel((0, 0), (1, 2, 3))

@@ -17,15 +17,15 @@ import pytest
 
 from proxy.api.turn_routes import App
 from proxy.app import build_app
-from proxy.client import AsyncClient, AsyncSession, Client, Export, Session
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
-from proxy.errors import ConfigurationError, EndedOtherwise, Forbidden, SessionNotFound
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from proxy.turns import turns
 from tests.support import default_url, says, tiny_renderer, until, user
 from tests.support import serving as serving_in_process
+from tokengrove.client import AsyncClient, AsyncSession, Client, Export, Session
+from tokengrove.errors import ConfigurationError, EndedOtherwise, Forbidden, SessionNotFound
 
 HELLO: list[Any] = [user("hello")]
 ANSWER = "one two three"

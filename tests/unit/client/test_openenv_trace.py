@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client, Session
-from proxy.client.adapters.openenv import trace_entries, training_trace
-from proxy.errors import InvalidRequest, SessionNotFound
 from tests.support import function_tool, real_server, user
+from tokengrove.client import Client, Session
+from tokengrove.client.adapters.openenv import trace_entries, training_trace
+from tokengrove.errors import InvalidRequest, SessionNotFound
 
 
 @pytest.fixture(scope="module")

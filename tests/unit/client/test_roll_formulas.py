@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Sample
-from proxy.client.adapters import roll
-from proxy.client.adapters.roll import RollFields
 from tests.samples import chain, sample
+from tokengrove.client import Sample
+from tokengrove.client.adapters import roll
+from tokengrove.client.adapters.roll import RollFields
 
 
 def steps_of(session: str, rewards: Sequence[float]) -> list[Sample]:

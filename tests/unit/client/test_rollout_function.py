@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Client, Session
-from proxy.client.adapters.trl_rollout import RolloutFunction, session_reward
-from proxy.errors import InvalidRequest
 from tests.support import real_server
+from tokengrove.client import Client, Session
+from tokengrove.client.adapters.trl_rollout import RolloutFunction, session_reward
+from tokengrove.errors import InvalidRequest
 
 
 @pytest.fixture(scope="module")

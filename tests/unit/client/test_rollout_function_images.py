@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Client, Session
-from proxy.client.adapters.openenv import trace_entries
-from proxy.client.adapters.trl_rollout import RolloutFunction
-from proxy.errors import InvalidRequest
 from proxy.serving import server
 from proxy.settings import Settings
 from tests.support import default_url
 from tests.vision import image_file, png
+from tokengrove.client import Client, Session
+from tokengrove.client.adapters.openenv import trace_entries
+from tokengrove.client.adapters.trl_rollout import RolloutFunction
+from tokengrove.errors import InvalidRequest
 
 Image = pytest.importorskip("PIL.Image")
 

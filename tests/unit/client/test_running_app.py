@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import AsyncClient, Client, ServerUnreachable
-from proxy.client.asgi import Message
-from proxy.client.http_clients import IN_PROCESS
-from proxy.client.unreachable import NoAddress
-from proxy.errors import ConfigurationError, InvalidRequest
 from tests.support import until
+from tokengrove.client import AsyncClient, Client, ServerUnreachable
+from tokengrove.client.asgi import Message
+from tokengrove.client.http_clients import IN_PROCESS
+from tokengrove.client.unreachable import NoAddress
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 
 class App:
@@ -133,7 +133,7 @@ def test_the_end_of_the_process_stops_an_application_that_runs_in_a_thread(tmp_p
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio\n"
-        "from proxy.client import Client\n"
+        "from tokengrove.client import Client\n"
         "async def app(scope, receive, send):\n"
         "    if scope['type'] == 'lifespan':\n"
         "        await receive()\n"
@@ -315,7 +315,7 @@ def test_a_client_has_either_a_url_or_an_app(kind: Any) -> None:
 
 
 async def test_a_stop_cancels_the_requests_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.client.running_app._GRACE_S", 0.0)
+    monkeypatch.setattr("tokengrove.client.running_app._GRACE_S", 0.0)
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Message, receive: Any, send: Any) -> None:

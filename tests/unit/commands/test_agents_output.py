@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import subprocess
-from proxy.commands.agents_output import agents_on_stderr
+from tokengrove.commands.agents_output import agents_on_stderr
 print("before")
 with agents_on_stderr():
     print("agent")

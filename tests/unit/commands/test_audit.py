@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from proxy.commands.audit import Audit, audit, check_session
-from proxy.errors import ConfigurationError
-from proxy.reasons import Reason
 from proxy.store.inspection import Stored, inspecting
 from proxy.types import Interaction, SessionRecord, SessionStatus
 from tests.databases import execute
 from tests.interactions import interaction
 from tests.support import assistant, says, serving, user
+from tokengrove.errors import ConfigurationError
+from tokengrove.reasons import Reason
 
 
 def checked(url: str, session_id: str | None = None) -> Audit:

@@ -14,8 +14,6 @@ from sqlalchemy import Boolean, Column, Connection, Double, LargeBinary, Text, s
 
 from proxy.commands.audit import Audit, audit
 from proxy.commands.rescored import rescored
-from proxy.errors import ConfigurationError
-from proxy.reasons import Status
 from proxy.store import database
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.inspection import filling, inspecting
@@ -24,6 +22,8 @@ from proxy.store.sql.tables import interactions, sessions
 from proxy.store.store import Store
 from tests.databases import execute
 from tests.support import assistant, says, serving, user
+from tokengrove.errors import ConfigurationError
+from tokengrove.reasons import Status
 
 FIXED = sorted({*interactions.c.keys()} - checksums.CHANGED_OF_TURNS - {"id", "session_id"})
 STARTED = sorted(checksums.OF_STARTS - {"session_id"})

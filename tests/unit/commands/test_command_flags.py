@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from proxy.commands import run_command
-from proxy.commands.application import app
-from proxy.commands.rollout import rollout
-from proxy.commands.run_flags import command_options_of
-from proxy.errors import ConfigurationError
-from proxy.rollout.command_options import CommandOptions
-from proxy.rollout.episodes import Task
-from proxy.rollout.run_options import RunOptions
-from proxy.rollout.runs.agents import agent_of
 from tests.support import real_server
 from tests.unit.rollout.command_episodes import CURL
+from tokengrove.commands import run_command
+from tokengrove.commands.application import app
+from tokengrove.commands.rollout import rollout
+from tokengrove.commands.run_flags import command_options_of
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.command_options import CommandOptions
+from tokengrove.rollout.episodes import Task
+from tokengrove.rollout.run_options import RunOptions
+from tokengrove.runs.agents import agent_of
 
 
 @pytest.fixture(autouse=True)

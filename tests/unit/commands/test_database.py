@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.reasons import Reason
 from proxy.store import migrations, schema
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
+from tokengrove import commands
+from tokengrove.reasons import Reason
 
 
 def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(

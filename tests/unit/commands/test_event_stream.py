@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client import ServerEvent, ServerUnreachable
-from proxy.commands.event_stream import AGAIN_S, Connected, Lost, follow
-from proxy.errors import ProxyError, StoreUnavailable, TooManyRequests, Unauthorized
+from tokengrove.client import ServerEvent, ServerUnreachable
+from tokengrove.commands.event_stream import AGAIN_S, Connected, Lost, follow
+from tokengrove.errors import ProxyError, StoreUnavailable, TooManyRequests, Unauthorized
 
 ONE, TWO = ServerEvent("statistics", {"at": 1}), ServerEvent("statistics", {"at": 2})
 

@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 from proxy.api.export_request import parse_export
-from proxy.client.export_files import export_files
-from proxy.commands.export import export
-from proxy.commands.export_flags import ExportFlags
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.export_formats.encoder import ExportFormat
 from proxy.store.values import Wanted
 from proxy.trajectory.advantages import Baseline
@@ -24,6 +20,10 @@ from proxy.trajectory.paths import Drift
 from proxy.trajectory.scores import RewardScope, Unrewarded
 from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Credit, Outcome, SessionStatus
+from tokengrove.client.export_files import export_files
+from tokengrove.commands.export import export
+from tokengrove.commands.export_flags import ExportFlags
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 
 def test_without_flags_the_server_decides_all_but_the_layout() -> None:

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from proxy.commands.few_warnings import FewAlike, few_warnings
+from tokengrove.commands.few_warnings import FewAlike, few_warnings
 
 
 def test_of_many_warnings_alike_one_is_shown_in_a_while_and_counts_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    logger = logging.getLogger("proxy.rollout.of_the_test")
+    logger = logging.getLogger("tokengrove.rollout.of_the_test")
     with few_warnings():
         for number in range(1000):
             logger.warning("server %d is away", number)
@@ -34,5 +34,5 @@ def test_the_next_line_that_is_shown_tells_how_many_were_left_out() -> None:
 def test_afterwards_warnings_go_where_they_went_before(caplog: pytest.LogCaptureFixture) -> None:
     with few_warnings():
         pass
-    logging.getLogger("proxy.rollout.of_the_test").warning("as ever")
+    logging.getLogger("tokengrove.rollout.of_the_test").warning("as ever")
     assert caplog.messages == ["as ever"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.commands.listed_sessions import _Pages, in_flags
+from tokengrove.commands.listed_sessions import _Pages, in_flags
 
 
 class Source:

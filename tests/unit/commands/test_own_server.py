@@ -10,23 +10,30 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proxy.commands.own_server import LOG, own_server, settings_of
-from proxy.errors import ConfigurationError, Forbidden
-from proxy.rollout.retries import retried_here
+from proxy.commands import child_server
+from proxy.settings import Settings
 from tokengrove import Client
+from tokengrove.errors import ConfigurationError, Forbidden
+from tokengrove.rollout.own_server import LOG, asked_of, own_server
+from tokengrove.rollout.retries import retried_here
 
 pytestmark = pytest.mark.processes
 
 SCRIPTED = {"engine": "scripted"}
 
 
+def settings_of(given: dict[str, Any], folder: Path, model: str | None = None) -> Settings:
+    return child_server.settings_of(**asked_of(given, folder, model))
+
+
 def child_of_run(folder: Path) -> subprocess.Popen[str]:
     """A run that starts a server, prints its URL and its process, and hangs."""
     code = (
-        "import sys, signal, proxy.commands.own_server as own\n"
+        "import sys, signal, tokengrove.rollout.own_server as own\n"
         "from pathlib import Path\n"
         "with own.own_server({'engine': 'scripted'}, Path(sys.argv[1])) as server:\n"
         "    print(server.url, flush=True)\n"

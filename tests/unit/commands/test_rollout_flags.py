@@ -11,13 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from proxy.commands import run_command
-from proxy.commands.application import app
-from proxy.commands.rollout import rollout
-from proxy.commands.run_flags import options_of
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import FailureKind
-from proxy.rollout.run_options import RETRYABLE, RunOptions
+from tokengrove.commands import run_command
+from tokengrove.commands.application import app
+from tokengrove.commands.rollout import rollout
+from tokengrove.commands.run_flags import options_of
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import FailureKind
+from tokengrove.rollout.run_options import RETRYABLE, RunOptions
 
 AGENT = "tests.unit.rollout.run_agents:asks"
 

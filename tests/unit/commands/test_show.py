@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.client import SessionTree, TreeNode
-from proxy.commands.show import reasons
-from proxy.reasons import Explained
-from proxy.terminal.forks import print_fork
-from proxy.terminal.text_diff import diff
-from proxy.tree_view import session_tree
 from tests.support import assistant, default_url, function_tool, real_server, says, serving, system, user
+from tokengrove import commands
+from tokengrove.client import SessionTree, TreeNode
+from tokengrove.commands.show import reasons
+from tokengrove.reasons import Explained
+from tokengrove.terminal.forks import print_fork
+from tokengrove.terminal.text_diff import diff
+from tokengrove.tree_view import session_tree
 
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": ""}
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.client import Client
 from tests.support import assistant, default_url, real_server, user
+from tokengrove import commands
+from tokengrove.client import Client
 
 HOSTILE = "[red]g[/]<b>\u202e"
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": "", "TOKENGROVE_ADMIN_KEY": ""}

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
 from tests.support import default_url, function_tool, real_server, system, tool_result, user
+from tokengrove import commands
 
 HOSTILE = "[red]evil[/] \x1b[2J\u202e<script>alert(1)</script>\x00 end"
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": ""}

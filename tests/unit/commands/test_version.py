@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import proxy
-from proxy import commands
+import tokengrove
+from tokengrove import commands
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +30,7 @@ def test_the_versions_are_printed(flag: str, monkeypatch: pytest.MonkeyPatch) ->
     found = dict(line.split(None, 1) for line in done.output.splitlines())
     assert found.pop("python").startswith(f"{platform.python_version()}, ")
     assert found == {
-        "tokengrove": proxy.__version__,
+        "tokengrove": tokengrove.__version__,
         "torch": "of torch",
         "transformers": "of transformers",
         "sglang": "not installed",
@@ -39,7 +39,7 @@ def test_the_versions_are_printed(flag: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_heavy_is_imported_for_the_versions() -> None:
     code = (
-        "import sys\nsys.argv = ['tokengrove', '--version']\nfrom proxy.commands import main\n"
+        "import sys\nsys.argv = ['tokengrove', '--version']\nfrom tokengrove.commands import main\n"
         "try:\n    main()\nfinally:\n    print('\\n', *{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

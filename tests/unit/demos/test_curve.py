@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from proxy.demos.curve import html_page, svg_curve, text_curve
+from tokengrove.demos.curve import html_page, svg_curve, text_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from proxy.client import Sample
-from proxy.demos.trainer import _checked, mean_score, temperatures, weighted_advantages
-from proxy.errors import ProxyError
 from tests.samples import chain, sample
+from tokengrove.client import Sample
+from tokengrove.demos.trainer import _checked, mean_score, temperatures, weighted_advantages
+from tokengrove.errors import ProxyError
 
 
 def two_turns(**more: Any) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.demos.word_chain import verify
+from tokengrove.demos.word_chain import verify
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.types import SamplingParams, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following, model_like
+from tokengrove.errors import EngineLost, EngineUnavailable, InvalidRequest
 
 GRAMMAR = Grammar(((GrammarPart(text="yes"),),))
 TICK_S = 0.001

@@ -13,7 +13,6 @@ from proxy.engine.scripted.acting import act
 from proxy.engine.scripted.arguments import parse_options
 from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
 from proxy.engine.scripted.prompt_text import read_prompt
-from proxy.errors import ConfigurationError
 from proxy.prompt_ids import PromptIds
 from proxy.types import (
     Api,
@@ -28,6 +27,7 @@ from proxy.types import (
     TurnRequest,
 )
 from tests.support import tiny_renderer
+from tokengrove.errors import ConfigurationError
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("get_weather", "", CITY)

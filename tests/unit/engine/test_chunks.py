@@ -12,9 +12,9 @@ import pytest
 from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import EngineFailed
 from proxy.types import Logprobs, ids_of
 from tests.unit.engine.gated import WatchfulEngine, asking, gate_of, uninterrupted
+from tokengrove.errors import EngineFailed
 
 GOOD = TokenChunk(ids_of([0, 5, 9]), Logprobs("f", [-1.0, 0.0, -200.0]))
 

@@ -14,8 +14,8 @@ import torch
 from proxy.engine.create import create_engine, model_folder
 from proxy.engine.sglang.engine import SglangEngine
 from proxy.engine.transformers.engine import TransformersEngine
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError
 
 VOCABULARY = 640
 _find = importlib.util.find_spec

@@ -18,8 +18,6 @@ from proxy.engine.servers import breaker, proof
 from proxy.engine.servers import pool as pools
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
-from proxy.errors import ConfigurationError, EngineFailed, EngineLost, EngineTimeout, InvalidRequest
-from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
@@ -27,6 +25,8 @@ from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire, serving_wire
 from tests.support import until
 from tests.unit.engine.gated import GRAMMAR
+from tokengrove.errors import ConfigurationError, EngineFailed, EngineLost, EngineTimeout, InvalidRequest
+from tokengrove.reasons import FinishReason
 
 POISON = ids_of([599] * 4)
 

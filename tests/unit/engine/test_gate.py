@@ -14,17 +14,8 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import (
-    EngineFailed,
-    EngineLost,
-    EngineTimeout,
-    EngineUnavailable,
-    InvalidRequest,
-    UnsupportedParameter,
-)
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
-from proxy.reasons import FinishReason
 from proxy.turns.generation import sample
 from proxy.types import ImageFile
 from tests.engines.gates import AdminGate
@@ -39,6 +30,15 @@ from tests.unit.engine.gated import (
     gate_of,
     uninterrupted,
 )
+from tokengrove.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+    UnsupportedParameter,
+)
+from tokengrove.reasons import FinishReason
 
 
 class DyingInAPause(WatchfulEngine):

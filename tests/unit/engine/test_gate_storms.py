@@ -9,9 +9,9 @@ import random
 import pytest
 
 from proxy.engine.interface import PauseMode
-from proxy.errors import EngineUnavailable
 from tests.engines.gates import AdminGate
 from tests.unit.engine.gated import HoldingEngine, PooledEngine, asking, gate_of, uninterrupted
+from tokengrove.errors import EngineUnavailable
 
 STORMS = 24
 OUTAGES = 8

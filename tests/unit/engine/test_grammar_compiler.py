@@ -8,7 +8,7 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.tiny.model import VOCAB_SIZE, build_tiny_model
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler
 from proxy.engine.transformers.steering import Steering, skeleton
-from proxy.errors import ConfigurationError, InvalidRequest
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 pytest.importorskip("llguidance")
 

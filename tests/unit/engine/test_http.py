@@ -11,8 +11,8 @@ import pytest
 from proxy.engine.servers import http
 from proxy.engine.servers.connection import EventStream, Keys, ServerConnection, Stopped
 from proxy.engine.servers.http import Disconnected, Exchange, HttpClient
-from proxy.errors import EngineFailed, EngineLost, InvalidRequest
 from tests.support import let_pass, until
+from tokengrove.errors import EngineFailed, EngineLost, InvalidRequest
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\n"

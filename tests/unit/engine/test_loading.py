@@ -5,7 +5,7 @@ import pytest
 from proxy.engine.tiny.model import build_tiny_model
 from proxy.engine.transformers.loading import EngineOptions, best_device, load_model
 from proxy.engine.transformers.sampler import drawing_device
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -9,8 +9,8 @@ import pytest
 from proxy.engine.mailbox import Delivery, Mailbox
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import SamplingParams, ids_of
+from tokengrove.reasons import FinishReason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.arguments import check_known
 from proxy.engine.sglang.option_names import option_names
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 ALWAYS = ("model_path", "tokenizer_path", "context_length", "log_level", "weight_version")
 CLASS = "class {}:\n    constant = 1\n    def method(self): ...\n"

@@ -15,13 +15,13 @@ from proxy.engine.pauses import LEASE_S, Pauses
 from proxy.engine.servers import proof
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import InvalidRequest
 from proxy.types import PauseNote
 from tests.engines.gates import AdminGate
 from tests.engines.pools import PROMPT, SELDOM_S, Notes, of_session, opener_of, wires
 from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
 from tests.support import until
+from tokengrove.errors import InvalidRequest
 
 
 @contextlib.asynccontextmanager

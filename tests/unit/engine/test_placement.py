@@ -7,7 +7,7 @@ import random
 import pytest
 
 from proxy.engine.servers.placement import Member, SessionPlacement
-from proxy.errors import EngineUnavailable
+from tokengrove.errors import EngineUnavailable
 
 
 class Bare:

@@ -19,13 +19,13 @@ from proxy.engine.servers.connection import Keys, ServerConnection, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
-from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import until
+from tokengrove.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 
 
 @pytest.mark.parametrize("seed", range(3))

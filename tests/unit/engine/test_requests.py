@@ -7,9 +7,9 @@ import math
 import pytest
 
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
-from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.types import SamplingParams, ids_of
+from tokengrove.errors import InvalidRequest
 
 
 @pytest.mark.parametrize("field", ["temperature", "repetition_penalty"])

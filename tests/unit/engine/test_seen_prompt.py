@@ -9,9 +9,9 @@ import pytest
 
 from proxy.engine.transformers.seen_images import SeenImage, SeenImages, SeenName, Source
 from proxy.engine.transformers.seen_prompt import Placeholders, SeenPrompt, see
-from proxy.errors import InvalidRequest
 from proxy.types import ImageFile, PlacedImage, ids_of
 from proxy.vision.positions import Positions
+from tokengrove.errors import InvalidRequest
 
 pytest.importorskip("numpy")
 PAD, VIDEO, VOCABULARY = 90, 91, 100

@@ -20,8 +20,6 @@ from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.servers.sglang_server import SglangServer
-from proxy.errors import EngineFailed, InvalidRequest, ProxyError, UnsupportedParameter
-from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
@@ -31,6 +29,8 @@ from tests.engines.scripts import VOCABULARY, following
 from tests.engines.spans import around
 from tests.engines.wire import IMAGE, LiveWire, SglangWire, serving_wire
 from tests.support import until
+from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 RED, PHOTO = drawn(1, 84, 56), drawn(2, 56, 56, "JPEG")
 IDS, PLACED = around(RED, PHOTO)

@@ -15,15 +15,15 @@ from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.servers.vllm_sight import SeenReply
-from proxy.errors import EngineFailed, InvalidRequest, UnsupportedParameter
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pictures import asks, drawn
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.spans import around
 from tests.engines.wire import IMAGE, VllmWire, serving_wire
+from tokengrove.errors import EngineFailed, InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 RED, PHOTO = drawn(1, 84, 56), drawn(2, 56, 56, "JPEG")
 IDS, PLACED = around(RED, PHOTO)

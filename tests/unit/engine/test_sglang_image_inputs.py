@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from proxy.engine.sglang.image_inputs import ImageInputs
-from proxy.errors import EngineFailed, InvalidRequest
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
 from proxy.types import Ids, ImageFile, PlacedImage, ids_of
 from tests.engines.pictures import drawn
 from tests.engines.spans import around
 from tests.vision import noting_loops
+from tokengrove.errors import EngineFailed, InvalidRequest
 
 RED, BLUE = drawn(1, 84, 56), drawn(2, 56, 56)
 

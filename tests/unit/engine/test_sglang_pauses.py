@@ -13,12 +13,12 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.servers import sglang_server
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
-from proxy.errors import InvalidRequest
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import until
+from tokengrove.errors import InvalidRequest
 
 PROMPT = ids_of(range(40, 60))
 SELDOM_S = 3600.0

@@ -16,10 +16,10 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import tensors_of
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params, structural_tag
-from proxy.errors import EngineBusy, EngineFailed, InvalidRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import FinishReason
 from proxy.types import SamplingParams, ids_of
+from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest
+from tokengrove.reasons import FinishReason
 
 
 def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **meta: Any) -> dict[str, Any]:

@@ -10,16 +10,16 @@ import pytest
 
 from proxy.engine.create import create_engine
 from proxy.engine.servers.pool import Pool
-from proxy.errors import ConfigurationError
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError
 
 ENGINE = '''
 import asyncio, math
 from proxy.engine.interface import Capability, EngineInfo
-from proxy.errors import ContextLengthExceeded, EngineUnavailable
+from tokengrove.errors import ContextLengthExceeded, EngineUnavailable
 from proxy.engine.requests import check_request
 from proxy.engine.chunks import TokenChunk
-from proxy.reasons import FinishReason
+from tokengrove.reasons import FinishReason
 from proxy.types import Logprobs, ids_of
 
 class Counting:

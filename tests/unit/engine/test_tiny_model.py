@@ -14,7 +14,7 @@ import pytest
 from proxy.engine.tiny import model
 from proxy.engine.tiny.model import CONTEXT_LENGTH, VOCAB_SIZE, build_tiny_model, builtin_model_folder
 from proxy.engine.tiny.template import MARKER_TOKENS, SPECIAL_TOKENS
-from proxy.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError
 
 transformers = pytest.importorskip("transformers")
 
@@ -155,4 +155,4 @@ def test_the_built_in_model_is_built_without_the_extras() -> None:
     plain = {re.split(r"[<>=\[;]", line)[0] for line in project["dependencies"]}
     source = ast.parse(Path(model.__file__).read_text())
     imported = {node.module.split(".")[0] for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
-    assert imported - sys.stdlib_module_names - {"proxy"} <= plain
+    assert imported - sys.stdlib_module_names - {"proxy", "tokengrove"} <= plain

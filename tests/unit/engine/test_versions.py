@@ -8,8 +8,8 @@ import random
 import pytest
 
 from proxy.engine.versions import corrected, divided, joined, with_run
-from proxy.errors import EngineFailed
 from proxy.types import VersionRuns
+from tokengrove.errors import EngineFailed
 
 
 def runs_of(versions: list[int]) -> VersionRuns:

@@ -12,11 +12,11 @@ import pytest
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.servers.vllm_server import VllmServer, _chunks
-from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, UnsupportedParameter
-from proxy.reasons import FinishReason
 from proxy.types import ids_of
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import serving_wire
+from tokengrove.errors import EngineFailed, EngineUnavailable, InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
 
 PROMPT = ids_of(range(40, 60))
 

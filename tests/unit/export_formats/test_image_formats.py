@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from proxy.client.images import ImageBytes, concatenated
-from proxy.client.readers.read import read, read_page
-from proxy.client.values import Export
-from proxy.errors import InvalidRequest
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import ExportFormat
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
@@ -24,6 +20,10 @@ from proxy.trajectory.layout_options import Images, Layout, LayoutOptions, Paddi
 from proxy.trajectory.layouts import lay_out
 from proxy.types import ImageFile, Interaction, PlacedImage, SessionRecord
 from tests.interactions import interaction
+from tokengrove.client.images import ImageBytes, concatenated
+from tokengrove.client.readers.read import read, read_page
+from tokengrove.client.values import Export
+from tokengrove.errors import InvalidRequest
 
 RED, BLUE = "a" * 64, "b" * 64
 FILES = {

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
 from proxy.images import intake
 from proxy.images.intake import ImageIntake, Limits, NoSession
 from proxy.protocols.image_sources import Source
 from tests.vision import png
+from tokengrove.errors import InvalidRequest
 
 LIMITS = Limits(pixels=10**6, bytes=10**6, images=100, fetched=10**6)
 Fetch = Callable[[str, str], Awaitable[bytes]]

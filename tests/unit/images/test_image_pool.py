@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.errors import InvalidRequest, StoreUnavailable
 from proxy.images.image_pool import ImagePool
 from proxy.types import ImageFile
+from tokengrove.errors import InvalidRequest, StoreUnavailable
 
 
 def image(name: str, size: int = 10) -> ImageFile:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
 from proxy.images import intake
 from proxy.images.data_urls import decode_text
 from proxy.images.decode import digest_of
 from proxy.images.intake import ImageIntake, Limits, NoSession
 from proxy.types import ImagePart
 from tests.vision import data_url, png
+from tokengrove.errors import InvalidRequest
 
 pytest.importorskip("PIL")
 ONE, TWO = png(seed=1), png(seed=2)

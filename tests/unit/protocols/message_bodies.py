@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from proxy.reasons import FinishReason
 from proxy.types import Api, Interaction, Message, Role, ToolCall
 from tests.interactions import interaction
+from tokengrove.reasons import FinishReason
 
 CACHE: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 READ = {

@@ -11,7 +11,6 @@ import orjson
 
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import Answer
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.rendering.deltas import (
     Delta,
     ReasoningDelta,
@@ -22,6 +21,7 @@ from proxy.rendering.deltas import (
     ToolCallStart,
 )
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, ToolCall, TurnRequest, ids_of
+from tokengrove.reasons import FinishReason, Reason, Status
 
 PROTOCOL = ResponsesProtocol()
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")

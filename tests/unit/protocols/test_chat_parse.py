@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.types import Message, Role, ToolChoice, ToolChoiceMode, TurnRequest
+from tokengrove.errors import InvalidRequest
 
 
 def parsed(*answers: dict[str, Any], **fields: Any) -> TurnRequest:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.messages.client_tools import _KNOWN
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.types import Tool
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 SCREEN = {"name": "computer", "display_width_px": 1280, "display_height_px": 800}
 

@@ -15,10 +15,10 @@ from anthropic.types import tool_choice_param
 from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.messages import protocol as messages
 from proxy.protocols.messages.protocol import HONOURED, IGNORED, REFUSED, MessagesProtocol
 from tests.unit.protocols.message_bodies import READ, body, says
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 BODIES = [
     create.MessageCreateParamsStreaming,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.messages.blocks import signature_of
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.trajectory.matching import identify
 from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.unit.protocols.message_bodies import CACHE, READ, body, claude_code, result, says, text
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 TOOLSET = {"type": "computer_toolset_20260801", "name": "computer"}
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

@@ -14,7 +14,15 @@ from anthropic.types import Message as SdkMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import (
+from proxy.protocols.error_envelopes import anthropic_error
+from proxy.protocols.messages.blocks import arguments_of, input_of, origin_of, signature_of
+from proxy.protocols.messages.protocol import MessagesProtocol
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from proxy.trajectory.matching import canonical_arguments
+from proxy.types import Interaction, Message, ToolCall
+from tests.unit.protocols.message_bodies import answered, body, claude_code, says
+from tokengrove.errors import (
     ContextLengthExceeded,
     EngineFailed,
     EngineTimeout,
@@ -22,15 +30,7 @@ from proxy.errors import (
     InvalidRequest,
     ProxyError,
 )
-from proxy.protocols.error_envelopes import anthropic_error
-from proxy.protocols.messages.blocks import arguments_of, input_of, origin_of, signature_of
-from proxy.protocols.messages.protocol import MessagesProtocol
-from proxy.protocols.wire_protocol import Answer
-from proxy.reasons import FinishReason
-from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from proxy.trajectory.matching import canonical_arguments
-from proxy.types import Interaction, Message, ToolCall
-from tests.unit.protocols.message_bodies import answered, body, claude_code, says
+from tokengrove.reasons import FinishReason
 
 CALL = ToolCall("toolu_1", "Read", '{"path": "a", "n": 1.5}')
 BARE = ToolCall("call_2", "Now", "")

@@ -10,12 +10,12 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.chat import protocol as chat
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.responses import protocol as responses
 from proxy.protocols.responses.input_items import DROPPED_ITEMS, PARSED_ITEMS
 from tests.unit.protocols.response_bodies import PROTOCOL
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 CHAT_FIELDS = {
     *chat_params.CompletionCreateParamsNonStreaming.__annotations__,

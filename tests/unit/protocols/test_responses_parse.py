@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.protocols.responses.input_items import ITEM_REFERENCE
 from proxy.protocols.responses.item_ids import encrypt, origin_of, read_encrypted
 from proxy.protocols.responses.protocol import HONOURED, IGNORED, REFUSED
 from proxy.types import Message, ResponseFormat, Role, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.unit.protocols.response_bodies import PROTOCOL, WEATHER, assistant, request
+from tokengrove.errors import InvalidRequest, ProxyError, UnsupportedParameter
 
 HEX = "0123456789abcdef" * 2
 OTHER = "f" * 32

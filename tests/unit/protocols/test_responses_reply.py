@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from proxy.protocols.responses.response_object import text_logprobs
-from proxy.reasons import FinishReason
 from proxy.rendering.deltas import TokenLogprob
 from proxy.types import Message, Role
 from tests.unit.protocols.response_bodies import (
@@ -23,6 +22,7 @@ from tests.unit.protocols.response_bodies import (
     request,
     streamed,
 )
+from tokengrove.reasons import FinishReason
 
 KEYS = {
     *("id", "object", "created_at", "completed_at", "status", "background", "error", "incomplete_details", "output"),

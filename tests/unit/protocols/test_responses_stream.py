@@ -12,16 +12,7 @@ from openai.lib.streaming.responses import ResponseStream as SdkStream
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from proxy.errors import (
-    ContextLengthExceeded,
-    EngineFailed,
-    EngineUnavailable,
-    LimitReached,
-    ProxyError,
-    TooManyRequests,
-)
 from proxy.protocols.sse import KEEPALIVE
-from proxy.reasons import FinishReason
 from proxy.rendering.deltas import (
     Delta,
     ReasoningDelta,
@@ -42,6 +33,15 @@ from tests.unit.protocols.response_bodies import (
     request,
     streamed,
 )
+from tokengrove.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    LimitReached,
+    ProxyError,
+    TooManyRequests,
+)
+from tokengrove.reasons import FinishReason
 
 CALL = ("call_1", "weather", '{"city": "Rome"}')
 FULL = assistant("wait", CALL, ("call_2", "weather", "{}"), reasoning="hm so")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from rendering_folders import ENDS
 
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer
 from proxy.rendering.written_answers import write_delivered
 from proxy.types import Api, Message, Role, Tool, ToolCall, TurnRequest
+from tokengrove.errors import InvalidRequest
 
 ASK = Message(Role.USER, "What does a.txt say?")
 READ = Tool("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})

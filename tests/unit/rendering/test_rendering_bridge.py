@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import ENDS, write_folder
 
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.reasoning_formats import reasoning_format
@@ -26,6 +25,7 @@ from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
 from tests import golden
+from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, play
 from proxy.rendering import load_renderer
-from proxy.rollout.roll import DataProto, Section, TrajEnvManager
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.support import default_url, system, user
 from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import DataProto, Section, TrajEnvManager
 
 SYSTEM, OBSERVATIONS = "You play.", ["begin", "first", "second", "over"]
 ENV = {"tag": "T", "group_id": 0, "env_id": 0, "group_seed": 0, "max_steps": 3}

@@ -10,10 +10,10 @@ import pytest
 from rendering_folders import ENDS
 from typer.testing import CliRunner
 
-from proxy import commands
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.examination import SHAPES, Verdict, examine
 from proxy.settings import Settings
+from tokengrove import commands
 
 # What a chat template refuses or moves; everything else holds.
 REFUSED = {

@@ -15,13 +15,13 @@ from jinja2.exceptions import TemplateError
 from rendering_folders import ENDS
 from transformers import AutoTokenizer
 
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.templates.chat_template import RESERVED_OPTIONS, ChatTemplate
 from proxy.rendering.templates.engine_probes import engine_probes
 from proxy.rendering.templates.jinja2_template import compile_jinja2
 from proxy.rendering.templates.minijinja_template import compile_minijinja
 from proxy.rendering.templates.template_text import TemplateText
 from proxy.rendering.tokenizer import Tokenizer
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 quick = settings(max_examples=60)
 

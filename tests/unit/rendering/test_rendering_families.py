@@ -9,7 +9,6 @@ import pytest
 from rendering_folders import write_folder
 
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.families import FAMILIES, candidates
 from proxy.rendering.reasoning_formats import REASONING_FORMATS
@@ -17,6 +16,7 @@ from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ids_of
 from tests.support import function_tool, serving, tool_result, user
+from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 USER = Message(Role.USER, "Hi")

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import write_folder
 
-from proxy.errors import ConfigurationError, UnsupportedParameter
 from proxy.rendering.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
@@ -22,6 +21,7 @@ from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS
 from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import read_calls, split_marks
 from proxy.types import Message, Role, Tool
+from tokengrove.errors import ConfigurationError, UnsupportedParameter
 
 quick = settings(max_examples=60)
 NAMES = sorted(SAMPLES)

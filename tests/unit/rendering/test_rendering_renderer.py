@@ -13,12 +13,12 @@ from probe_conversations import probe_conversations
 from rendering_folders import ENDS
 from transformers import AutoTokenizer
 
-from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from tokengrove.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 
 TOOLS = (
     Tool("read", "Read.", {"type": "object", "properties": {"path": {"type": "string"}}}),

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rendering_folders import ENDS
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
 from proxy.rendering import load_renderer
-from proxy.rollout.verl import ServerTokenizer
 from proxy.settings import Settings
 from tests.support import says, serving, user
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import ServerTokenizer
 
 RESULTS = [
     {"role": "tool", "content": "sunny", "name": "weather"},

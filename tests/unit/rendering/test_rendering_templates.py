@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 from rendering_folders import ENDS
 
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 CALL, OTHER = ToolCall("call_0", "read", '{"path": "a"}'), ToolCall("call_1", "read", '{"path": "b"}')

@@ -14,12 +14,12 @@ import pytest
 from rendering_folders import ENDS
 
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.written_answers import write_answer
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolCall
 from tests.support import Server, function_tool, serving, tool_result, user
+from tokengrove.errors import InvalidRequest
 
 TOOLS = [function_tool("read", {"path": {"type": "string"}})]
 TOOL = Tool("read", "", {"type": "object", "properties": {"path": {"type": "string"}}})

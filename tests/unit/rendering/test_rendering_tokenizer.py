@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from proxy.errors import ConfigurationError
 from proxy.rendering import Renderer
 from proxy.rendering.detokenizer import WindowDetokenizer
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
+from tokengrove.errors import ConfigurationError
 
 quick = settings(max_examples=150)
 markers = st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool_call>", "<think>", "<|endoftext|>"])

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rendering_folders import ASSETS, ROOT
 from transformers import AutoTokenizer
 
-from proxy.errors import ConfigurationError
 from proxy.rendering.families import FAMILIES
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 from proxy.rendering.tokenizer_files import SPLITS, UnknownTokenizer, read_tokenizer, tokenizer_class
+from tokengrove.errors import ConfigurationError
 
 CLASSES = (
     *("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast", "Qwen3_5Tokenizer"),

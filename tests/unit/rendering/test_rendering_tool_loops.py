@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from rendering_folders import ENDS
 
-from proxy.client import AsyncClient
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.written_answers import write_answer
-from proxy.rollout.verl import AsyncLLMServerManager, ToolAgentLoop, ToolParser
-from proxy.rollout.verl.tools.function_tools import FunctionTool
-from proxy.rollout.verl.tools.schemas import OpenAIFunctionToolSchema
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall
 from tests.support import function_tool, serving, user
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AsyncLLMServerManager, ToolAgentLoop, ToolParser
+from tokengrove.verl.tools.function_tools import FunctionTool
+from tokengrove.verl.tools.schemas import OpenAIFunctionToolSchema
 
 READ = function_tool("read", {"path": {"type": "string"}})
 TOOL = Tool("read", "", {"type": "object", "properties": {"path": {"type": "string"}}})

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role
 from tests.vision_families import FAMILIES, NUMBERED, made, write_family
+from tokengrove.errors import InvalidRequest
 
 SIZES = ((64, 64), (200, 90), (90, 300), (640, 480))
 

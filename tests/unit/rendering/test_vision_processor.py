@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import ConfigurationError
 from proxy.images.decode import decode_image
 from proxy.vision import processor as module
 from proxy.vision.load_processor import load_processor
 from proxy.vision.processor import VisionProcessor
-from proxy.vision.shown import LOW_DETAIL, shown, shown_size
 from tests.vision import KINDS, png
 from tests.vision_families import FAMILIES, made
+from tokengrove.errors import ConfigurationError
+from tokengrove.image_detail import LOW_DETAIL, shown, shown_size
 
 SIZES = ((64, 64), (200, 90), (1100, 700))
 

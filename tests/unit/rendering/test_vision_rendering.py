@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import ASSETS
 
-from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall
 from proxy.vision.load_processor import load_processor
-from proxy.vision.shown import shown_size
 from tests.vision import KINDS
+from tokengrove.errors import InvalidRequest
+from tokengrove.image_detail import shown_size
 
 TOOLS = (Tool("look", "Look at the screen.", {"type": "object", "properties": {"at": {"type": "string"}}}),)
 SIZES = ((8, 8), (30, 500), (100, 80), (299, 201), (640, 480), (1000, 90))

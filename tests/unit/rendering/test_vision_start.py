@@ -15,13 +15,13 @@ import pytest
 from proxy.app import build_app
 from proxy.engine.interface import Capability, EngineInfo
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.examination import SEEING, Verdict, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role
 from proxy.vision.sees import sees
 from tests.support import default_url, says, serving, tiny_renderer
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 TEXT_ONLY = """
 import asyncio, sys, httpx

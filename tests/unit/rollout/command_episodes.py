@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.client import AsyncClient
-from proxy.rollout.command import CommandAgent
-from proxy.rollout.episodes import AgentSpec, Episode, EpisodePlan, EpisodeResult, Server, Task, play
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.command import CommandAgent
+from tokengrove.rollout.episodes import AgentSpec, Episode, EpisodePlan, EpisodeResult, Server, Task, play
 
 KEY = "a-key-of-the-administrator"
 CURL = """curl -s --fail-with-body "$OPENAI_BASE_URL/chat/completions" \

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from proxy.client import AsyncSession
+from tokengrove.client import AsyncSession
 
 released = threading.Event()
 """What the blocking agent that hangs waits for."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from proxy.client import AsyncSession
+from tokengrove.client import AsyncSession
 
 _ASKED = {"model": "any", "messages": [{"role": "user", "content": "Name a tree."}]}
 

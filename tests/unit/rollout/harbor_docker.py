@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOM = Path(__file__).parents[3] / "proxy" / "rollout" / "harbor" / "room_init.py"
+ROOM = Path(__file__).parents[3] / "tokengrove" / "rollout" / "harbor" / "room_init.py"
 STATE = Path(os.environ.get("STAND_IN", "."))
 WITH_VALUE = ("--name", "--cpus", "--memory", "--env", "--user", "--workdir", "--tag")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import EpisodeEnded
-from proxy.rollout.harbor import HarborOptions, Stage, TaskFolder
-from proxy.rollout.harbor.harbor_sandbox import Blueprint, HarborSandbox
-from proxy.rollout.harbor.room import Room
-from proxy.rollout.harbor.sandboxes import Sandboxes
-from proxy.rollout.harbor.task_config import Environment
-from proxy.rollout.harbor.trial import Trial
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import EpisodeEnded
+from tokengrove.rollout.harbor import HarborOptions, Stage, TaskFolder
+from tokengrove.rollout.harbor.harbor_sandbox import Blueprint, HarborSandbox
+from tokengrove.rollout.harbor.room import Room
+from tokengrove.rollout.harbor.sandboxes import Sandboxes
+from tokengrove.rollout.harbor.task_config import Environment
+from tokengrove.rollout.harbor.trial import Trial
 
 Work = Callable[[Stage, HarborSandbox, float | None], Awaitable[EpisodeEnded | None]]
 

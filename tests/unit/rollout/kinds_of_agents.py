@@ -9,13 +9,13 @@ from typing import Any
 
 import gem
 
-from proxy.client import AsyncClient
-from proxy.rollout.areal import OpenAIProxyWorkflow
-from proxy.rollout.episodes import Episode
-from proxy.rollout.roll.runners import AgentRunner
-from proxy.rollout.roll.values import EpisodeResult
-from proxy.rollout.verl import AgentLoopBase, AgentLoopOutput
 from tests.unit.rollout.episode_agents import ask
+from tokengrove.areal import OpenAIProxyWorkflow
+from tokengrove.client import AsyncClient
+from tokengrove.roll.runners import AgentRunner
+from tokengrove.roll.values import EpisodeResult
+from tokengrove.rollout.episodes import Episode
+from tokengrove.verl import AgentLoopBase, AgentLoopOutput
 
 
 class Calling:

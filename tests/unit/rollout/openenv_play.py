@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.openenv import InterceptionServer
 from tests.support import real_server
+from tokengrove.client import Client
+from tokengrove.openenv import InterceptionServer
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import httpx
 
-from proxy.rollout.roll.runners import AgentRunner
-from proxy.rollout.roll.runners.agent_runner import EpisodeTimeout
-from proxy.rollout.roll.values import EpisodeResult
 from tests.support import user
+from tokengrove.roll.runners import AgentRunner
+from tokengrove.roll.runners.agent_runner import EpisodeTimeout
+from tokengrove.roll.values import EpisodeResult
 
 
 class Asks(AgentRunner):

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from proxy.client.adapters.roll import trajectories
-from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
-from proxy.rollout.roll.rock import shared_dataset
-from proxy.rollout.roll.scheduler import EnvironmentWorker, GroupFilter
-from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
+from tokengrove.client.adapters.roll import trajectories
+from tokengrove.roll.managers import BaseEnvManager, EpisodeSession
+from tokengrove.roll.rock import shared_dataset
+from tokengrove.roll.scheduler import EnvironmentWorker, GroupFilter
+from tokengrove.roll.values import DataProto, EpisodeResult, Section
 
 LENGTH = 96
 """Tokens of a row."""

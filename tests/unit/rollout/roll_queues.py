@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.rollout.roll import DataProto
+from tokengrove.roll import DataProto
 
 
 class Queue:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import httpx
 
-from proxy.rollout.roll.runners import AgentRunner
-from proxy.rollout.roll.values import EpisodeResult
 from tests.support import user
+from tokengrove.roll.runners import AgentRunner
+from tokengrove.roll.values import EpisodeResult
 
 
 class Runner(AgentRunner):

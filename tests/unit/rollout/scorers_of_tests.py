@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.client import AsyncClient
-from proxy.rollout.scorers import Trajectory, Turn, trajectory_scorer, turn_scorer
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.scorers import Trajectory, Turn, trajectory_scorer, turn_scorer
 
 
 @turn_scorer(name="length")

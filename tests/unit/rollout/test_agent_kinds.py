@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import InvalidRequest, Unauthorized
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
-from proxy.rollout.kinds.areal_workflow import WorkflowAgent
 from tests.support import says, serving
 from tests.unit.rollout.kinds_of_agents import Playing, Runner, Workflow
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest, Unauthorized
+from tokengrove.kinds.areal_workflow import WorkflowAgent
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
 
 HERE = "tests.unit.rollout.kinds_of_agents"
 TASK = Task("trees", {"question": "Name a tree.", "prompt": "Add 2 and 3.", "seed": 11})

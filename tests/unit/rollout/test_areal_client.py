@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, ServerUnreachable
-from proxy.client.adapters import areal
-from proxy.errors import InvalidRequest, NotFound, RequestTimeout, StoreUnavailable
-from proxy.rollout.areal import ApiType, OpenAIProxyClient
 from tests.support import Server, assistant, function_tool, real_server, sampled, says, serving, user
+from tokengrove.areal import ApiType, OpenAIProxyClient
+from tokengrove.client import AsyncClient, ServerUnreachable
+from tokengrove.client.adapters import areal
+from tokengrove.errors import InvalidRequest, NotFound, RequestTimeout, StoreUnavailable
 
 KEY = "a-key-of-the-administrator"
 
@@ -112,7 +112,7 @@ async def test_an_end_that_fails_hides_no_exception_of_the_block(server: Server)
 
 async def test_what_fails_for_now_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that restarts between the end of an episode and its export loses no result."""
-    monkeypatch.setattr("proxy.client.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tokengrove.client.retries._FIRST_PAUSE_S", 0.0)
     inside = client_of(server)
     errors = [StoreUnavailable("down", retry_after_s=0.0), ServerUnreachable("gone", retry_after_s=0.0)]
     send = inside._send

@@ -12,12 +12,12 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
-from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow, RolloutWorkflow, resolve_workflow
-from proxy.rollout.areal.grouped import GroupResult
-from proxy.rollout.failure_log import TooManyFailedEpisodes
-from proxy.rollout.failures import AgentFailed
 from tests.support import real_server, user
+from tokengrove.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow, RolloutWorkflow, resolve_workflow
+from tokengrove.areal.grouped import GroupResult
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.failure_log import TooManyFailedEpisodes
+from tokengrove.rollout.failures import AgentFailed
 
 DATA = {"messages": [user("Hello")], "task_id": "grouped"}
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient
 from proxy.engine.scripted.scripts import Script
 from proxy.rendering.renderer import Renderer
-from proxy.rollout.areal import OpenAIProxyWorkflow
-from proxy.rollout.areal.tensor_rows import concat_padded_tensors
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play
-from proxy.rollout.kinds.areal_workflow import WorkflowAgent
 from tests.support import says, serving
 from tests.vision import image_url, png, text_part
+from tokengrove.areal import OpenAIProxyWorkflow
+from tokengrove.areal.tensor_rows import concat_padded_tensors
+from tokengrove.client import AsyncClient
+from tokengrove.kinds.areal_workflow import WorkflowAgent
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")

@@ -10,9 +10,9 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
 from proxy.api.turn_routes import App
-from proxy.client import AsyncClient, Client
-from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
 from tests.support import says, serving, tiny_renderer, user
+from tokengrove.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
+from tokengrove.client import AsyncClient, Client
 
 HELLO: list[Any] = [user("hello")]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from proxy.rollout.areal import (
+from tests.support import assistant, user
+from tokengrove.areal import (
     ApiType,
     InteractionWithTokenLogpReward,
     ModelResponse,
     concat_padded_tensors,
     replies,
 )
-from tests.support import assistant, user
 
 
 def response(start: list[int], output: list[int], version: int = 0, **more: Any) -> ModelResponse:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from proxy.client import AsyncClient
-from proxy.errors import InvalidRequest
-from proxy.rollout.areal import OpenAIProxyWorkflow, resolve_workflow
 from tests.support import real_server, user
+from tokengrove.areal import OpenAIProxyWorkflow, resolve_workflow
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest
 
 KEY = "a-key-of-the-administrator"
 

@@ -15,16 +15,16 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI, PermissionDeniedError
 
 from proxy.app import build_app
-from proxy.client import AsyncClient, Client, ServerUnreachable
-from proxy.client.values import SessionTree
-from proxy.errors import InvalidRequest, NotFound, TooManyRequests, Unauthorized
-from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
-from proxy.rollout.environment import PLACEHOLDER
-from proxy.rollout.failures import AgentFailed, WorkerDied
-from proxy.rollout.processes import shared_pool
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer, until, user
 from tests.unit.rollout.agents_of_processes import Asks, KeepsClient
+from tokengrove.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
+from tokengrove.client import AsyncClient, Client, ServerUnreachable
+from tokengrove.client.values import SessionTree
+from tokengrove.errors import InvalidRequest, NotFound, TooManyRequests, Unauthorized
+from tokengrove.rollout.environment import PLACEHOLDER
+from tokengrove.rollout.failures import AgentFailed, WorkerDied
+from tokengrove.rollout.processes import shared_pool
 
 KEY = "a-key-of-the-administrator"
 Run = Callable[..., Awaitable[Any]]

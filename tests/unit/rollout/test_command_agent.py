@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rollout.command import CommandAgent
-from proxy.rollout.episodes import AgentSpec, EpisodeEnded, play
 from tests.support import let_pass, real_server, until
 from tests.unit.rollout.command_episodes import CURL, KEY, Commands, python, sh
+from tokengrove.client import AsyncClient
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.rollout.command import CommandAgent
+from tokengrove.rollout.episodes import AgentSpec, EpisodeEnded, play
 
 OPENAI_AGENT = """
 from openai import OpenAI

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import InvalidRequest
-from proxy.rollout.command import CommandAgent
-from proxy.rollout.episodes import RewardFailed, play
 from tests.support import let_pass, real_server, until
 from tests.unit.rollout.command_episodes import CURL, KEY, Commands, sh
 from tests.unit.rollout.test_command_agent import alive
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.command import CommandAgent
+from tokengrove.rollout.episodes import RewardFailed, play
 
 DOCKER = r"""#!PYTHON
 import json, os, signal, subprocess, sys

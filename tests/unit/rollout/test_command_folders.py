@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.command import CommandAgent, workplace
-from proxy.rollout.command.checkout import add_worktree
-from proxy.rollout.sandboxes.cleaning import WORKTREE, clean
 from tests.support import real_server, until
 from tests.unit.rollout.command_episodes import KEY, Commands, sh
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.command import CommandAgent, workplace
+from tokengrove.rollout.command.checkout import add_worktree
+from tokengrove.rollout.sandboxes.cleaning import WORKTREE, clean
 
 GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "PATH": os.environ["PATH"]}
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.command import CommandAgent
-from proxy.rollout.command.reward_file import main_reward, parse_reward, read_reward
-from proxy.rollout.episodes import AgentSpec, RewardFailed
 from tests.support import let_pass, real_server, until
 from tests.unit.rollout.command_episodes import CURL, KEY, Commands, sh
 from tests.unit.rollout.test_command_agent import alive
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.command import CommandAgent
+from tokengrove.rollout.command.reward_file import main_reward, parse_reward, read_reward
+from tokengrove.rollout.episodes import AgentSpec, RewardFailed
 
 HERE = __name__
 

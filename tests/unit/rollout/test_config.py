@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.config import Config, MissingSetting
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.config import Config, MissingSetting
 
 PLAIN: dict[str, Any] = {"rollout": {"response_length": 8, "val_kwargs": {"temperature": 0.5}}}
 

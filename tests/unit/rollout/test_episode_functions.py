@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import InvalidRequest
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play, resolve_agent
 from tests.support import says, serving
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task, play, resolve_agent
 
 HERE = "tests.unit.rollout.episode_agents"
 TASK = Task("trees", {"question": "Name a tree.", "answer": "oak"})
@@ -56,8 +56,8 @@ def test_a_function_that_cannot_be_called_is_refused(target: str, arguments: dic
 
 def test_a_function_needs_nothing_of_other_systems() -> None:
     code = (
-        "import sys; from proxy.rollout.episodes import *; resolve_agent(AgentSpec('path', 'json:loads'))\n"
-        "print([name for name in sys.modules if name.startswith(('proxy.rollout.verl', 'proxy.rollout.roll'))])"
+        "import sys; from tokengrove.rollout.episodes import *; resolve_agent(AgentSpec('path', 'json:loads'))\n"
+        "print([name for name in sys.modules if name.startswith(('tokengrove.verl', 'tokengrove.roll.'))])"
     )
     run = [sys.executable, "-c", code]
     told = subprocess.run(run, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})

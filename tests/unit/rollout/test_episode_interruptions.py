@@ -13,9 +13,11 @@ import httpx
 import openai
 import pytest
 
-from proxy.client import AsyncClient, AsyncSession, ServerUnreachable, Session
-from proxy.errors import EngineFailed, Forbidden, InvalidRequest, TooManyRequests, Unauthorized
-from proxy.rollout.episodes import (
+from tests.support import Server as Served
+from tests.support import says, serving, user
+from tokengrove.client import AsyncClient, AsyncSession, ServerUnreachable, Session
+from tokengrove.errors import EngineFailed, Forbidden, InvalidRequest, TooManyRequests, Unauthorized
+from tokengrove.rollout.episodes import (
     Agent,
     AgentSpec,
     Episode,
@@ -26,11 +28,9 @@ from proxy.rollout.episodes import (
     Task,
     play,
 )
-from proxy.rollout.episodes.agent import Reward
-from proxy.rollout.episodes.failure import failure_of_agent
-from proxy.rollout.episodes.function_agent import FunctionAgent
-from tests.support import Server as Served
-from tests.support import says, serving, user
+from tokengrove.rollout.episodes.agent import Reward
+from tokengrove.rollout.episodes.failure import failure_of_agent
+from tokengrove.rollout.episodes.function_agent import FunctionAgent
 
 PLAN = EpisodePlan(
     task=Task("trees", {}),
@@ -86,8 +86,8 @@ async def counted(folder: Path, at: Callable[[int], None]) -> AsyncIterator[tupl
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("proxy.client.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tokengrove.rollout.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tokengrove.client.retries._FIRST_PAUSE_S", 0.0)
 
 
 async def of_server(server: Served) -> list[Any]:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.rollout.episodes import (
+from tests.support import Server as Served
+from tests.support import says, serving, user
+from tests.unit.rollout import episode_agents
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.episodes import (
     AgentSpec,
     Episode,
     EpisodeEnded,
@@ -21,10 +24,7 @@ from proxy.rollout.episodes import (
     Task,
     play,
 )
-from proxy.rollout.episodes.agent import Reward
-from tests.support import Server as Served
-from tests.support import says, serving, user
-from tests.unit.rollout import episode_agents
+from tokengrove.rollout.episodes.agent import Reward
 
 HERE = "tests.unit.rollout.episode_agents"
 TASK = Task("trees", {"question": "Name a tree.", "answer": "oak", "data_source": "trees"})
@@ -178,7 +178,7 @@ async def test_an_agent_that_hangs_is_cancelled_and_cleans_up(client: AsyncClien
 async def test_an_agent_that_ignores_its_cancellation_is_closed(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.episodes.agent_run._GRACE_S", 0.01)
+    monkeypatch.setattr("tokengrove.rollout.episodes.agent_run._GRACE_S", 0.01)
     cleaned = False
 
     async def stubborn(episode: Episode) -> None:
@@ -316,7 +316,7 @@ async def test_a_reward_function_that_fails_fails_its_episode(client: AsyncClien
 
 
 async def test_an_address_without_a_server_is_a_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.rollout.session_start.UNREACHABLE_S", 0.0)
+    monkeypatch.setattr("tokengrove.rollout.session_start.UNREACHABLE_S", 0.0)
     result = await play(plan(server=Server("http://127.0.0.1:9")), Agent(turn_for(1.0)))
     assert (result.failure, result.turns) == ("server", 0)
     assert "no session could start" in str(result.message)
@@ -356,7 +356,7 @@ async def test_a_cancelled_episode_ends_its_session(client: AsyncClient, at: str
 async def test_a_blocking_agent_that_hangs_is_left_and_its_key_opens_nothing(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.episodes.agent_run._GRACE_S", 0.01)
+    monkeypatch.setattr("tokengrove.rollout.episodes.agent_run._GRACE_S", 0.01)
     keys = list[str]()
 
     async def blocks(episode: Episode) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from proxy.rollout.episodes import Server
-from proxy.rollout.executors.clients import SHARED_BY, Clients
+from tokengrove.rollout.episodes import Server
+from tokengrove.rollout.executors.clients import SHARED_BY, Clients
 
 HERE, THERE = Server("http://127.0.0.1:9"), Server("http://127.0.0.1:9", "another-key")
 

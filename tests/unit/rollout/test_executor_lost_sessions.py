@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
-from proxy.rollout.executors import end_lost_session, results
 from tests.support import says, serving
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
+from tokengrove.rollout.executors import end_lost_session, results
 
 
 async def test_a_session_that_starts_when_its_worker_has_died_already_is_ended_too(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.executors import ExecutorOptions, RayOptions, executor_for
-from proxy.rollout.executors.open_files import allow_open_files
-from proxy.rollout.executors.ray_cluster import runtime_env
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.executors import ExecutorOptions, RayOptions, executor_for
+from tokengrove.rollout.executors.open_files import allow_open_files
+from tokengrove.rollout.executors.ray_cluster import runtime_env
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
-from proxy.rollout.executors import pooled
-from proxy.rollout.executors.host import Host, HostDied
-from proxy.rollout.executors.places import Places, Shape
-from proxy.rollout.executors.playing import Playing
-from proxy.rollout.executors.results import failed
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
+from tokengrove.rollout.executors import pooled
+from tokengrove.rollout.executors.host import Host, HostDied
+from tokengrove.rollout.executors.places import Places, Shape
+from tokengrove.rollout.executors.playing import Playing
+from tokengrove.rollout.executors.results import failed
 
 PLAN = EpisodePlan(Task("t", {}), 0, 0, Server("http://127.0.0.1:9"), AgentSpec("path", "a:b"), "session-of-a-plan")
 

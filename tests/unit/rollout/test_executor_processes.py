@@ -16,15 +16,15 @@ from typing import Any
 import psutil
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import SessionNotFound
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
-from proxy.rollout.executors import process_host
-from proxy.rollout.executors.places import Shape
-from proxy.rollout.executors.pooled import PooledExecutor
-from proxy.rollout.executors.process_host import ProcessHost
-from proxy.rollout.executors.watchdog import groups
 from tests.support import real_server, until
+from tokengrove.client import AsyncClient
+from tokengrove.errors import SessionNotFound
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
+from tokengrove.rollout.executors import process_host
+from tokengrove.rollout.executors.places import Shape
+from tokengrove.rollout.executors.pooled import PooledExecutor
+from tokengrove.rollout.executors.process_host import ProcessHost
+from tokengrove.rollout.executors.watchdog import groups
 
 pytestmark = pytest.mark.processes
 
@@ -267,8 +267,8 @@ async def test_a_system_without_room_for_a_process_fails_the_episode(
 
 PROGRAM = """
 import asyncio, sys
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
-from proxy.rollout.executors import ExecutorOptions, executor_for
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
+from tokengrove.rollout.executors import ExecutorOptions, executor_for
 
 async def main():
     url, told = sys.argv[1:]
@@ -298,8 +298,8 @@ async def test_a_program_that_is_killed_leaves_no_process(url: str, tmp_path: Pa
 
 SCRIPT = """
 import asyncio, sys
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
-from proxy.rollout.executors import ExecutorOptions, executor_for
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
+from tokengrove.rollout.executors import ExecutorOptions, executor_for
 
 async def agent(task, session, http_client, scale):
     answer = await http_client.post(f"{session.base_url}/chat/completions", json={"messages": task["messages"]})

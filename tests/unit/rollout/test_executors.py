@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from proxy.client import AsyncClient
-from proxy.rollout.executors import Executor, ExecutorOptions, executor_for
 from tests.executor_contract import KEY, PLACES, ExecutorContract
 from tests.support import real_server
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
-from proxy.rollout.failures import AgentFailed
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
+from tokengrove.rollout.failures import AgentFailed
 
 
 def failed(kind: str = "ValueError", session: str | None = "s-1", message: str = "no luck") -> FailedEpisode:

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from proxy.commands.harbor import harbor
-from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
-from proxy.rollout.harbor import BadTask, HarborAgent, TaskFolder, agent_spec, tasks, unmet
-from proxy.rollout.harbor.harbor_sandbox import HarborSandbox
 from tests.support import real_server
 from tests.unit.rollout.command_episodes import CURL as TURN
 from tests.unit.rollout.command_episodes import KEY
 from tests.unit.rollout.harbor_rooms import rooms, shell, tried
 from tests.unit.rollout.harbor_tasks import task
+from tokengrove.commands.harbor import harbor
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
+from tokengrove.rollout.harbor import BadTask, HarborAgent, TaskFolder, agent_spec, tasks, unmet
+from tokengrove.rollout.harbor.harbor_sandbox import HarborSandbox
 
 __all__ = ["rooms"]
 in_rooms = pytest.mark.usefixtures("rooms")

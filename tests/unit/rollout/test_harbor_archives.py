@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rollout.harbor.archives import unpack
+from tokengrove.rollout.harbor.archives import unpack
 
 
 def archive(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:

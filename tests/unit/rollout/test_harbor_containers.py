@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.harbor import HarborOptions, TaskFolder
-from proxy.rollout.harbor.container import Images
-from proxy.rollout.harbor.harbor_sandbox import Blueprint
-from proxy.rollout.harbor.sandboxes import Sandboxes
-from proxy.rollout.harbor.task_config import Environment
-from proxy.rollout.harbor.trial import Trial
 from tests.support import until
 from tests.unit.rollout import harbor_docker
 from tests.unit.rollout.harbor_rooms import rooms, shell, tried
 from tests.unit.rollout.harbor_tasks import task, write
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.harbor import HarborOptions, TaskFolder
+from tokengrove.rollout.harbor.container import Images
+from tokengrove.rollout.harbor.harbor_sandbox import Blueprint
+from tokengrove.rollout.harbor.sandboxes import Sandboxes
+from tokengrove.rollout.harbor.task_config import Environment
+from tokengrove.rollout.harbor.trial import Trial
 
 __all__ = ["rooms"]
 pytestmark = pytest.mark.usefixtures("rooms")

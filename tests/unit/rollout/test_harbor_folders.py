@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.harbor import BadTask, TaskFolder, is_harbor, tasks
 from tests.unit.rollout.harbor_tasks import task, write
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.harbor import BadTask, TaskFolder, is_harbor, tasks
 
 FULL = """
 schema_version = "1.3"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from proxy.rollout.harbor import holder
-from proxy.rollout.harbor.holder import Holder
+from tokengrove.rollout.harbor import holder
+from tokengrove.rollout.harbor.holder import Holder
 
 
 async def test_one_that_never_is_ready_nor_ends_is_killed_while_somebody_waits_for_it(

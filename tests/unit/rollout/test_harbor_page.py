@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.commands.harbor import harbor
 from tests.docs.pages import ROOT, blocks_of
 from tests.unit.rollout.harbor_rooms import rooms
+from tokengrove.commands.harbor import harbor
 
 __all__ = ["rooms"]
 PAGE = ROOT / "docs" / "harbor.md"

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.harbor import BadTask
-from proxy.rollout.harbor.harbor_sandbox import Blueprint
-from proxy.rollout.harbor.room import Room
-from proxy.rollout.harbor.task_config import Environment
 from tests.support import until
 from tests.unit.rollout.harbor_rooms import room, rooms
 from tests.unit.rollout.harbor_tasks import write
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.harbor import BadTask
+from tokengrove.rollout.harbor.harbor_sandbox import Blueprint
+from tokengrove.rollout.harbor.room import Room
+from tokengrove.rollout.harbor.task_config import Environment
 
 __all__ = ["rooms"]
 pytestmark = pytest.mark.usefixtures("rooms")
@@ -219,7 +219,7 @@ async def test_a_room_that_cannot_be_made_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = write(tmp_path, {"broken.py": "print('error: user namespaces are not allowed here')"}) / "broken.py"
-    monkeypatch.setattr("proxy.rollout.harbor.room_init.__file__", str(broken))
+    monkeypatch.setattr("tokengrove.rollout.harbor.room_init.__file__", str(broken))
     place = room(tmp_path)
     with pytest.raises(ConfigurationError, match=r"user namespaces are not allowed here; use sandbox=docker"):
         await place.start()

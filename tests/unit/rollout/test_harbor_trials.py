@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rollout.episodes import EpisodeEnded, RewardFailed
-from proxy.rollout.harbor import BadTask, Stage
-from proxy.rollout.harbor.harbor_sandbox import HarborSandbox
-from proxy.rollout.harbor.task_config import Healthcheck
-from proxy.rollout.harbor.trial import _means, healthy
 from tests.unit.rollout.harbor_rooms import room, rooms, shell, tried
 from tests.unit.rollout.harbor_tasks import task, write
+from tokengrove.rollout.episodes import EpisodeEnded, RewardFailed
+from tokengrove.rollout.harbor import BadTask, Stage
+from tokengrove.rollout.harbor.harbor_sandbox import HarborSandbox
+from tokengrove.rollout.harbor.task_config import Healthcheck
+from tokengrove.rollout.harbor.trial import _means, healthy
 
 __all__ = ["rooms"]
 pytestmark = pytest.mark.usefixtures("rooms")

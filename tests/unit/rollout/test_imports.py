@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.imports import load
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.imports import load
 
 
 @pytest.mark.parametrize("path", ["collections.OrderedDict", "collections:OrderedDict"])

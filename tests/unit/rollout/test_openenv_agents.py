@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proxy.client import AsyncClient
 from proxy.engine.scripted.acting import act
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
-from proxy.rollout.openenv import ResourceFactoryAgent, is_resource_factory, is_session_factory
 from tests.support import serving, tiny_renderer, user
 from tests.unit.rollout.openenv_play import Adding, AddingFactory, Score
+from tokengrove.client import AsyncClient
+from tokengrove.openenv import ResourceFactoryAgent, is_resource_factory, is_session_factory
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
 
 
 class Asking:

@@ -1,4 +1,4 @@
-"""`proxy/rollout/contract.py` is one file that can be copied, with the names and signatures of the printed contract."""
+"""`tokengrove/rollout/contract.py` is one file that can be copied, with the names and signatures of the contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rollout import contract
+from tokengrove.rollout import contract
 
 FILE = Path(contract.__file__)
 PARAMETERS = {

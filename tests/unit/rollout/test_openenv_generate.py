@@ -10,15 +10,15 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
-from proxy.client.asgi import ASGIApp
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.errors import InvalidRequest, NotFound, SessionClosed
-from proxy.rollout.contract import GenerateAPI, RolloutMessages
-from proxy.rollout.openenv import ServerGenerate
 from proxy.settings import Settings
 from tests.support import call_text, default_url, function_tool, sampled, says, tiny_renderer, tool_result, user
+from tokengrove.client import Client
+from tokengrove.client.asgi import ASGIApp
+from tokengrove.errors import InvalidRequest, NotFound, SessionClosed
+from tokengrove.openenv import ServerGenerate
+from tokengrove.rollout.contract import GenerateAPI, RolloutMessages
 
 ADD = [function_tool("add", {"a": {"type": "integer"}})]
 CALL = "<think>\nhm\n</think>\n\n" + call_text("add", '{"a": 1}')
@@ -100,7 +100,7 @@ def test_an_answer_that_was_lost_on_the_way_is_given_again(tmp_path: Path, monke
             return response
 
         monkeypatch.setattr(client._http, "send", broken)
-        monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 0.0)
+        monkeypatch.setattr("tokengrove.rollout.retries._FIRST_PAUSE_S", 0.0)
         assert ServerGenerate(client).generate("r-1", 0, [user("hi")], [], {}) == "one"
         assert (lost, len(engine.requests)) == ([1], 1)
 

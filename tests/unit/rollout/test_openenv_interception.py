@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rollout.failures import AgentFailed
-from proxy.rollout.openenv import CommandHarness, CompletionText, HarnessSession, HarnessSessionFactory
 from tests.support import call_text, function_tool, user
 from tests.unit.rollout.openenv_play import Servers, both
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.openenv import CommandHarness, CompletionText, HarnessSession, HarnessSessionFactory
+from tokengrove.rollout.failures import AgentFailed
 
 __all__ = ["both"]
 ADD = function_tool("add", {"a": {"type": "integer"}})

@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.client import ServerUnreachable
-from proxy.errors import InvalidRequest, Unauthorized
-from proxy.rollout.openenv import HarnessSessionFactory, InterceptionServer
 from proxy.settings import Settings
 from tests.support import default_url, real_server, tiny_renderer, user
+from tokengrove.client import ServerUnreachable
+from tokengrove.errors import InvalidRequest, Unauthorized
+from tokengrove.openenv import HarnessSessionFactory, InterceptionServer
 
 
 def agent(task: Any, base_url: str, http_client: httpx.Client) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client, SessionTree
-from proxy.errors import SessionNotFound
-from proxy.rollout.failure_log import TooManyFailedEpisodes
-from proxy.rollout.trl import AgentSession, SessionFactory, sessions
 from tests.support import real_server
 from tests.unit.rollout import trl_players
+from tokengrove.client import Client, SessionTree
+from tokengrove.errors import SessionNotFound
+from tokengrove.rollout.failure_log import TooManyFailedEpisodes
+from tokengrove.trl import AgentSession, SessionFactory, sessions
 
 ASKS = (
     "import json, os, urllib.request as r; "

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.contract import RolloutMessages
-from proxy.rollout.failure_log import TooManyFailedEpisodes
-from proxy.rollout.openenv import (
+from tests.support import call_text, user
+from tests.unit.rollout.openenv_play import AddingFactory, Score, Servers, both
+from tokengrove.errors import InvalidRequest
+from tokengrove.openenv import (
     EnvironmentSessionFactory,
     HarnessRolloutWorker,
     HarnessSessionFactory,
     RolloutTimeout,
     ServerGenerate,
 )
-from tests.support import call_text, user
-from tests.unit.rollout.openenv_play import AddingFactory, Score, Servers, both
+from tokengrove.rollout.contract import RolloutMessages
+from tokengrove.rollout.failure_log import TooManyFailedEpisodes
 
 __all__ = ["both"]
 TASK = {"prompt": "What is 3 plus 4?"}

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from proxy.rollout.failures import AgentFailed, WorkerDied
-from proxy.rollout.processes import ProcessPool, shared_pool
 from tests.support import until
 from tests.unit.rollout import agents_of_processes as functions
+from tokengrove.rollout.failures import AgentFailed, WorkerDied
+from tokengrove.rollout.processes import ProcessPool, shared_pool
 
 pytestmark = pytest.mark.processes
 
@@ -107,7 +107,7 @@ async def test_a_call_that_is_cancelled_is_killed_with_all_that_it_started(pool:
 
 PROGRAM = """
 import asyncio, sys
-from proxy.rollout.processes import ProcessPool
+from tokengrove.rollout.processes import ProcessPool
 from tests.unit.rollout.agents_of_processes import start_child_and_hang
 asyncio.run(ProcessPool(1).run(start_child_and_hang, told=sys.argv[1]))
 """
@@ -218,7 +218,7 @@ def test_pools_of_one_size_are_shared() -> None:
 
 SCRIPT = """
 import asyncio
-from proxy.rollout.processes import ProcessPool
+from tokengrove.rollout.processes import ProcessPool
 
 def double(number):
     return 2 * number

@@ -13,13 +13,13 @@ import httpx
 import numpy as np
 import pytest
 
-from proxy.client import Client, Export
-from proxy.client.adapters import areal, roll, trl_rollout, verl
 from proxy.serving import server
 from proxy.settings import Settings
 from tests.recomputed import MOST, difference, logprobs
 from tests.support import default_url
 from tests.vision import KINDS, image_url, png, text_part
+from tokengrove.client import Client, Export
+from tokengrove.client.adapters import areal, roll, trl_rollout, verl
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest, ProxyError, StoreUnavailable, TooManyRequests
-from proxy.rollout.retries import retried, retried_here
+from tokengrove.errors import InvalidRequest, ProxyError, StoreUnavailable, TooManyRequests
+from tokengrove.rollout.retries import retried, retried_here
 
 
 class Failing:

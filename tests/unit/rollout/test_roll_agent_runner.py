@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client, Session
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script, play
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import AgentRunner, EpisodeResult
-from proxy.rollout.roll.runners import EpisodeTimeout, RequestError, played
-from proxy.rollout.roll.runners.step_rewards import step_rewards
 from proxy.settings import Settings
 from tests.support import call_text, default_url, function_tool, real_server, sampled, says, tiny_renderer, user
+from tokengrove.client import Client, Session
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import AgentRunner, EpisodeResult
+from tokengrove.roll.runners import EpisodeTimeout, RequestError, played
+from tokengrove.roll.runners.step_rewards import step_rewards
 
 
 class Counting:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll.config import AgenticConfig, EnvManagerConfig, GeneratingArguments, compose, sampling_of
-from proxy.rollout.roll.values import Section
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config import AgenticConfig, EnvManagerConfig, GeneratingArguments, compose, sampling_of
+from tokengrove.roll.values import Section
 
 ENVS = """
 max_tokens: 128

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.rollout.roll import DataProto
+from tokengrove.roll import DataProto
 
 
 def batch_of(rows: int, first: int = 0, **metrics: Any) -> DataProto:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.rollout.roll import (
+from proxy.settings import Settings
+from tests.support import call_text, default_url, function_tool, says, tiny_renderer, tool_result, user
+from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import (
     AgentNativeStepEnvManager,
     DataProto,
     Section,
     StepEnvManager,
     TrajEnvManager,
 )
-from proxy.settings import Settings
-from tests.support import call_text, default_url, function_tool, says, tiny_renderer, tool_result, user
-from tests.unit.rollout.roll_queues import Queue
 
 pytest.importorskip("gem")
 pytest.importorskip("gymnasium")

@@ -13,17 +13,17 @@ import httpx
 import numpy as np
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
-from proxy.rollout.roll.managers import (
+from tests.support import real_server, user
+from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
+from tokengrove.roll.managers import (
     AgentNativeStepEnvManager,
     StepConcatEnvManager,
     StepEnvManager,
     TrajEnvManager,
 )
-from proxy.rollout.roll.runners import GEMRunner, ToolCallRunner
-from tests.support import real_server, user
-from tests.unit.rollout.roll_queues import Queue
+from tokengrove.roll.runners import GEMRunner, ToolCallRunner
 
 pytest.importorskip("gem")
 

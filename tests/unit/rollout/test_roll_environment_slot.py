@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.roll.episodes.environment_slot import EnvironmentSlot
+from tokengrove.client import Client
+from tokengrove.roll.episodes.environment_slot import EnvironmentSlot
 
 
 class _Manager:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient, Client
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play
-from proxy.rollout.roll.episodes import EnvironmentAgent
-from proxy.rollout.runs import RunOptions, run_episodes
-from proxy.rollout.runs.config import read
 from tests.support import real_server
 from tests.unit.rollout.roll_runner import Runner
+from tokengrove.client import AsyncClient, Client
+from tokengrove.roll.episodes import EnvironmentAgent
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play
+from tokengrove.runs import RunOptions, run_episodes
+from tokengrove.runs.config import read
 
 HERE = "tests.unit.rollout.roll_runner"
 PROXY = "roll.pipeline.agentic.env_manager.proxy_env_manager.ProxyEnvManager"

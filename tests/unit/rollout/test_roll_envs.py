@@ -17,12 +17,12 @@ import pytest
 
 pytest.importorskip("gem")
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll.envs import register_game, register_games
-from proxy.rollout.roll.envs.frozen_lake_map import generate_map
-from proxy.rollout.roll.envs.sokoban_room import STEPS, Room, generate_room
-from proxy.rollout.roll.runners.environments import make_environment
-from proxy.rollout.roll.values import Section
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.envs import register_game, register_games
+from tokengrove.roll.envs.frozen_lake_map import generate_map
+from tokengrove.roll.envs.sokoban_room import STEPS, Room, generate_room
+from tokengrove.roll.runners.environments import make_environment
+from tokengrove.roll.values import Section
 
 WORDS = ("Up", "Down", "Left", "Right")
 SMALL = {"dim_room": [6, 6], "num_boxes": 1, "search_depth": 10}
@@ -295,7 +295,7 @@ def test_what_cannot_be_drawn_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         made("sokoban", dim_room=[4, 4], num_boxes=3).reset(seed=0)
     with pytest.raises(InvalidRequest, match="at least 4x4"):
         made("sokoban", dim_room=[3, 3], num_boxes=1).reset(seed=0)
-    monkeypatch.setattr("proxy.rollout.roll.envs.frozen_lake_map._TRIES", 1)
+    monkeypatch.setattr("tokengrove.roll.envs.frozen_lake_map._TRIES", 1)
     with pytest.raises(InvalidRequest, match="take a larger p"):
         generate_map(random.Random(0), 9, 0.0)
     with pytest.raises(InvalidRequest, match="call reset first"):
@@ -334,9 +334,9 @@ def test_an_environment_that_only_roll_has_is_refused_with_the_way_out(
 def test_the_package_is_light_and_leaves_the_root_logger_as_it_is() -> None:
     code = """
 import logging, sys
-import proxy.rollout.roll.envs as envs
+import tokengrove.roll.envs as envs
 assert "gem" not in sys.modules
-from proxy.rollout.roll.envs import SokobanEnv, gem
+from tokengrove.roll.envs import SokobanEnv, gem
 assert SokobanEnv(num_boxes=1).reset(seed=1)[0] == gem.make("sokoban", num_boxes=1).reset(seed=1)[0]
 assert not logging.getLogger().handlers and logging.getLogger().level == logging.WARNING
 try:

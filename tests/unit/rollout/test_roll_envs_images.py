@@ -9,7 +9,7 @@ import pytest
 
 gem = pytest.importorskip("gem")
 
-from proxy.rollout.roll.envs.games import register_games  # noqa: E402
+from tokengrove.roll.envs.games import register_games  # noqa: E402
 
 
 def made(env_type: str, **config: Any) -> Any:

@@ -10,12 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
-from proxy.client import Client, ServerUnreachable
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import EpisodeResult, Section
-from proxy.rollout.roll.managers import EpisodeSession
-from proxy.rollout.roll.managers.episode_session import zipped
 from tests.support import real_server, user
+from tokengrove.client import Client, ServerUnreachable
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import EpisodeResult, Section
+from tokengrove.roll.managers import EpisodeSession
+from tokengrove.roll.managers.episode_session import zipped
 
 KEY = "a-key-of-the-administrator"
 ENV = Section(tag="Sums", group_id=3, env_id=7, max_tokens_per_step=3, config={})

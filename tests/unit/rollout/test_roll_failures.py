@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.failure_log import TooManyFailedEpisodes
-from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
 from tests.support import real_server
 from tests.unit.rollout.roll_failing import Hangs
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
+from tokengrove.rollout.failure_log import TooManyFailedEpisodes
 
 MANAGERS = "roll.pipeline.agentic.env_manager"
 FAILING = "tests.unit.rollout.roll_failing"
@@ -101,7 +101,7 @@ def rock(folder: Path, command: str) -> dict[str, Any]:
     tasks.write_text("".join(json.dumps({"n": number}) + "\n" for number in range(8)))
     job = {"agents": [{"command": command}]}
     return runner("roll.pipeline.agentic.agent_runner.rock.PushModeRunner") | {
-        "agent_runner_cls": "proxy.rollout.roll.PushModeRunner",
+        "agent_runner_cls": "tokengrove.roll.PushModeRunner",
         "env_config": {"dataset_name": str(tasks), "job_config": job},
     }
 
@@ -127,7 +127,7 @@ def test_a_setup_that_fails_is_a_warning_and_ends_the_run(client: Client, caplog
 def test_a_runner_that_hangs_is_a_timeout_and_ends_the_run(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
+    monkeypatch.setattr("tokengrove.roll.managers.proxy_env_manager._GRACE_S", 0.0)
     monkeypatch.setattr(Hangs, "released", threading.Event(), raising=False)
     try:
         with pytest.raises(TooManyFailedEpisodes, match="1 x Timeout"):

@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("gem")
 
 from proxy.app import build_app
-from proxy.client import Client
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.rollout.roll import GEMRunner, ToolCallRunner
-from proxy.rollout.roll.envs.frozen_lake_map import find, generate_map
 from proxy.settings import Settings
 from tests.support import call_text, default_url, sampled, says, tiny_renderer
+from tokengrove.client import Client
+from tokengrove.roll import GEMRunner, ToolCallRunner
+from tokengrove.roll.envs.frozen_lake_map import find, generate_map
 
 KEY = "the-key-of-one-slot"
 

@@ -15,14 +15,14 @@ import pytest
 gem = pytest.importorskip("gem")
 
 from proxy.app import build_app  # noqa: E402
-from proxy.client import Client, Export, Session  # noqa: E402
 from proxy.engine.scripted.engine import ScriptedEngine  # noqa: E402
 from proxy.engine.scripted.scripts import Reply, Script, play  # noqa: E402
-from proxy.errors import InvalidRequest  # noqa: E402
-from proxy.rollout.roll import DataProto, GEMRunner, ProxyEnvManager, Section, ToolCallRunner  # noqa: E402
 from proxy.settings import Settings  # noqa: E402
 from tests.support import call_text, default_url, function_tool, sampled, says, tiny_renderer, user  # noqa: E402
 from tests.unit.rollout.roll_queues import Queue  # noqa: E402
+from tokengrove.client import Client, Export, Session  # noqa: E402
+from tokengrove.errors import InvalidRequest  # noqa: E402
+from tokengrove.roll import DataProto, GEMRunner, ProxyEnvManager, Section, ToolCallRunner  # noqa: E402
 
 SYSTEM = "You play games."
 GUESSING = {
@@ -327,7 +327,7 @@ def test_a_manager_plays_it_by_its_path_and_zips_the_scores_to_the_turns(tmp_pat
         ProxyEnvManager(
             worker_config=Section(generating_args={"max_new_tokens": 32}),
             pipeline_config=Section(exp_name="e", sequence_length=512),
-            env_config=Section(env, agent_runner_cls="proxy.rollout.roll.GEMRunner"),
+            env_config=Section(env, agent_runner_cls="tokengrove.roll.GEMRunner"),
             tokenizer=None,
             generate_scheduler=client,
             output_queue=queue,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from proxy.rollout.roll import resolve
-from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupFilter, GroupQueue, GroupQueueManager
-from proxy.rollout.roll.values import DataProto
+from tokengrove.roll import resolve
+from tokengrove.roll.scheduler import EnvActivityMonitor, GroupFilter, GroupQueue, GroupQueueManager
+from tokengrove.roll.values import DataProto
 
 
 def config(**changes: Any) -> SimpleNamespace:

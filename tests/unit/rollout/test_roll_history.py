@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll.managers.history import amended, earned
-from proxy.rollout.roll.managers.live_session import LiveSession
-from proxy.rollout.roll.values import (
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.managers.history import amended, earned
+from tokengrove.roll.managers.live_session import LiveSession
+from tokengrove.roll.values import (
     GenerateStopReason,
     aggregate_metrics,
     compute_object_hash,

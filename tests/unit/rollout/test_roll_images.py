@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.roll import DataProto, RolloutCache, Section, VLTrajEnvManager
 from proxy.serving import server
 from proxy.settings import Settings
 from tests.support import default_url, real_server
 from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import DataProto, RolloutCache, Section, VLTrajEnvManager
 
 gem = pytest.importorskip("gem")
 Image = pytest.importorskip("PIL.Image")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import proxy.rollout.roll as roll
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll.config.roll_modules import MODULES, ours
+import tokengrove.roll as roll
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config.roll_modules import MODULES, ours
 
 RUNNER = """
 from roll.pipeline.agentic.agent_runner.base import AgentRunner, EpisodeResult

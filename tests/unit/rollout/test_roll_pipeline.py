@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
-from proxy.rollout.roll.scheduler import dump_rollout_trajectories, get_episode_scores, reduce_metrics
 from tests.support import real_server
 from tests.unit.rollout.roll_players import settings
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
+from tokengrove.roll.scheduler import dump_rollout_trajectories, get_episode_scores, reduce_metrics
 
 KEY = "the-admin-key"
 YAML = """

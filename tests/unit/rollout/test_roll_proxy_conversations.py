@@ -13,17 +13,17 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
 from proxy.engine.create import model_folder
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, play
 from proxy.rendering import Renderer, load_renderer
-from proxy.rollout.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.support import assistant, call_text, default_url, function_tool, system, tool_result, user
 from tests.unit.rendering.rendering_folders import ASSETS, ENDS, MARKERS, write_folder
 from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
 
 Ask = Callable[..., dict[str, Any]]
 START = [system("S"), user("U")]

@@ -12,12 +12,12 @@ import orjson
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client, Sample
-from proxy.errors import InvalidRequest, Unauthorized
-from proxy.rollout.roll import AgentRunner, BaseEnvManager, DataProto, EpisodeResult, ProxyEnvManager, Section
 from proxy.settings import Settings
 from tests.support import default_url, function_tool, real_server, shared_renderer, user
 from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client, Sample
+from tokengrove.errors import InvalidRequest, Unauthorized
+from tokengrove.roll import AgentRunner, BaseEnvManager, DataProto, EpisodeResult, ProxyEnvManager, Section
 
 KEY = "a-key-of-the-administrator"
 LENGTH = 448
@@ -263,7 +263,7 @@ def test_a_runner_that_hangs_is_replaced_and_its_late_requests_find_no_session(c
 def test_a_runner_that_hangs_is_cancelled_and_the_next_of_whatever_class_is_set_up(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
+    monkeypatch.setattr("tokengrove.roll.managers.proxy_env_manager._GRACE_S", 0.0)
     go_on, ready = threading.Event(), list[Any]()
 
     class Plain:
@@ -289,7 +289,7 @@ def test_a_runner_that_hangs_is_cancelled_and_the_next_of_whatever_class_is_set_
 
 
 def test_a_session_ends_also_when_no_other_runner_can_be_made(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
+    monkeypatch.setattr("tokengrove.roll.managers.proxy_env_manager._GRACE_S", 0.0)
     go_on, made = threading.Event(), list[Any]()
 
     class Once(Runner):
@@ -403,7 +403,7 @@ def test_a_metric_replaces_a_score_only_where_it_is_named_and_step_scores_surviv
 def test_the_log_says_once_that_a_metric_is_the_score(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.roll.managers.base_env_manager._said", set())
+    monkeypatch.setattr("tokengrove.roll.managers.base_env_manager._said", set())
     played(client, Rated, episodes=2)
     assert "score" not in caplog.text
     played(client, Rated, episodes=2, reward_granularity="pass_rate")
@@ -636,7 +636,7 @@ def test_a_stopped_manager_cancels_its_runner_which_ends_by_itself(client: Clien
 def test_a_stopped_manager_leaves_a_runner_that_hangs_and_may_play_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._STOP_S", 0.0)
+    monkeypatch.setattr("tokengrove.roll.managers.proxy_env_manager._STOP_S", 0.0)
     begun, go_on, torn_down = threading.Event(), threading.Event(), threading.Event()
 
     class Hangs(Runner):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline
-from proxy.rollout.roll.rock import GlobalDataset, place_for_others, reset_datasets, shared_dataset
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import AgenticConfig, AgenticRolloutPipeline
+from tokengrove.roll.rock import GlobalDataset, place_for_others, reset_datasets, shared_dataset
 
 ROWS: list[dict[str, Any]] = [{"n": number, "extra_info": {"instanceid": f"task-{number}"}} for number in range(5)]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll.rock import CommandSandbox, Job, JobConfig, JobResult, LocalProcessSandbox
 from tests.support import until
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.rock import CommandSandbox, Job, JobConfig, JobResult, LocalProcessSandbox
 
 LINGERING = """
 (setsid sleep 600 >/dev/null 2>&1 & echo $! >> pids)
@@ -117,7 +117,7 @@ def test_processes_that_an_agent_leaves_serve_the_verifier_and_are_killed_with_t
 
 KILLED = """
 import asyncio, os, signal
-from proxy.rollout.roll.rock import LocalProcessSandbox
+from tokengrove.roll.rock import LocalProcessSandbox
 async def steps():
     sandbox = LocalProcessSandbox({})
     await sandbox.start()

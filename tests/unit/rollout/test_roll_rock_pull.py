@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
-from proxy.client import AsyncClient, Client
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script
-from proxy.rollout.roll import EpisodeResult, PullModeRunner
-from proxy.rollout.roll.rock import LocalProcessSandbox, MailboxModelService, Sandbox, rock_agent_runner
 from proxy.settings import Settings
 from tests.support import call_text, default_url, real_server, sampled, says, tiny_renderer
+from tokengrove.client import AsyncClient, Client
+from tokengrove.roll import EpisodeResult, PullModeRunner
+from tokengrove.roll.rock import LocalProcessSandbox, MailboxModelService, Sandbox, rock_agent_runner
 
 pytestmark = pytest.mark.processes
 

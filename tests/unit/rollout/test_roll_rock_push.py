@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import EpisodeResult, PushModeRunner, RockAgentRunner
-from proxy.rollout.roll.rock import JobConfig, LocalProcessSandbox, rock_agent_runner
 from tests.support import real_server, sampled
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import EpisodeResult, PushModeRunner, RockAgentRunner
+from tokengrove.roll.rock import JobConfig, LocalProcessSandbox, rock_agent_runner
 
 AGENT = """
 import json, os, openai

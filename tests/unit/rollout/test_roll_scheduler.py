@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client, ServerUnreachable
-from proxy.errors import InvalidRequest
-from proxy.rollout.failures import WorkerDied
-from proxy.rollout.roll.config import AgenticConfig
-from proxy.rollout.roll.rock import reset_datasets
-from proxy.rollout.roll.scheduler import RolloutScheduler, get_episode_scores, reduce_metrics
-from proxy.rollout.roll.values import DataProto
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer
 from tests.unit.rollout.roll_players import LENGTH, DropsFirst, OwnWorker, Player, path_of, settings
+from tokengrove.client import Client, ServerUnreachable
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config import AgenticConfig
+from tokengrove.roll.rock import reset_datasets
+from tokengrove.roll.scheduler import RolloutScheduler, get_episode_scores, reduce_metrics
+from tokengrove.roll.values import DataProto
+from tokengrove.rollout.failures import WorkerDied
 
 KEY = "the-admin-key"
 
@@ -361,7 +361,7 @@ def test_an_app_of_this_process_is_played_in_threads(tmp_path: Path) -> None:
 SCRIPT = """
 import signal
 
-from proxy.rollout.roll import DataProto, RolloutScheduler
+from tokengrove.roll import DataProto, RolloutScheduler
 from tests.unit.rollout.roll_players import settings
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background

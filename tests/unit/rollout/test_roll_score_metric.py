@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import AgenticConfig, DataProto, RolloutScheduler
-from proxy.rollout.roll.scheduler import get_episode_scores
-from proxy.rollout.roll.values.score_metric import ScoreMetric, ScoreMetrics, metric_value
 from tests.support import real_server
 from tests.unit.rollout.roll_runner import Runner
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import AgenticConfig, DataProto, RolloutScheduler
+from tokengrove.roll.scheduler import get_episode_scores
+from tokengrove.roll.values.score_metric import ScoreMetric, ScoreMetrics, metric_value
 
 PROXY = "roll.pipeline.agentic.env_manager.proxy_env_manager.ProxyEnvManager"
 

@@ -9,17 +9,17 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.client import Client
-from proxy.rollout.roll import DataProto, Section
-from proxy.rollout.roll.managers import (
+from tests.support import function_tool, real_server
+from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client
+from tokengrove.roll import DataProto, Section
+from tokengrove.roll.managers import (
     AgentNativeStepEnvManager,
     RolloutCache,
     StepConcatEnvManager,
     StepEnvManager,
 )
-from proxy.rollout.roll.values import EpisodeStopReason, compute_object_hash
-from tests.support import function_tool, real_server
-from tests.unit.rollout.roll_queues import Queue
+from tokengrove.roll.values import EpisodeStopReason, compute_object_hash
 
 gem = pytest.importorskip("gem")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.roll import (
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll import (
     MCPTool,
     PythonCodeTool,
     ToolEnvWrapper,

@@ -12,12 +12,14 @@ import numpy as np
 import orjson
 import pytest
 
-from proxy.client import Client, ServerUnreachable, Session
 from proxy.engine.create import model_folder
-from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout import retries
-from proxy.rollout.roll import DataProto, Section
-from proxy.rollout.roll.managers import (
+from proxy.settings import Settings
+from tests.support import real_server
+from tests.unit.rollout.roll_queues import Queue
+from tokengrove.client import Client, ServerUnreachable, Session
+from tokengrove.errors import InvalidRequest, ProxyError
+from tokengrove.roll import DataProto, Section
+from tokengrove.roll.managers import (
     BaseLLMProxy,
     RolloutCache,
     StepEnvManager,
@@ -27,12 +29,10 @@ from proxy.rollout.roll.managers import (
     custom_apply_chat_template,
     register_llm_proxy,
 )
-from proxy.rollout.roll.managers.live_session import LiveSession
-from proxy.rollout.roll.values import GenerateStopReason
-from proxy.rollout.server_tokenizer import ServerTokenizer
-from proxy.settings import Settings
-from tests.support import real_server
-from tests.unit.rollout.roll_queues import Queue
+from tokengrove.roll.managers.live_session import LiveSession
+from tokengrove.roll.values import GenerateStopReason
+from tokengrove.rollout import retries
+from tokengrove.rollout.server_tokenizer import ServerTokenizer
 
 gem = pytest.importorskip("gem")
 torch = pytest.importorskip("torch")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.roll.config import AgenticConfig
-from proxy.rollout.runs import RunOptions, prepare
-from proxy.rollout.runs.config import of_roll, read
+from tokengrove.errors import ConfigurationError
+from tokengrove.roll.config import AgenticConfig
+from tokengrove.runs import RunOptions, prepare
+from tokengrove.runs.config import of_roll, read
 
 OWN = """
 defaults:

@@ -14,14 +14,14 @@ from unittest import mock
 
 import pytest
 
-from proxy.client import Client
-from proxy.errors import ConfigurationError, EngineUnavailable
-from proxy.rollout.episodes import EpisodePlan, EpisodeResult, Task
-from proxy.rollout.executors import ExecutorOptions, executor_for
-from proxy.rollout.runs import Observer, Played, RunOptions, Summary, run_episodes, samples
-from proxy.rollout.runs import run as loop
-from proxy.rollout.runs.run_folder import RunFolder
 from tests.support import real_server
+from tokengrove.client import Client
+from tokengrove.errors import ConfigurationError, EngineUnavailable
+from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult, Task
+from tokengrove.rollout.executors import ExecutorOptions, executor_for
+from tokengrove.runs import Observer, Played, RunOptions, Summary, run_episodes, samples
+from tokengrove.runs import run as loop
+from tokengrove.runs.run_folder import RunFolder
 
 AGENTS = "tests.unit.rollout.run_agents"
 ROWS = [{"question": "one"}, {"question": "two"}]
@@ -472,7 +472,7 @@ async def test_an_option_that_does_not_fit_is_named_before_anything_is_played(
     tmp_path: Path, data: str, url: str, change: dict[str, Any], told: str
 ) -> None:
     given = {"agent": f"{AGENTS}:asks", "data": data, "url": url, "folder": str(tmp_path / "runs"), **change}
-    with mock.patch("proxy.rollout.runs.run.Run.play") as playing, pytest.raises(ConfigurationError) as raised:
+    with mock.patch("tokengrove.runs.run.Run.play") as playing, pytest.raises(ConfigurationError) as raised:
         await run_episodes(RunOptions(**given))
     assert told in str(raised.value)
     playing.assert_not_called()

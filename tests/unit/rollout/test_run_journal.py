@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.runs.journal import Journal
-from proxy.rollout.runs.slots import Entry, Slot
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.runs.journal import Journal
+from tokengrove.runs.slots import Entry, Slot
 
 
 def entry(number: int, **more: object) -> Entry:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.runs.leftovers import clean, sessions_of
-from proxy.rollout.runs.recovery import recovered
-from proxy.rollout.runs.slots import Entry, Slot
 from tests.support import says, serving, user
+from tokengrove.client import AsyncClient
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.runs.leftovers import clean, sessions_of
+from tokengrove.runs.recovery import recovered
+from tokengrove.runs.slots import Entry, Slot
 
 SLOT = Slot(0, "t", 0)
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
-from proxy.rollout.run_options import RunOptions
-from proxy.rollout.runs import Observer, Summary, run
-from proxy.rollout.runs.journal import Journal
-from proxy.rollout.runs.run import Run
-from proxy.rollout.runs.slots import Entry, Planner, Slot, slots_of
 from tests.support import until
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
+from tokengrove.rollout.run_options import RunOptions
+from tokengrove.runs import Observer, Summary, run
+from tokengrove.runs.journal import Journal
+from tokengrove.runs.run import Run
+from tokengrove.runs.slots import Entry, Planner, Slot, slots_of
 
 Answer = Callable[[EpisodePlan], EpisodeResult]
 

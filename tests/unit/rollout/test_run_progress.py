@@ -8,10 +8,10 @@ import threading
 import pytest
 from rich.console import Console
 
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, FailureKind, Server, Task
-from proxy.rollout.runs import Summary
-from proxy.rollout.runs.progress import LiveProgress
-from proxy.rollout.runs.report import duration, flowed, number, summary_text
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, FailureKind, Server, Task
+from tokengrove.runs import Summary
+from tokengrove.runs.progress import LiveProgress
+from tokengrove.runs.report import duration, flowed, number, summary_text
 
 
 def summary_of(episodes: int = 8, group_size: int = 4) -> tuple[Summary, list[float]]:

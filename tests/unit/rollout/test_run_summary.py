@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.runs.pass_at_k import mean_pass_at_k, pass_at_k, powers_up_to
-from proxy.rollout.runs.summary import Summary
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.runs.pass_at_k import mean_pass_at_k, pass_at_k, powers_up_to
+from tokengrove.runs.summary import Summary
 
 
 def played(sample: int, reward: float | None = None, **more: object) -> EpisodeResult:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.rollout.episodes import Task
-from proxy.rollout.run_options import RunOptions
-from proxy.rollout.runs.agents import agent_of
-from proxy.rollout.runs.rows import in_json
-from proxy.rollout.runs.tasks import as_tasks, digest_of, tasks_of
 from tests.unit.rollout import run_agents
 from tests.vision import data_url, png
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import Task
+from tokengrove.rollout.run_options import RunOptions
+from tokengrove.runs.agents import agent_of
+from tokengrove.runs.rows import in_json
+from tokengrove.runs.tasks import as_tasks, digest_of, tasks_of
 
 ROWS = [{"q": "one", "n": 1}, {"q": "two", "n": 2}]
 
@@ -152,6 +152,6 @@ def test_tasks_of_harbor_are_read_from_their_folders_and_played_as_these_say(tmp
     tasks = tasks_of(str(tmp_path / "tasks"))
     assert [task.task_id for task in tasks] == ["one"]
     spec = agent_of(RunOptions(command=("claude", "-p")), tasks[0])
-    assert (spec.target, spec.arguments["agent"]) == ("proxy.rollout.harbor:HarborAgent", ["claude", "-p"])
+    assert (spec.target, spec.arguments["agent"]) == ("tokengrove.rollout.harbor:HarborAgent", ["claude", "-p"])
     plain = agent_of(RunOptions(command=("claude", "-p")), Task("t", {"harbor": "a city"}))
     assert (plain.kind, plain.words) == ("command", ("claude", "-p"))

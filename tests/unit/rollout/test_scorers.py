@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
-from proxy.errors import InvalidRequest
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
-from proxy.rollout.episodes import check_functions as check
-from proxy.rollout.scorers import (
+from tests.support import Server as Served
+from tests.support import says, serving, user
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task, play, resolve_agent
+from tokengrove.rollout.episodes import check_functions as check
+from tokengrove.rollout.scorers import (
     Scorer,
     Trajectory,
     Turn,
@@ -24,9 +26,7 @@ from proxy.rollout.scorers import (
     trajectory_scorer,
     turn_scorer,
 )
-from proxy.rollout.scorers.scorer import as_scorer
-from tests.support import Server as Served
-from tests.support import says, serving, user
+from tokengrove.rollout.scorers.scorer import as_scorer
 
 HERE = "tests.unit.rollout.scorers_of_tests"
 TASK = Task("trees", {"question": "Name a tree.", "answer": "oak"})

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.client import AsyncClient, Client, ServerUnreachable
-from proxy.errors import InvalidRequest, KeyInUse, TooManyRequests
-from proxy.rollout.session_start import start_session, start_session_here
 from proxy.settings import Settings
 from tests.support import Server, default_url, says, serving, shared_renderer, user
+from tokengrove.client import AsyncClient, Client, ServerUnreachable
+from tokengrove.errors import InvalidRequest, KeyInUse, TooManyRequests
+from tokengrove.rollout.session_start import start_session, start_session_here
 
 
 class Lossy(httpx.AsyncBaseTransport):
@@ -57,7 +57,7 @@ async def lossy(folder: Path, lost: int = 0, **settings: Any) -> AsyncIterator[t
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("tokengrove.rollout.retries._FIRST_PAUSE_S", 0.0)
 
 
 async def test_a_start_whose_answer_was_lost_leaves_one_session(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_session_with_turns_is_nobody_elses_to_delete(tmp_path: Path) ->
 
 
 async def test_a_start_waits_for_a_place_as_long_as_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.client.transport._seconds", lambda header: 0.0)
+    monkeypatch.setattr("tokengrove.client.transport._seconds", lambda header: 0.0)
     async with lossy(tmp_path, capacity_control=True) as (client, transport, _):
         with pytest.raises(TooManyRequests, match="grant_capacity"):
             await start_session(client, "t", 0.0, {})
@@ -128,8 +128,8 @@ async def test_a_start_that_is_cancelled_between_two_attempts_leaves_no_session(
 ) -> None:
     """Nobody has the keys of what the server started, as the answer was lost."""
     pausing = asyncio.Event()
-    monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 30.0)
-    monkeypatch.setattr("proxy.rollout.retries.logger.warning", lambda *_: pausing.set())
+    monkeypatch.setattr("tokengrove.rollout.retries._FIRST_PAUSE_S", 30.0)
+    monkeypatch.setattr("tokengrove.rollout.retries.logger.warning", lambda *_: pausing.set())
     async with lossy(tmp_path, lost=1) as (client, _, _):
         starting = asyncio.create_task(start_session(client, "t", 60.0, {"session_id": "mine"}))
         await pausing.wait()

@@ -11,11 +11,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from proxy.app import build_app
-from proxy.client import AsyncClient, Export
-from proxy.errors import InvalidRequest, NotFound, TooManyRequests
-from proxy.rollout.team import Member, Team
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer, user
+from tokengrove.client import AsyncClient, Export
+from tokengrove.errors import InvalidRequest, NotFound, TooManyRequests
+from tokengrove.rollout.team import Member, Team
 
 KEY = "a-key-of-the-administrator"
 AGENTS = ("planner", "coder")

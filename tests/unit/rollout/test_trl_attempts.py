@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server
-from proxy.rollout.trl.attempts import AGAIN, play_until_it_ends
-from proxy.rollout.trl.groups import Groups
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server
+from tokengrove.trl.attempts import AGAIN, play_until_it_ends
+from tokengrove.trl.groups import Groups
 
 
 class Failing:

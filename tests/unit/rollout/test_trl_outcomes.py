@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.rollout.episodes import EpisodeResult
-from proxy.rollout.failure_log import FailureLog, TooManyFailedEpisodes
-from proxy.rollout.trl.outcomes import NothingPlayed, Outcomes, compared
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.rollout.failure_log import FailureLog, TooManyFailedEpisodes
+from tokengrove.trl.outcomes import NothingPlayed, Outcomes, compared
 
 
 def result(failure: Any = None, reward: float | None = None) -> EpisodeResult:

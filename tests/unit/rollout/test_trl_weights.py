@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxy.client import Client
-from proxy.errors import InvalidRequest
-from proxy.rollout.trl.shards import BaseModel
-from proxy.rollout.trl.weights import WeightTransfer
 from tests.support import real_server
+from tokengrove.client import Client
+from tokengrove.errors import InvalidRequest
+from tokengrove.trl.shards import BaseModel
+from tokengrove.trl.weights import WeightTransfer
 
 NAMES = ("embed", "layer.0", "layer.1", "head")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from proxy.rollout.trl.without_gpu import tree_attention
+from tokengrove.trl.without_gpu import tree_attention
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 TRUNK, LEFT, RIGHT = [0, 1, 2], [3, 4], [5, 6, 7]

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from proxy.client import Client
-from proxy.client.adapters import trl
-from proxy.client.options import SessionOptions
-from proxy.errors import InvalidRequest
-from proxy.rollout.episodes import Task
-from proxy.rollout.executors import ExecutorOptions
-from proxy.rollout.trl import AgentWorker
 from tests.support import real_server
 from tests.unit.rollout import trl_players
+from tokengrove.client import Client
+from tokengrove.client.adapters import trl
+from tokengrove.client.options import SessionOptions
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.episodes import Task
+from tokengrove.rollout.executors import ExecutorOptions
+from tokengrove.trl import AgentWorker
 
 ROWS = [{"id": "oak"}, {"id": "ash"}]
 WAIT_S = 60.0

@@ -10,12 +10,12 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from proxy.client import AsyncClient, Client, Sample
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
-from proxy.rollout.verl.loop_base import lists_ids
-from proxy.rollout.verl.request_messages import as_requested
 from tests.support import assistant, function_tool, real_server, system, tool_result, user
+from tokengrove.client import AsyncClient, Client, Sample
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
+from tokengrove.verl.loop_base import lists_ids
+from tokengrove.verl.request_messages import as_requested
 
 CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 512, "response_length": 512}}}
 TOOL = function_tool("get_weather", {"city": {"type": "string"}})

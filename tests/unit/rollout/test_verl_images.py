@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Sample
-from proxy.client.adapters import vision
 from proxy.engine.scripted.scripts import Script
-from proxy.errors import InvalidRequest, ProxyError
 from proxy.rendering.renderer import Renderer
-from proxy.rollout.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, ToolResponse, function_tool
-from proxy.rollout.verl.tools import get_function_tool
 from tests.support import Server, call_text, says, serving
 from tests.vision import image_file, png
+from tokengrove.client import AsyncClient, Sample
+from tokengrove.client.adapters import vision
+from tokengrove.errors import InvalidRequest, ProxyError
+from tokengrove.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, ToolResponse, function_tool
+from tokengrove.verl.tools import get_function_tool
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("torch")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from proxy.client import AsyncClient
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.rollout.verl import AgentLoopBase, AgentLoopFailed, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
 from proxy.turns import turns
 from proxy.types import ids_of
 from tests.support import call_text, sampled, says, serving, tiny_renderer, tool_result, until, user
+from tokengrove.client import AsyncClient
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.verl import AgentLoopBase, AgentLoopFailed, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
 
 CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 64, "response_length": 64}}}
 QUESTION = [user("What is the weather?")]

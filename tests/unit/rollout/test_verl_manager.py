@@ -10,12 +10,13 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, AsyncSession, Client, Sample
-from proxy.client.adapters.verl import VerlBatch
-from proxy.client.options import MemoryTag
-from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
-from proxy.rollout.failure_log import TooManyFailedEpisodes
-from proxy.rollout.verl import (
+from tests.support import real_server, user
+from tokengrove.client import AsyncClient, AsyncSession, Client, Sample
+from tokengrove.client.adapters.verl import VerlBatch
+from tokengrove.client.options import MemoryTag
+from tokengrove.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
+from tokengrove.rollout.failure_log import TooManyFailedEpisodes
+from tokengrove.verl import (
     AgentLoopBase,
     AgentLoopFailed,
     AgentLoopManager,
@@ -25,9 +26,8 @@ from proxy.rollout.verl import (
     get_trajectory_info,
     register,
 )
-from proxy.rollout.verl.batches import Prompts, padded_outputs
-from proxy.rollout.verl.registry import _agent_loop_registry
-from tests.support import real_server, user
+from tokengrove.verl.batches import Prompts, padded_outputs
+from tokengrove.verl.registry import _agent_loop_registry
 
 KEY = "the-admin-key"
 PROMPT, RESPONSE = 48, 24
@@ -801,7 +801,7 @@ def test_a_batch_of_arrays_keeps_their_dtypes() -> None:
 
 def test_a_file_of_the_configuration_names_loops(url: str, tmp_path: Path) -> None:
     path = tmp_path / "loops.yaml"
-    path.write_text("- name: of_the_file\n  _target_: proxy.rollout.verl.SingleTurnAgentLoop\n")
+    path.write_text("- name: of_the_file\n  _target_: tokengrove.verl.SingleTurnAgentLoop\n")
     agent = {"agent_loop_config_path": str(path), "default_agent_loop": "of_the_file"}
     found = AgentLoopManager(changed(agent=agent), url, admin_key=KEY).generate_sequences(
         {"raw_prompt": [[user("hi")]] * 2}

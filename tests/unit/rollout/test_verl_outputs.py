@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl import AgentLoopMetrics, AgentLoopOutput, TokenOutput, simple_timer
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AgentLoopMetrics, AgentLoopOutput, TokenOutput, simple_timer
 
 FIELDS: dict[str, Any] = {"prompt_ids": [1, 2], "response_ids": [3, 4], "response_mask": [1, 0]}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
-from proxy.rollout.verl.loop_base import run_loop
-from proxy.rollout.verl.registry import _agent_loop_registry, register_file, resolve
-from proxy.rollout.verl.settings import trainer_config
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
+from tokengrove.verl.loop_base import run_loop
+from tokengrove.verl.registry import _agent_loop_registry, register_file, resolve
+from tokengrove.verl.settings import trainer_config
 
 ROLLOUT = {"prompt_length": 4, "response_length": 8}
 CONFIG = trainer_config({"actor_rollout_ref": {"rollout": ROLLOUT}})

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Client, ServerUnreachable
-from proxy.errors import InvalidRequest, Unauthorized, UnsupportedParameter
-from proxy.rollout.verl import AsyncLLMServerManager, PromptTooLong, ServerTokenizer, SingleTurnAgentLoop
-from proxy.rollout.verl.server_manager import Placement
 from tests.support import real_server, says, serving, tiny_renderer, user
+from tokengrove.client import AsyncClient, Client, ServerUnreachable
+from tokengrove.errors import InvalidRequest, Unauthorized, UnsupportedParameter
+from tokengrove.verl import AsyncLLMServerManager, PromptTooLong, ServerTokenizer, SingleTurnAgentLoop
+from tokengrove.verl.server_manager import Placement
 
 KEY = "the-admin-key"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl import AgentLoopManager
-from proxy.rollout.verl.settings import DEFAULTS
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl import AgentLoopManager
+from tokengrove.verl.settings import DEFAULTS
 
 URL = "http://127.0.0.1:1"
 

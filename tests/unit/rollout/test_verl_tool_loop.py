@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, AsyncSession, Sample
 from proxy.engine.scripted.scripts import Reply, Script, play
-from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.reasons import FinishReason
-from proxy.rollout.verl import (
+from tests.support import Server, call_text, sampled, says, serving, tiny_renderer
+from tokengrove.client import AsyncClient, AsyncSession, Sample
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.reasons import FinishReason
+from tokengrove.verl import (
     AgentData,
     AgentLoopBase,
     AgentLoopOutput,
@@ -29,8 +30,7 @@ from proxy.rollout.verl import (
     ToolParser,
     ToolResponse,
 )
-from proxy.rollout.verl.tool_parsers import server_of_loop
-from tests.support import Server, call_text, sampled, says, serving, tiny_renderer
+from tokengrove.verl.tool_parsers import server_of_loop
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 CALL = "I add." + call_text("add", '{"numbers": [1, 2]}')

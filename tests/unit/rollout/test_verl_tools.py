@@ -14,8 +14,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import ValidationError
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl.tools import (
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl.tools import (
     FUNCTION_TOOL_REGISTRY,
     BaseTool,
     OpenAIFunctionCallSchema,
@@ -29,7 +29,7 @@ from proxy.rollout.verl.tools import (
     load_function_tools_from_path,
     normalize_function_tool_return,
 )
-from proxy.rollout.verl.tools.tool_use import use_tool
+from tokengrove.verl.tools.tool_use import use_tool
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -463,7 +463,7 @@ def test_required_beside_the_parameters_is_told(tmp_path: Path, caplog: pytest.L
 
 
 FUNCTIONS = """
-from proxy.rollout.verl.tools import function_tool
+from tokengrove.verl.tools import function_tool
 
 @function_tool
 def minus(a: int) -> int:
@@ -491,7 +491,7 @@ def test_functions_of_a_file_are_loaded_once_and_collide_with_those_of_the_yaml(
 def test_a_file_may_have_functions_and_a_class_that_the_yaml_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    classes = "from proxy.rollout.verl.tools import BaseTool\n\n\nclass Plus(BaseTool):\n    pass\n"
+    classes = "from tokengrove.verl.tools import BaseTool\n\n\nclass Plus(BaseTool):\n    pass\n"
     (tmp_path / "both_kinds.py").write_text(FUNCTIONS + classes)
     (tmp_path / "tools.yaml").write_text(re.sub("class_name: .*", "class_name: both_kinds.Plus", YAML))
     monkeypatch.syspath_prepend(tmp_path)

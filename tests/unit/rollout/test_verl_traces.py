@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from proxy.client import AsyncClient
-from proxy.rollout.verl import AgentLoopManager, rollout_trace_attr, rollout_trace_op
-from proxy.telemetry import tracing
-from proxy.telemetry.spans import Tracing
 from tests.e2e.collector import collecting
 from tests.support import real_server, says, serving, user
+from tokengrove import tracing
+from tokengrove.client import AsyncClient
+from tokengrove.spans import Tracing
+from tokengrove.verl import AgentLoopManager, rollout_trace_attr, rollout_trace_op
 
 KEY = "the-admin-key"
 

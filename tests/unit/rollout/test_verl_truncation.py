@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.rollout.verl.truncation import Truncation
+from tokengrove.errors import InvalidRequest
+from tokengrove.verl.truncation import Truncation
 
 
 @pytest.mark.parametrize(

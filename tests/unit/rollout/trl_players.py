@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.rollout.episodes import EpisodeEnded
+from tokengrove.rollout.episodes import EpisodeEnded
 
 begun: list[str] = []
 """The sessions whose agents have begun, in order."""

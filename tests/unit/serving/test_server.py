@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigurationError
 from proxy.serving import server
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError
 
 
 def test_a_start_that_takes_too_long_is_said_and_its_thread_ends(

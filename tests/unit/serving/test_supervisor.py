@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigurationError
 from proxy.serving import supervisor
 from proxy.serving.stop import Ended
 from proxy.serving.worker import Report
 from proxy.settings import Settings
+from tokengrove.errors import ConfigurationError
 
 
 def test_a_worker_that_was_stopped_alone_is_heard_of_by_its_end() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from proxy.engine.interface import PauseMode
-from proxy.errors import SessionClosed, StoreUnavailable
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store.store import Store
@@ -17,6 +16,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.types import SessionStatus
 from tests.databases import execute
 from tests.support import default_url, says, serving, until, user
+from tokengrove.errors import SessionClosed, StoreUnavailable
 
 
 class HeldCommit:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import SessionNotFound
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
@@ -14,6 +13,7 @@ from proxy.store.news import News, first_seen
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
+from tokengrove.errors import SessionNotFound
 
 
 class EmptyNews:

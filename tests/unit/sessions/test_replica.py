@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.reasons import Status
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit
@@ -20,6 +19,7 @@ from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import Interaction, SessionRecord, SessionStatus
 from tests.interactions import interaction
+from tokengrove.reasons import Status
 
 
 def empty() -> LiveSession:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.store import Store
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, SessionRecord, ids_of
+from tokengrove.reasons import FinishReason, Reason, Status
 
 
 @pytest.fixture

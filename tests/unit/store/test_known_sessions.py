@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from proxy.errors import StoreUnavailable
 from proxy.store import known_sessions
 from proxy.store.known_sessions import KnownSessions
+from tokengrove.errors import StoreUnavailable
 
 
 class Rows:

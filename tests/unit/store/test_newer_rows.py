@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from proxy.reasons import Reason, Status
 from proxy.store.sql.codec import encode_json
 from proxy.store.store import Store
 from proxy.types import SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
+from tokengrove.reasons import Reason, Status
 
 
 async def test_unknown_words_keys_and_columns_of_a_newer_server_are_passed_over(database_url: str) -> None:

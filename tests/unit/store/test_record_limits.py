@@ -15,12 +15,12 @@ import orjson
 import pytest
 import zstandard
 
-from proxy.errors import ConfigurationError
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals, entries
 from proxy.store.record_limits import check_packed
 from tests.databases import execute
 from tests.support import says, serving, user
+from tokengrove.errors import ConfigurationError
 
 MIB = 2**20
 BOMBS = {

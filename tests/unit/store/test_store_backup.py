@@ -15,7 +15,6 @@ import orjson
 import pytest
 import zstandard
 
-from proxy.errors import ConfigurationError
 from proxy.store import database, schema
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals
@@ -23,6 +22,7 @@ from proxy.store.sql.codec import encode_json
 from tests.conftest import Postgres
 from tests.databases import execute
 from tests.support import Server, assistant, says, serving, user
+from tokengrove.errors import ConfigurationError
 
 
 def quiet(_: Totals) -> None:

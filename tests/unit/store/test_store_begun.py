@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.reasons import Status
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.inspection import inspecting
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.support import until
+from tokengrove.reasons import Status
 
 Build = Callable[..., Interaction]
 

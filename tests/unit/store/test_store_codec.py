@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import InvalidRequest
-from proxy.reasons import Echo, FinishReason, Reason, Status
 from proxy.store.sql import codec, rows
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import (
@@ -31,6 +29,8 @@ from proxy.types import (
     ToolCall,
     ids_of,
 )
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import Echo, FinishReason, Reason, Status
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_text = st.text(max_size=20).filter(lambda text: "\0" not in text)

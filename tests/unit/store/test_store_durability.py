@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.errors import ConfigurationError
-from proxy.reasons import Status
 from proxy.store.inspection import inspecting
 from proxy.store.store import Store
+from tokengrove.errors import ConfigurationError
+from tokengrove.reasons import Status
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 PREAMBLE = """
 import asyncio, os, resource, signal, sys, time
 from array import array
-from proxy.errors import StoreUnavailable
-from proxy.errors import ConfigurationError
+from tokengrove.errors import StoreUnavailable
+from tokengrove.errors import ConfigurationError
 from proxy.store.store import Store
 from proxy.types import *
 

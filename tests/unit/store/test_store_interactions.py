@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest
-from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.notes import notes_of
 from proxy.store.store import Store
 from proxy.types import (
@@ -24,6 +22,8 @@ from proxy.types import (
     ToolCall,
     ids_of,
 )
+from tokengrove.errors import InvalidRequest
+from tokengrove.reasons import FinishReason, Reason, Status
 
 IMAGE = ImagePart("5f" * 32, 3, 20, 10, "low")
 

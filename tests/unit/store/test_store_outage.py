@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
-from proxy.errors import StoreUnavailable
 from proxy.store.outage import Outage
 from proxy.store.sql import writes
 from proxy.store.store import Store
+from tokengrove.errors import StoreUnavailable
 
 Told = Callable[[], list[tuple[str, Mapping[str, Any]]]]
 

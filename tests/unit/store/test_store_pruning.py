@@ -11,12 +11,12 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from proxy import commands
-from proxy.errors import ConfigurationError
 from proxy.store import database
 from proxy.store.pruning import Pruned, prune
 from tests.databases import execute
 from tests.support import assistant, says, serving, user
+from tokengrove import commands
+from tokengrove.errors import ConfigurationError
 
 DAY_S = 86_400.0
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from proxy.reasons import Status
 from proxy.store import shared_reads
 from proxy.store.news import News, Seen
 from proxy.store.sql import locks, reads
@@ -19,6 +18,7 @@ from proxy.store.sql.revisions import Wanted
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord, SessionStatus
 from tests.databases import execute
+from tokengrove.reasons import Status
 
 Build = Callable[..., Interaction]
 CHANGES: dict[str, Callable[[Store], Any]] = {

@@ -16,12 +16,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 
-from proxy.errors import ConfigurationError
 from proxy.store import database, migrations, schema
 from proxy.store.sql.codec import encode_json
 from proxy.store.sql.tables import metadata
 from proxy.store.store import Store
 from tests.databases import execute
+from tokengrove.errors import ConfigurationError
 
 
 @pytest.fixture

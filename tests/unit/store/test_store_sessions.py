@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import reads
 from proxy.store.sql.checksums import OF_STARTS
 from proxy.store.store import Store
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 from tests.databases import execute
+from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 
 FULL = SessionRecord(
     session_id="a/b~c",

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
-from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
 from proxy.store import database, schema, writer
 from proxy.store.sql import rows, writes
 from proxy.store.sql.starts import Start
@@ -22,6 +21,7 @@ from proxy.store.writer import Change, Phase, Writer
 from proxy.types import SessionRecord
 from tests.databases import execute
 from tests.support import says, serving, until, user
+from tokengrove.errors import InvalidRequest, SessionNotFound, StoreUnavailable
 
 
 class Held:

@@ -16,8 +16,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from proxy.commands.audit import audit
-from proxy.errors import ConfigurationError, SessionNotFound
-from proxy.reasons import Reason
 from proxy.store import backup, database, pruning
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals
@@ -29,6 +27,8 @@ from proxy.store.sql.statement import Statement
 from proxy.store.store import Store
 from proxy.types import ImageFile, ImagePart, Interaction, PlacedImage, SessionRecord, ids_of
 from tests.databases import execute
+from tokengrove.errors import ConfigurationError, SessionNotFound
+from tokengrove.reasons import Reason
 
 Build = Callable[..., Interaction]
 

@@ -18,12 +18,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from proxy.errors import ConfigurationError
 from proxy.store import database, migrations, schema
 from proxy.store.store import Store
 from proxy.types import SessionRecord
 from tests.databases import execute, meanwhile
 from tests.interactions import interaction
+from tokengrove.errors import ConfigurationError
 
 # The migrations of a next release: one column, a table, and an index of a table that exists already.
 EXPANSION = """

@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "monitoring.md"
 
 
+SOURCES = [path for package in ("proxy", "tokengrove") for path in (ROOT / package).rglob("*.py")]
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log", "LogRecord", "_tell"})
 
 
 def told() -> dict[str, set[str]]:
     """The fields of each event in the code: what is said by a name, with a dictionary or with keywords."""
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "proxy").rglob("*.py"):
+    for path in SOURCES:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for name, fields in _said_in(function):
@@ -73,7 +74,7 @@ def test_no_event_has_a_field_that_every_line_has() -> None:
 
 def test_every_line_that_names_a_session_names_its_training_run() -> None:
     named = []
-    for path in (ROOT / "proxy").rglob("*.py"):
+    for path in SOURCES:
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _LEVELS:
                 for fields in (arg for arg in call.args if isinstance(arg, ast.Dict)):

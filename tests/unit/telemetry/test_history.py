@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 
-from proxy.reasons import Reason, Status
 from proxy.telemetry.history import COUNTED, EVERY_S, FIRST_TOKEN, SAMPLES, History, Sample, added
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.quantiles import quantile
 from proxy.types import Api
+from tokengrove.reasons import Reason, Status
 
 T = 1_000_000.0
 SLOT = 200_000

@@ -7,10 +7,10 @@ import pickle
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from proxy.reasons import Reason, Status
 from proxy.telemetry.families import Counts, Gauge, Histogram, Merge
 from proxy.telemetry.metrics import Metrics
 from proxy.types import Api
+from tokengrove.reasons import Reason, Status
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -18,10 +18,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from proxy.errors import EngineTimeout
-from proxy.telemetry import spans
-from proxy.telemetry.spans import Trace, Tracing
+from proxy.telemetry.spans import Trace, begin_trace
 from proxy.telemetry.timeline import Timeline
+from tokengrove import spans
+from tokengrove.errors import EngineTimeout
+from tokengrove.spans import Tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + "0"
@@ -35,7 +36,7 @@ class Collected:
         self.tracing = Tracing(self.exporter)
 
     def begin(self, *headers: tuple[bytes, bytes]) -> Trace:
-        return self.tracing.begin("POST /v1/chat/completions", headers, time.monotonic(), {"http.route": "/v1"})
+        return begin_trace(self.tracing, "POST /v1/chat/completions", headers, time.monotonic(), {"http.route": "/v1"})
 
     async def spans(self) -> dict[str, ReadableSpan]:
         await self.tracing.close()
@@ -222,7 +223,7 @@ async def test_errors_of_the_exporter_are_one_line_a_minute(
     exporter = Refusing()
     tracing = Tracing(exporter)
     for _ in range(5):
-        tracing.begin("r", [], time.monotonic(), {}).end(None, {})
+        begin_trace(tracing, "r", [], time.monotonic(), {}).end(None, {})
         tracing._provider.force_flush()
     assert exporter.exports == 5
     assert caplog.messages == ["traces: Failed to export 1"]
@@ -265,7 +266,7 @@ async def test_a_collector_that_does_not_answer_ends_neither_the_wait_nor_the_se
     monkeypatch.setattr(spans, "FLUSH_S", 0.01)
     exporter = Hanging()
     tracing = Tracing(exporter)
-    tracing.begin("r", [], time.monotonic(), {}).end(None, {})
+    begin_trace(tracing, "r", [], time.monotonic(), {}).end(None, {})
     await tracing.close()
     join_the_rest()
     assert exporter.began and exporter.shut
@@ -281,7 +282,7 @@ async def test_a_collector_that_is_away_is_one_line_and_one_at_the_end(
         away = f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces"
     tracing = Tracing(OTLPSpanExporter(endpoint=away))
     for _ in range(3):
-        tracing.begin("r", [], time.monotonic(), {}).end(None, {})
+        begin_trace(tracing, "r", [], time.monotonic(), {}).end(None, {})
     await tracing.close()
     join_the_rest()
     first, last = caplog.messages

@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-from proxy.telemetry import tracing
-from proxy.telemetry.tracing import start_tracing, tracing_asked_for
+from tokengrove import tracing
+from tokengrove.tracing import start_tracing, tracing_asked_for
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
@@ -37,7 +37,7 @@ def test_the_standard_variables_turn_traces_on_and_off(environment: Mapping[str,
 
 def test_nothing_of_opentelemetry_is_imported_without_its_variables() -> None:
     code = (
-        "import sys; from proxy.app import build_app; from proxy.telemetry.tracing import start_tracing;"
+        "import sys; from proxy.app import build_app; from tokengrove.tracing import start_tracing;"
         "assert start_tracing({}) is None; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -47,7 +47,7 @@ def test_nothing_of_opentelemetry_is_imported_without_its_variables() -> None:
 def test_a_missing_package_is_one_warning_that_names_the_way_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "proxy.telemetry.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "tokengrove.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with caplog.at_level(logging.WARNING):
         assert start_tracing(ENDPOINT) is None
@@ -74,7 +74,7 @@ def test_an_exporter_that_is_not_installed_is_one_warning(
 
 
 async def test_the_exporter_is_the_one_that_the_variables_name(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "proxy.telemetry.tracing")
+    caplog.set_level(logging.INFO, "tokengrove.tracing")
     kinds = {}
     for name, tell in (("otlp", True), ("console", False)):
         made = start_tracing({"OTEL_TRACES_EXPORTER": name}, tell=tell)

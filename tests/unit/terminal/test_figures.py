@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.terminal import figures
+from tokengrove.terminal import figures
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from proxy.terminal.fitting_table import Column, FittingTable, fitting, narrowed
+from tokengrove.terminal.fitting_table import Column, FittingTable, fitting, narrowed
 
 COLUMNS = [
     Column("name", 0, 6, lambda row: row["name"], whole=True),

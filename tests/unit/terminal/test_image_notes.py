@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from proxy.terminal.image_notes import content_parts, content_with_images, image_note
-from proxy.terminal.turn_view import message_view
+from tokengrove.terminal.image_notes import content_parts, content_with_images, image_note
+from tokengrove.terminal.turn_view import message_view
 
 DIGEST = "3f2a91c0" + "0" * 56
 

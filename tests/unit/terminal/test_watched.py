@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from proxy.terminal.watch_line import statistics_line
-from proxy.terminal.watch_view import WatchView
-from proxy.terminal.watched import Watched
+from tokengrove.terminal.watch_line import statistics_line
+from tokengrove.terminal.watch_view import WatchView
+from tokengrove.terminal.watched import Watched
 
 URL = "http://server:8080"
 

@@ -7,11 +7,11 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.reasons import Reason
 from proxy.trajectory.alternatives import rewarded_answers
 from proxy.trajectory.tree import build_tree
 from proxy.types import Interaction
 from tests.interactions import interaction
+from tokengrove.reasons import Reason
 
 TIMES = st.integers(0, 12)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import Reason
 from proxy.trajectory.cache import InteractionCache, Node
 from proxy.trajectory.matching import identify
 from proxy.trajectory.tree import token_ids
 from proxy.types import Api, Interaction, Message, Role, Tool, ToolCall, TurnRequest, ids_of
 from tests.interactions import interaction
+from tokengrove.reasons import Reason
 
 ASK = Message(Role.USER, "ask")
 MORE = Message(Role.USER, "more")

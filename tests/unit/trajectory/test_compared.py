@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.reasons import Reason, Status
-from proxy.trajectory.compared import Comparison, Comparisons, Differs, turn_numbers
+from proxy.trajectory.compared import Comparison, Comparisons, turn_numbers
 from proxy.types import Api, ImagePart, Interaction, Message, Role, Tool, ToolCall
 from tests.interactions import interaction
+from tokengrove.reasons import Differs, Reason, Status
 
 SYSTEM = Message(Role.SYSTEM, "be kind")
 ASK, MORE, LAST, NEW = (Message(Role.USER, text) for text in ("ask", "more", "last", "new"))

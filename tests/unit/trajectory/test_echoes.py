@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import Echo
 from proxy.trajectory.arguments import Fit, compare_arguments
 from proxy.trajectory.cache import InteractionCache, Match
 from proxy.trajectory.echoes import Restored, restore
 from proxy.trajectory.matching import identify
 from proxy.types import Message, Role, ToolCall
 from tests.interactions import interaction
+from tokengrove.reasons import Echo
 
 ASK = Message(Role.USER, "q")
 CALLS = (ToolCall("1", "f", '{"a": 1}'), ToolCall("2", "f", "{}"))

@@ -16,10 +16,11 @@ from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.sample_row import SampleRow
 from proxy.trajectory.token_path import token_path
-from proxy.trajectory.token_states import TokenState, TokenStates
+from proxy.trajectory.token_states import TokenStates
 from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import Interaction, PlacedImage, SessionRecord, ids_of
 from tests.interactions import interaction
+from tokengrove.reasons import TokenState
 
 RECORD = SessionRecord("s", discount=1.0)
 OPEN, CLOSE = 100_001, 100_002

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.reasons import Status
 from proxy.trajectory.returns import compute_returns
 from proxy.types import Credit, Interaction
 from tests import golden
 from tests.interactions import interaction
+from tokengrove.reasons import Status
 
 Tree = Sequence[tuple[str, str | None, float | None]]
 

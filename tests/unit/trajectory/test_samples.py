@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.reasons import Status
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import export_session, lay_out
@@ -14,6 +13,7 @@ from proxy.trajectory.path_sample import PathSample
 from proxy.types import Credit, Interaction, SamplingParams, SessionRecord
 from tests import golden
 from tests.interactions import interaction
+from tokengrove.reasons import Status
 
 RECORD = SessionRecord("s", discount=1.0)
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.reasons import Reason
 from proxy.trajectory.advantages import Baseline, Groups, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
@@ -22,6 +21,7 @@ from proxy.trajectory.scores import Compared, Unrewarded
 from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
 from tests.interactions import interaction
+from tokengrove.reasons import Reason
 
 PADDED = Padding(prompt_length=8, response_length=16)
 JOINED = (Layout.CONCAT, Layout.PADDED)

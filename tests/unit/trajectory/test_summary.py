@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.reasons import Reason, Status
 from proxy.trajectory.summary import Summary, summarise, version_range
 from proxy.types import Interaction, Outline, SessionRecord
 from tests.interactions import interaction
+from tokengrove.reasons import Reason, Status
 
 
 def summary(steps: Sequence[Interaction]) -> Summary:

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.api.turn_tokens import tokens_json
-from proxy.reasons import Status
 from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.padded_sample import PaddedSample
@@ -20,10 +19,11 @@ from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.trajectory.token_path import PartKind, TokenPath, token_path
-from proxy.trajectory.token_states import StateRun, TokenState, TokenStates
+from proxy.trajectory.token_states import StateRun, TokenStates
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
+from tokengrove.reasons import Status, TokenState
 
 CUT = Padding(8, 6, on_too_long=TooLong.TRUNCATE, keep=Keep.MIDDLE)
 DROP = Padding(5, 9, on_too_long=TooLong.DROP)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ContextLengthExceeded, LimitReached
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache
 from proxy.turns.budgets import apply_budgets
 from proxy.types import SamplingParams, SessionRecord
 from tests.interactions import interaction
+from tokengrove.errors import ContextLengthExceeded, LimitReached
 
 
 def session(sampled: int = 0, turns: int = 0, **limits: Any) -> LiveSession:

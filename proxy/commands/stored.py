@@ -1,0 +1,90 @@
+"""What `tokengrove show` reads of a database without a server, made by what makes the server's answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from proxy.api.export_request import parse_export
+from proxy.api.http import decode_json, encode_json
+from proxy.api.listing import Listing
+from proxy.api.listing_endpoints import Lists
+from proxy.api.pace import Pace
+from proxy.api.summaries import Summaries
+from proxy.api.token_options import parse_token_options
+from proxy.api.turn_json import Part, find_turn, tree_json, turn_json
+from proxy.api.turn_tokens import tokens_json
+from proxy.commands.database_url import database_url_of
+from proxy.store.inspection import Broken, Inspection, inspecting
+from proxy.trajectory.certificate import certificate
+from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.outline import outline
+from proxy.types import Interaction, SessionRecord
+from tokengrove.commands.session_source import Layout
+from tokengrove.errors import ConfigurationError
+
+
+class StoredSession:
+    """A session of a database, read once. Token ids have no text: a database has no tokenizer."""
+
+    def __init__(self, record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> None:
+        self._record, self._interactions, self._begun = record, interactions, begun
+
+    def tree(self) -> dict[str, Any]:
+
+        return tree_json(self._record, self._interactions, self._begun, {Part.COMPARED})
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+
+        turn = find_turn(self._interactions, name)
+        return turn_json(self._record, self._interactions, turn, frozenset(map(Part, include)))
+
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+
+        turn, options = find_turn(self._interactions, name), parse_token_options({"layout": layout})
+        return {**self.turn(name), "tokens": tokens_json(self._record, self._interactions, turn, options)}
+
+    def samples(self, layout: Layout) -> dict[str, Any]:
+
+        options = parse_export({"layout": layout, "outline": True}).options
+        laid = lay_out(self._record, self._interactions, options)
+        entry = {**certificate(self._record, self._interactions, self._begun), **laid.entry, **laid.counts(options)}
+        answer = {"samples": [outline(row) for row in laid.rows], "sessions": [entry]}
+        plain: dict[str, Any] = decode_json(encode_json(answer))
+        return plain
+
+
+def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
+    """Read a session. Raises ConfigurationError if there is none, or if its data are damaged."""
+    stored = next(iter(inspection.sessions(session_id)))
+    for part in (stored.record, *stored.interactions):
+        if isinstance(part, Broken):
+            raise ConfigurationError(f"{part.id} cannot be read ({part.why}); run: tokengrove db check")
+    whole = [node for node in stored.interactions if not isinstance(node, Broken)]
+    assert not isinstance(stored.record, Broken)
+    return StoredSession(stored.record, whole, len(stored.begun))
+
+
+class StoredLists:
+    """The lists of a database, made by what makes the server's answers."""
+
+    def __init__(self, inspection: Inspection) -> None:
+
+        recordings = inspection.recordings
+        self._lists = Lists(recordings, Listing(recordings, Summaries(recordings, Pace(lambda: False))))
+
+    def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return asyncio.run(self._lists.sessions(query))
+
+    def groups(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return asyncio.run(self._lists.groups(query))
+
+
+@contextmanager
+def opened(database_url: str | None, config: Path | None) -> Iterator[Inspection]:
+    """Open the database that the flags name."""
+    with inspecting(database_url_of(database_url, config)) as inspection:
+        yield inspection

@@ -1,8 +1,0 @@
-"""Tools that agents call in text, by name, and the wrapper that answers them in front of an environment."""
-
-from proxy.rollout.roll.runners.tools.mcp_tool import MCPTool
-from proxy.rollout.roll.runners.tools.python_code_tool import PythonCodeTool
-from proxy.rollout.roll.runners.tools.registration import make_tool, print_tools, register_tools
-from proxy.rollout.roll.runners.tools.tool_env_wrapper import ToolEnvWrapper, tool_wrapper
-
-__all__ = ["MCPTool", "PythonCodeTool", "ToolEnvWrapper", "make_tool", "print_tools", "register_tools", "tool_wrapper"]

@@ -1,0 +1,229 @@
+"""One session with the methods of AReaL's `OpenAIProxyClient`.
+
+The session starts and ends with the `async with` block. Whatever happens in the block, its end is sent, and the block's
+own exception is the one that leaves it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Unpack
+
+from tokengrove.areal import results
+from tokengrove.areal.results import Interactions
+from tokengrove.client import AsyncClient, AsyncSession, operations
+from tokengrove.client.operations import Steps
+from tokengrove.client.options import ExportOptions, SessionOptions
+from tokengrove.errors import InvalidRequest, ProxyError, RequestTimeout
+from tokengrove.rollout.cancellation import to_the_end
+from tokengrove.rollout.session_start import start_session
+
+logger = logging.getLogger(__name__)
+STYLES = {"individual": results.individual, "concat": results.concat}
+_RETRY_FAILED_S = 10.0
+"""After an exception, which its caller should get soon."""
+
+
+class OpenAIProxyClient:
+    """One session of a server, by AReaL's names; use it in an `async with` block.
+
+    AReaL's arguments are `base_url` (the server's address), `task_id` and `admin_api_key`. `session` is accepted as
+    AReaL has it, an `aiohttp.ClientSession`, and not used: the client makes connections of its own, and closes them
+    with the block. Instead of address and key, `client` may be an `AsyncClient`, which stays open; an
+    `AsyncClient(app=...)` runs in process. All other arguments are fields of `start_session`: `group_id`, `metadata`,
+    `discount`, `credit`, `limits` and so on.
+
+    The start waits up to `start_timeout_s` seconds for room (429) and for a server that restarts; AReaL waits for ever.
+    Raises InvalidRequest for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        session: object = None,
+        base_url: str | None = None,
+        task_id: str | None = None,
+        admin_api_key: str | None = None,
+        *,
+        client: AsyncClient | None = None,
+        start_timeout_s: float = 600.0,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        if task_id is None:
+            raise InvalidRequest("'task_id' is missing: the name of what the session works on", param="task_id")
+        if client is None and base_url is None:
+            raise InvalidRequest("give 'base_url', the address of a server, or 'client'", param="base_url")
+        if client is not None and (base_url is not None or admin_api_key is not None):
+            raise InvalidRequest("'client' has an address and a key: leave out 'base_url' and 'admin_api_key'")
+        self.base_url = base_url if client is None else client.url
+        self.task_id = task_id
+        self.session_id: str | None = None
+        self._admin_api_key, self._given, self._client = admin_api_key, client, client
+        self._options, self._start_timeout_s = options, start_timeout_s
+        self._session: AsyncSession | None = None
+        self._discount: float | None = None
+        self._is_open = False
+
+    @property
+    def session(self) -> AsyncSession:
+        """The session itself, for what AReaL has no method for. Raises ValueError before the start."""
+        if self._session is None:
+            raise ValueError("the session has not started: use `async with` first")
+        return self._session
+
+    @property
+    def session_url(self) -> str:
+        """The session's address for its agent, without /v1, as AReaL's: for OpenAI's and Anthropic's SDKs alike.
+
+        `session.base_url` has /v1, for clients that need it. Raises ValueError before the start.
+        """
+        return self.session.root_url
+
+    @property
+    def session_api_key(self) -> str:
+        """The agent's key, which opens this session only. Raises ValueError before the start."""
+        return self.session.api_key
+
+    async def __aenter__(self) -> OpenAIProxyClient:
+        if self._session is not None:
+            raise ValueError(f"session {self.session_id!r} was started by this client: make another one")
+        self._client = self._given or AsyncClient(str(self.base_url), self._admin_api_key)
+        try:
+            self._session = await start_session(self._client, self.task_id, self._start_timeout_s, self._options)
+        except BaseException:
+            await self._close()
+            raise
+        self.session_id, self._is_open = self._session.session_id, True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session, self._is_open = self.session, False
+        within_s = None if error is None else _RETRY_FAILED_S
+        try:
+            await to_the_end(self._run(operations.leave(session, error), within_s))
+        except ProxyError as failure:
+            if error is None:
+                raise
+            logger.warning("session %s could not be ended: %s", self.session_id, failure)
+        finally:
+            await self._close()
+
+    async def set_reward(self, completion_id: str, reward: float) -> None:
+        """Set the reward of one turn, also after the block; setting it again replaces it.
+
+        Raises NotFound for an unknown id (AReaL only logs it), and InvalidRequest for a reward that is not finite.
+        """
+        session = self.session
+        await self._run(operations.set_reward(session, reward, {"interaction_id": completion_id}))
+
+    async def set_last_reward(self, reward: float) -> None:
+        """Set the reward of the last complete turn of the main agent, also after the block.
+
+        A call that failed, or runs, is no turn; with AReaL its reward would be lost. Raises InvalidRequest if there is
+        no turn.
+        """
+        session = self.session
+        await self._run(operations.set_reward(session, reward, {}))
+
+    def apply_reward_discount(self, turn_discount: float = 1.0) -> Discounted:
+        """Let the exports that follow use this discount. Awaited, it returns what AReaL's returns: all interactions.
+
+        Rewards that are set later count as well. Raises RuntimeError if it was called before, as AReaL does, and
+        InvalidRequest for a discount outside of 0 to 1.
+        """
+        if self._discount is not None:
+            raise RuntimeError("apply_reward_discount should only be called once.")
+        if not 0.0 <= turn_discount <= 1.0:
+            raise InvalidRequest(f"'turn_discount' must be between 0 and 1, not {turn_discount}", param="turn_discount")
+        self._discount = turn_discount
+        return Discounted(self)
+
+    async def export_interactions(
+        self,
+        discount: float | None = None,
+        style: str = "individual",
+        *,
+        credit: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> Interactions:
+        """Return the complete turns by id, in order of completion; calls that failed or run are left out.
+
+        Style individual: every turn, with its return as reward. `discount` (0 to 1) is by default that of
+        `apply_reward_discount`, else the session's, else 1. `credit` is `tree` (the default: a turn's return is its
+        reward plus the discounted mean of its children's) or `linear` (AReaL's rule: along the order of completion,
+        through all branches).
+
+        Style concat: one entry for each path of the conversation, whose tensors train all its turns. Its reward is the
+        sum of the rewards on its path, undiscounted; AReaL returns the last turn's alone and loses the others.
+
+        It can be repeated, with other arguments too. Within the block it returns what is complete so far. Outside, it
+        waits up to `timeout_s` seconds (at most 600) for the session's end. Raises RequestTimeout if it does not come,
+        ValueError for an unknown style and before the start, and InvalidRequest for a discount that differs from that
+        of `apply_reward_discount`.
+        """
+        check_style(style)
+        if self.session_id is None:
+            raise ValueError("session_id must be set before exporting interactions: use `async with` first")
+        session_id, options = self.session_id, self._export_options(discount, credit)
+        options["wait_s"] = 0.0 if self._is_open else timeout_s
+        async with self._connected() as client:
+            export = await client.export(session_id=session_id, **options)
+            if not self._is_open and export.sessions[session_id]["status"] == "active":
+                raise RequestTimeout(
+                    f"session {session_id!r} has not ended within {timeout_s:g} s: end it, then export"
+                )
+            tree = await client.session_tree(session_id, results.INCLUDE)
+        return STYLES[style](export, tree)
+
+    def _export_options(self, discount: float | None, credit: str | None) -> ExportOptions:
+        if None not in (discount, self._discount) and discount != self._discount:
+            raise InvalidRequest(
+                f"'discount' is {discount}, but apply_reward_discount was called with {self._discount}; leave one out",
+                param="discount",
+            )
+        options: ExportOptions = {"layout": "concat", "include": ["messages"], "reward_scope": "path"}
+        options |= {"images": "bytes", "multi_modal_inputs": "auto"}
+        if (chosen := self._discount if discount is None else discount) is not None:
+            options["discount"] = chosen
+        if credit is not None:
+            options["credit"] = credit
+        return options
+
+    async def _run(self, steps: Steps[Any], within_s: float | None = None) -> None:
+        """Run an operation on the session; it is repeated for `within_s` seconds (None: as long as the client does)."""
+        async with self._connected() as client:
+            await client.run(steps, retry_s=within_s)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncClient]:
+        """The client of the block; outside of it, one of its own."""
+        if self._client is not None:
+            yield self._client
+        else:
+            async with AsyncClient(str(self.base_url), self._admin_api_key) as client:
+                yield client
+
+    async def _close(self) -> None:
+        own, self._client = self._client, self._given
+        if own is not None and own is not self._given:
+            await own.aclose()
+
+
+def check_style(style: str) -> None:
+    """Raise ValueError for an unknown style of exports."""
+    if style not in STYLES:
+        raise ValueError(f"there is no export style {style!r}; the styles are {' and '.join(STYLES)}")
+
+
+class Discounted:
+    """The result of `apply_reward_discount`; awaiting it exports, so that those who do not await it need no server."""
+
+    def __init__(self, client: OpenAIProxyClient) -> None:
+        self._client = client
+
+    def __await__(self) -> Generator[Any, None, Interactions]:
+        return self._client.export_interactions().__await__()

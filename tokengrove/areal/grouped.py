@@ -1,0 +1,120 @@
+"""Several episodes of one task at once: a group, whose rewards are compared with each other.
+
+An episode that fails is left out like one without a result, and the others are kept. AReaL raises its exception, by
+which the results of the others are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tokengrove.areal.group import group_set
+from tokengrove.areal.rollout_workflow import RolloutWorkflow
+from tokengrove.areal.tensor_rows import concat_padded_tensors
+from tokengrove.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
+
+
+class GroupResult(dict[str, Any]):
+    """The interactions of a group by id, or its tensors. `failed_episodes`: how many of its `episodes` are missing."""
+
+    episodes: int = 0
+    failed_episodes: int = 0
+
+
+class GroupedRolloutWorkflow(RolloutWorkflow):
+    """Runs `workflow` on the same data `group_size` times at once; the sessions have a `group_id` in common.
+
+    `on_failure` says what an exception of one episode means: `drop`, the others are the group; or `raise`, it ends the
+    others and is raised. `failures` counts the episodes without a result: those of an OpenAIProxyWorkflow are its own.
+    After `max_failed_episodes` of them in a row (default: the workflow's, or else those of three groups; -1: never)
+    `arun_episode` raises TooManyFailedEpisodes. Raises ValueError for a group of none, and for another word.
+    """
+
+    def __init__(
+        self,
+        workflow: Any,
+        group_size: int,
+        logger: logging.Logger | None = None,
+        *,
+        on_failure: Literal["drop", "raise"] = "drop",
+        max_failed_episodes: int | None = None,
+    ) -> None:
+        if group_size < 1:
+            raise ValueError(f"group_size must be >= 1, got {group_size}")
+        if on_failure not in ("drop", "raise"):
+            raise ValueError(f"on_failure is {on_failure!r}; it has to be 'drop' or 'raise'")
+        self.workflow, self.group_size = workflow, group_size
+        self.logger = logger or logging.getLogger(__name__)
+        self._on_failure = on_failure
+        own = getattr(workflow, "failures", None)
+        self._counts = not isinstance(own, FailureLog)
+        self.failures = own if isinstance(own, FailureLog) else FailureLog()
+        self.failures.set_most(max_failed_episodes, group_size)
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        """Run the group; return the interactions of all its episodes by id, or their tensors one below the other, as a
+        `GroupResult`.
+
+        Tensors of different lengths are padded with zeros on the right. None if no episode has a result. If all have
+        failed, the first exception is raised, or TooManyFailedEpisodes.
+        """
+        results = await self._results(engine, data)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if (ended := next((each for each in failures if isinstance(each, TooManyFailedEpisodes)), None)) is not None:
+            raise ended
+        found = [result for result in results if result is not None and not isinstance(result, BaseException)]
+        if not found and failures:
+            raise failures[0]
+        if len(found) < self.group_size:
+            told = "".join(f"; {type(error).__name__}: {error}" for error in failures)
+            self.logger.warning(
+                "GroupedRolloutWorkflow: %d/%d trajectories returned None or failed, using remaining results%s",
+                *(self.group_size - len(found), self.group_size, told),
+            )
+        if (merged := _merged(found)) is None:
+            return None
+        group = GroupResult(merged)
+        group.episodes, group.failed_episodes = self.group_size, self.group_size - len(found)
+        return group
+
+    async def _episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
+        """One episode, noted unless the workflow does so itself."""
+        given = data.get("task_id") if isinstance(data, Mapping) else None
+        task = type(self.workflow).__name__ if given is None else str(given)
+        try:
+            result: dict[str, Any] | None = await self.workflow.arun_episode(engine, data)
+        except Exception as error:
+            if self._counts:
+                self.failures.note(FailedEpisode.by(error, task))
+            raise
+        if self._counts:
+            missing = FailedEpisode("NoResult", "the workflow has returned None", task)
+            self.failures.note(missing if result is None else None)
+        return result
+
+    async def _results(self, engine: Any, data: dict[str, Any]) -> list[dict[str, Any] | BaseException | None]:
+        with group_set(f"group-{secrets.token_hex(8)}"):
+            episodes = [asyncio.ensure_future(self._episode(engine, data)) for _ in range(self.group_size)]
+        try:
+            return [*await asyncio.gather(*episodes, return_exceptions=self._on_failure == "drop")]
+        except BaseException:
+            for episode in episodes:
+                episode.cancel()
+            await asyncio.wait(episodes)  # each ends its session
+            raise
+
+
+def _merged(results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """One dict of all results; None if they hold nothing."""
+    if not all(_are_interactions(result) for result in results):
+        return concat_padded_tensors(results) or None
+    return {name: interaction for result in results for name, interaction in result.items()} or None
+
+
+def _are_interactions(result: Mapping[str, Any]) -> bool:
+    """Whether these are interactions, ours or AReaL's, and not tensors."""
+    return all(hasattr(value, "to_tensor_dict") for value in result.values())

@@ -1,0 +1,67 @@
+"""Sessions that others drive: users or services start them, reward them and end them, and this side waits for one.
+
+What has ended is leased to one episode, so that none is exported twice, and given back if the episode does not take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from tokengrove.client import AsyncClient, operations
+from tokengrove.client.options import ClaimOptions, SessionFilter
+from tokengrove.client.retries import LEAVE_S
+from tokengrove.errors import ProxyError
+from tokengrove.rollout.cancellation import to_the_end
+
+_WAIT_S = 600.0
+"""The longest wait that one request may ask for."""
+
+
+@asynccontextmanager
+async def ended_sessions(
+    client: AsyncClient, which: SessionFilter | None, timeout_s: float | None, grants: bool
+) -> AsyncIterator[list[str]]:
+    """Wait until a session has ended that `which` selects and nobody else has claimed; the block gets its id.
+
+    Those of its group come with it, if it was started with a `group_size`; those that failed are left out. All are
+    acknowledged after the block, or given back if it raises. With `grants` one more session may start meanwhile
+    (`--capacity-control`), unless the wait fails. Raises TimeoutError after `timeout_s` seconds.
+    """
+    claim_id = f"online-{secrets.token_hex(8)}"
+    if grants:
+        await client.grant_capacity()
+    try:
+        async with asyncio.timeout(timeout_s):
+            session_ids = await _claimed(client, which, claim_id)
+    except BaseException as error:
+        await to_the_end(_left(client, claim_id, grants))
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(f"no session has ended within {timeout_s} s (timeout_s)") from error
+        raise
+    try:
+        yield session_ids
+    except BaseException:
+        await to_the_end(_left(client, claim_id, grants=False))
+        raise
+    await client.acknowledge(claim_id)
+
+
+async def _claimed(client: AsyncClient, which: SessionFilter | None, claim_id: str) -> list[str]:
+    """Ask for the claim, by its own id, until it holds something."""
+    while True:
+        claim = await client.claim(filter=which, claim_id=claim_id, wait_s=_WAIT_S)
+        if claim.sessions:
+            return [name for name, entry in claim.sessions.items() if entry["outcome"] in (None, "Finished")]
+
+
+async def _left(client: AsyncClient, claim_id: str, grants: bool) -> None:
+    """Give back what was claimed and granted; a server that is gone has neither."""
+    with suppress(ProxyError):
+        gone: ClaimOptions = {"claim_id": claim_id, "renew": True, "lease_s": 0.0}
+        await client.run(operations.claim(None, gone), retry_s=LEAVE_S)
+    with suppress(ProxyError):
+        if grants:
+            await client.run(operations.grant_capacity(-1), retry_s=LEAVE_S)

@@ -1,0 +1,112 @@
+"""Samples in the form of AReaL's `deserialize_interactions`: by interaction id its tensors, reward and id.
+
+Layout individual gives one entry per interaction, whose reward is its return; layout concat one per leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokengrove.client.adapters import vision
+from tokengrove.client.adapters.parts import messages_of, score_of, token_columns, weights
+from tokengrove.client.tensors import Array, to_torch
+from tokengrove.client.values import Json, Sample
+from tokengrove.errors import InvalidRequest
+
+
+class ArealInteraction(Protocol):
+    """The attributes of AReaL's `InteractionWithTokenLogpReward` that a trajectory needs."""
+
+    reward: float | None
+    interaction_id: str
+    parent: ArealInteraction | None
+    messages: list[Any]
+    output_message_list: list[Any] | None
+    _cache: dict[str, Any] | None
+
+
+def interactions(
+    samples: Iterable[Sample], *, torch: bool = False, columns: Iterable[str] = ()
+) -> dict[str, dict[str, Json]]:
+    """Return `{id: {"tensor_dict": ..., "reward": float, "interaction_id": id, ...}}`, in numpy or in torch.
+
+    The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without
+    `turn_ids`, which AReaL does not know. `columns` adds others to each: `weight` float32 [1]; `returns`,
+    `token_rewards`, `advantages` and `step_advantages` float32 [1, L], of which the last two need an export that has
+    them. Raises InvalidRequest for a column that the samples do not have.
+
+    Of samples of a model that sees, the tensors have what AReaL's vision workflow returns: `mm_token_type_ids` int64
+    [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict: `pixel_values` and `image_grid_thw`,
+    or nothing without images. Raises InvalidRequest for a sample with images that was exported without
+    `multi_modal_inputs`.
+
+    Beside AReaL's three fields an entry has `parent` (the id of the turn before, or None), `session_id`, `weight`,
+    `advantage`, `session_score`, and if the export included messages `messages` and `output_message_list`.
+    """
+    listed = list(samples)
+    tensors, has_images = _tensors(listed, list(columns)), vision.sees(listed)
+    return {
+        sample.interaction_id: {
+            "tensor_dict": {**(to_torch(arrays) if torch else arrays), **(_media(sample, torch) if has_images else {})},
+            "reward": sample.reward,
+            "interaction_id": sample.interaction_id,
+            "parent": _parent(sample),
+            "session_id": sample.session_id,
+            "weight": sample.weight,
+            "advantage": sample.advantage,
+            "session_score": score_of(sample),
+            **_conversation(sample),
+        }
+        for sample, arrays in zip(listed, tensors, strict=True)
+    }
+
+
+def fill(samples: Sequence[Sample], kind: type[Any], *, columns: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the same as objects of AReaL's class `kind`, each created empty and then filled, as AReaL does.
+
+    `parent` is the object of the parent if it is among the samples, as in layout individual.
+    """
+    entries = interactions(samples, torch=True, columns=columns)
+    filled: dict[str, Any] = {name: kind() for name in entries}
+    for name, entry in entries.items():
+        interaction: ArealInteraction = filled[name]
+        interaction._cache = entry["tensor_dict"]
+        interaction.reward = entry["reward"]
+        interaction.interaction_id = name
+        interaction.parent = filled.get(entry["parent"])
+        if "messages" in entry:
+            interaction.messages, interaction.output_message_list = entry["messages"], entry["output_message_list"]
+    return filled
+
+
+def _media(sample: Sample, torch: bool) -> dict[str, Any]:
+    inputs = vision.tensors(sample) if torch else vision.arrays(sample)
+    types = {"mm_token_type_ids": vision.token_types(sample)[None]}
+    return {**(to_torch(types) if torch else types), "multi_modal_input": [inputs]}
+
+
+def _tensors(samples: Sequence[Sample], columns: Sequence[str]) -> list[dict[str, Array]]:
+    more = {name: [values[None] for values in found] for name, found in token_columns(samples).items()}
+    more["weight"] = [weight[None] for weight in weights(samples)]
+    if samples and (missing := [name for name in columns if name not in more]):
+        raise InvalidRequest(f"the samples have no column {missing[0]!r}; they have {', '.join(more)}", param="columns")
+    return [{**_plain(sample), **{name: more[name][place] for name in columns}} for place, sample in enumerate(samples)]
+
+
+def _plain(sample: Sample) -> dict[str, Array]:
+    arrays = sample.to_tensor_dict()
+    del arrays["turn_ids"]
+    return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
+
+
+def _parent(sample: Sample) -> str | None:
+    parent: str | None = sample.turns[-1].get("parent_id") if sample.turns else None
+    return parent
+
+
+def _conversation(sample: Sample) -> dict[str, list[Json]]:
+    told = messages_of(sample)
+    return {"messages": told[:-1], "output_message_list": told[-1:]} if told else {}

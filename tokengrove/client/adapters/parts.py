@@ -1,0 +1,151 @@
+"""What several adapters derive from samples.
+
+The prompt of a sample ends at the first sampled token, trained or not, so all samples of a group share their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tokengrove.client.values import Float32, Json, Sample
+from tokengrove.errors import InvalidRequest
+
+Sessions = Mapping[str, Mapping[str, Json]]
+"""`Export.sessions`: by session id the entry that has its metadata and metrics."""
+
+
+def prompt_length(sample: Sample) -> int:
+    """Number of tokens before the first sampled token. Raises InvalidRequest if none was sampled."""
+    spans = [turn["span"] for turn in sample.turns if turn.get("span") is not None]
+    starts = [int(start) for start, end in spans if end > start]
+    trained = np.flatnonzero(sample.loss_mask)
+    starts += [int(trained[0])] if len(trained) else []
+    if not starts:
+        raise InvalidRequest(f"sample {sample.interaction_id!r} has no sampled token; remove it from the samples")
+    return min(starts)
+
+
+def turn_of(sample: Sample) -> Mapping[str, Json]:
+    """The turn of a sample that has one turn. Raises InvalidRequest for a sample of several turns."""
+    if len(sample.interaction_ids) != 1:
+        raise InvalidRequest(f"sample {sample.interaction_id!r} has several turns; export with layout='individual'")
+    return sample.turns[0] if sample.turns else {}
+
+
+def group_of(sample: Sample) -> str:
+    """The group of a sample for advantages: its session's group, else its task, else its session.
+
+    Where the reward scope is agent, each agent is a group of its own: its samples are compared among themselves.
+    """
+    return of_agent(sample, sample.group_id or sample.task_id or sample.session_id)
+
+
+def of_agent(sample: Sample, group: str) -> str:
+    """`group`, and the sample's agent in it where its reward scope is agent."""
+    return f"{group}@{sample.agent or ''}" if sample.reward_scope == "agent" else group
+
+
+def score_of(sample: Sample) -> float:
+    """The score of the sample's session, or by its reward scope of its path or agent; 0 if nothing was rewarded."""
+    return known_score(sample) or 0.0
+
+
+def known_score(sample: Sample) -> float | None:
+    """`score_of`, but None if nothing was rewarded. Raises InvalidRequest for a sample of an older server."""
+    if sample.rewarded is None:
+        message = f"sample {sample.interaction_id!r} has no score, as an older server exported it; export it again"
+        raise InvalidRequest(message)
+    return sample.score
+
+
+def turn_rewards(sample: Sample) -> list[float]:
+    """The reward of each turn; 0 for a turn without one."""
+    return [float(turn.get("reward") or 0.0) for turn in sample.turns]
+
+
+def token_columns(samples: Sequence[Sample]) -> dict[str, list[Float32]]:
+    """By name the values per token of each sample, float32 [L].
+
+    `returns`: of the turn; `token_rewards`: as set, else 0; if any sample has them, `advantages` (of the sample) and
+    `step_advantages` (of the turn). All but the token rewards are 0 outside of the trained tokens.
+    """
+    found = {
+        "returns": [sample.returns for sample in samples],
+        "token_rewards": [_or_zeros(sample.token_rewards, len(sample.input_ids)) for sample in samples],
+    }
+    if any(sample.advantage is not None for sample in samples):
+        found["advantages"] = [_trained(sample, sample.advantage or 0.0) for sample in samples]
+    if any(sample.step_advantages is not None for sample in samples):
+        of_turns = [_or_zeros(sample.step_advantages, len(sample.turns)) for sample in samples]
+        found["step_advantages"] = [sample.per_token(values) for sample, values in zip(samples, of_turns, strict=True)]
+    return found
+
+
+def _trained(sample: Sample, value: float) -> Float32:
+    return np.where(sample.loss_mask > 0, np.float32(value), np.float32(0.0))
+
+
+def _or_zeros(values: Float32 | None, length: int) -> Float32:
+    return np.zeros(length, np.float32) if values is None else values
+
+
+def weights(samples: Sequence[Sample]) -> Float32:
+    """The weight of each sample, float32 [B]."""
+    return np.array([sample.weight for sample in samples], np.float32)
+
+
+def answer_times(sample: Sample) -> list[float]:
+    """Seconds from each turn's request to its complete answer."""
+    return [float(turn["completed_at"] - turn["created_at"]) for turn in sample.turns if is_timed(turn)]
+
+
+def agent_time(sample: Sample) -> float:
+    """Seconds between the answers and the next requests: the tools and the agent itself."""
+    turns = [turn for turn in sample.turns if is_timed(turn)]
+    gaps = [float(later["created_at"] - turn["completed_at"]) for turn, later in pairwise(turns)]
+    return sum(max(gap, 0.0) for gap in gaps)
+
+
+def is_timed(turn: Mapping[str, Json]) -> bool:
+    """Whether it is known when the request of a turn came and when its answer was complete."""
+    return turn.get("completed_at") is not None and turn.get("created_at") is not None
+
+
+def messages_of(sample: Sample) -> list[Json]:
+    """The whole conversation, the last answer included; empty unless the export included messages."""
+    return [message for turn in sample.turns for message in turn.get("messages") or ()]
+
+
+def tools_of(sample: Sample) -> list[Json]:
+    """The tools of the conversation; empty unless the export included messages."""
+    return list(sample.turns[0].get("tools") or ()) if sample.turns else []
+
+
+def metadata_of(sample: Sample, sessions: Sessions | None) -> Mapping[str, Json]:
+    """The metadata of a sample's session."""
+    found: Mapping[str, Json] = (sessions or {}).get(sample.session_id, {}).get("metadata") or {}
+    return found
+
+
+def numeric_metrics(sample: Sample, sessions: Sessions | None) -> dict[str, float]:
+    """The metrics of a sample's session that are numbers."""
+    found = (sessions or {}).get(sample.session_id, {}).get("metrics") or {}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def as_json(value: Json) -> str:
+    """Compact JSON text."""
+    return orjson.dumps(value).decode()
+
+
+def objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    """An object array [B], one entry per sample, as a DataProto keeps values that are not tensors."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

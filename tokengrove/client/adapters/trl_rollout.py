@@ -1,0 +1,183 @@
+"""TRL's `GRPOTrainer.rollout_func`: each prompt is played by an agent as one session, which gives one completion.
+
+A completion begins with the first sampled token and holds everything after it. `env_mask` is 1 on the trained tokens,
+so tool results and user turns are in the completion with mask 0.
+
+What GRPOTrainer learns of images are those of its dataset, in the prompt. Samples whose tools answer with images are
+trained by `training_batch`, in a trainer whose `_generate_and_score_completions` returns it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokengrove.client.adapters import vision
+from tokengrove.client.adapters.parts import as_json, prompt_length, score_of
+from tokengrove.client.blocking_client import Client, Session
+from tokengrove.client.image_urls import ImageUrls
+from tokengrove.client.libraries import library
+from tokengrove.client.tensors import Array, pad_left, pad_right
+from tokengrove.client.values import Json, Sample
+from tokengrove.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+
+Agent = Callable[[Json, Session], None]
+"""Plays one prompt (text or messages, as the dataset has it, but images as `image_url` parts of data URLs, as a chat
+completion has them) at `session.base_url` with `session.api_key`, and sets the session's reward."""
+
+
+def completions(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """One row per sample, in the fields of TRL's rollout functions. C is the length of a completion.
+
+    `prompt_ids`; `completion_ids` and `env_mask` (int) [C], `logprobs` (float, 0 outside of the mask) [C]; and for
+    reward functions `session_reward` (the score of the session), `session_id`, `interaction_id`, `weight`, `advantage`.
+    Images of the prompt are in `prompt_ids` as their tokens; the trainer has the images themselves from its dataset.
+    Raises InvalidRequest for a sample in which nothing was sampled, and for one with images after its prompt.
+    """
+    for sample in samples:
+        _check_images(sample)
+    rows = [_row(sample, score_of(sample)) for sample in samples]
+    return {name: [row[name] for row in rows] for name in _FIELDS}
+
+
+_FIELDS = (
+    *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+    *("session_reward", "session_id", "interaction_id", "weight", "advantage"),
+)
+
+
+def _check_images(sample: Sample) -> None:
+    """GRPOTrainer takes the images of a row from its dataset, so those that came later would be missing."""
+    if any(image["start"] >= prompt_length(sample) for image in sample.images):
+        raise InvalidRequest(
+            f"sample {sample.interaction_id!r} has images after its prompt, which a rollout function cannot give to "
+            "GRPOTrainer; return training_batch of the samples from its _generate_and_score_completions",
+            param="samples",
+        )
+
+
+def training_batch(
+    samples: Sequence[Sample], *, advantages: Sequence[float] | None = None, pad_token_id: int = 0
+) -> dict[str, Any]:
+    """The batch that `GRPOTrainer._generate_and_score_completions` returns, of samples with or without images.
+
+    `prompt_ids`, `prompt_mask` int64 [B, P], padded on the left; `completion_ids`, `completion_mask`, `tool_mask` int64
+    [B, C], on the right; `sampling_per_token_logps` and `old_per_token_logps` float32 [B, C]; `advantages` float32 [B],
+    by default those of the export; `num_items_in_batch`, the trained tokens. With images `pixel_values`,
+    `image_grid_thw` of all rows, `num_images` (a list of B) and `mm_token_type_ids` int64 [B, P + C]. Raises
+    InvalidRequest without torch, without advantages, for a sample in which nothing was sampled, and for one with images
+    that was exported without `multi_modal_inputs`.
+    """
+    torch, has_images = library("torch"), vision.sees(samples)
+    arrays = _padded(samples, pad_token_id)
+    arrays["advantages"] = np.array(_advantages(samples) if advantages is None else advantages, np.float32)
+    batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
+    batch["num_items_in_batch"] = batch["tool_mask"].sum()
+    return {**batch, **_media(samples, arrays["prompt_ids"].shape[1], torch)} if has_images else batch
+
+
+def _padded(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
+    starts = [prompt_length(sample) for sample in samples]
+    prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
+    completions = [sample.input_ids[start:] for sample, start in zip(samples, starts, strict=True)]
+    logprobs = [sample.logprobs[start:] for sample, start in zip(samples, starts, strict=True)]
+    masks = [sample.loss_mask[start:] for sample, start in zip(samples, starts, strict=True)]
+    return {
+        "prompt_ids": pad_left(prompts, np.int64, pad_token_id),
+        "prompt_mask": pad_left([np.ones_like(row) for row in prompts], np.int64, 0),
+        "completion_ids": pad_right(completions, np.int64, pad_token_id),
+        "completion_mask": pad_right([np.ones_like(row) for row in completions], np.int64, 0),
+        "tool_mask": pad_right(masks, np.int64, 0),
+        "sampling_per_token_logps": pad_right(logprobs, np.float32, 0.0),
+    }
+
+
+def _media(samples: Sequence[Sample], width: int, torch: Any) -> dict[str, torch.Tensor | list[int]]:
+    """`width`: P."""
+    starts = [prompt_length(sample) for sample in samples]
+    types = [vision.token_types(sample) for sample in samples]
+    before = pad_left([row[:start] for row, start in zip(types, starts, strict=True)], np.int64, 0, width)
+    after = pad_right([row[start:] for row, start in zip(types, starts, strict=True)], np.int64, 0)
+    counts = [len(sample.images) for sample in samples]
+    both = torch.from_numpy(np.concatenate([before, after], axis=1))
+    return {**vision.packed(samples), "mm_token_type_ids": both, "num_images": counts}
+
+
+def _advantages(samples: Sequence[Sample]) -> list[float]:
+    found = [sample.advantage for sample in samples]
+    if None in found:
+        raise InvalidRequest("give 'advantages', or export with advantages='grpo'", param="advantages")
+    return [float(each or 0.0) for each in found]
+
+
+def _row(sample: Sample, score: float) -> dict[str, Any]:
+    start = prompt_length(sample)
+    ids = sample.input_ids.tolist()
+    values = (ids[:start], ids[start:], sample.logprobs[start:].tolist(), sample.loss_mask[start:].tolist())
+    about = (score, sample.session_id, sample.interaction_id, sample.weight, sample.advantage)
+    return dict(zip(_FIELDS, (*values, *about), strict=True))
+
+
+def session_reward(*, session_reward: list[float], **_: Any) -> list[float]:
+    """A reward function for GRPOTrainer: the rewards that the agents' sessions were given."""
+    return session_reward
+
+
+@dataclass(frozen=True)
+class RolloutFunction:
+    """A function for `GRPOTrainer(rollout_func=...)`; give it `session_reward` as `reward_funcs`.
+
+    It starts one session for each entry of the prompts, in which TRL repeats a prompt for each of its generations, runs
+    `agent` for at most `at_once` of them at a time in threads, and exports what they sampled. Sessions of equal prompts
+    of one call have the same group. A session that forked gives its sample with the most trained tokens; the others are
+    not trained. An exception of an agent ends the call. The server must serve the trainer's weights: push them with
+    `Client.update_weights` after each step.
+    """
+
+    agent: Agent
+    url: str
+    admin_key: str | None = None
+    task_id: str = "trl"
+    at_once: int = 16
+
+    def __call__(self, prompts: Sequence[Json], trainer: object) -> dict[str, list[Any]]:
+        """Return the fields of `completions`, a row for each prompt. Raises InvalidRequest if one has no sample."""
+        urls = ImageUrls()
+        prompts = [prompt if isinstance(prompt, str) else urls.messages(prompt) for prompt in prompts]
+        groups, run = [as_json(prompt) for prompt in prompts], uuid.uuid4().hex
+        first = {group: groups.index(group) for group in groups}
+        with Client(self.url, self.admin_key) as client:
+
+            def play(place: int) -> str:
+                group = f"{self.task_id}-{run}-{first[groups[place]]}"
+                with client.session(self.task_id, group_id=group) as session:
+                    self.agent(prompts[place], session)
+                return session.session_id
+
+            with ThreadPoolExecutor(self.at_once) as threads:
+                sessions = list(threads.map(play, range(len(prompts))))
+            samples = client.export(session_ids=sessions, layout="concat").samples if sessions else []
+        chosen = _most_trained(samples)
+        missing = [name for name in sessions if name not in chosen]
+        if missing:
+            raise InvalidRequest(f"session {missing[0]!r} has no sampled token, so it gives no completion")
+        return completions([chosen[name] for name in sessions])
+
+
+def _most_trained(samples: Sequence[Sample]) -> Mapping[str, Sample]:
+    """By session the sample with the most trained tokens, the first of equals."""
+    chosen: dict[str, Sample] = {}
+    for sample in samples:
+        before = chosen.get(sample.session_id)
+        if before is None or sample.loss_mask.sum() > before.loss_mask.sum():
+            chosen[sample.session_id] = sample
+    return chosen

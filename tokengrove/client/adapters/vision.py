@@ -1,0 +1,147 @@
+"""The images of samples, in the forms that trainers of vision-language models ask for.
+
+An export has them with `multi_modal_inputs`: what the model's own processor made of the images of a sample, in the
+order of their tokens. No sample with images leaves an adapter without them: a trainer that does not see what the model
+saw would compute other logprobs.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokengrove.client.images import ImageBytes
+from tokengrove.client.libraries import library
+from tokengrove.client.tensors import Array
+from tokengrove.client.values import Json, Sample
+from tokengrove.errors import InvalidRequest
+from tokengrove.image_detail import shown
+
+if TYPE_CHECKING:
+    import torch
+
+Images = Mapping[str, ImageBytes]
+"""`Export.images`: by digest the image, with its bytes as they came."""
+
+
+def sees(samples: Iterable[Sample]) -> bool:
+    """Whether any of the samples has tensors of images, or is of a model that places images in its positions.
+
+    Raises InvalidRequest for a sample with images whose tensors the export left out.
+    """
+    found = False
+    for sample in samples:
+        if sample.images and not sample.has_inputs:
+            raise InvalidRequest(
+                f"sample {sample.interaction_id!r} has images: export with multi_modal_inputs=True, so that the "
+                "trainer gets what the model saw",
+                param="multi_modal_inputs",
+            )
+        found = found or sample.has_inputs or has_positions([sample])
+    return found
+
+
+def has_positions(samples: Iterable[Sample]) -> bool:
+    """Whether any of the samples has positions in time, height and width; some models that see count tokens only."""
+    return any(sample.mrope_position_ids is not None for sample in samples)
+
+
+def arrays(sample: Sample) -> dict[str, Array]:
+    """What the processor made of the images of a sample, by its names; empty without images.
+
+    For Qwen's models `pixel_values` float32 [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+    """
+    return sample.multi_modal_inputs or {}
+
+
+def arrays_before(sample: Sample, end: int) -> dict[str, Array]:
+    """`arrays` of the images that stand before token `end`."""
+    return arrays(replace(sample, images=_before(sample, end)))
+
+
+def _before(sample: Sample, end: int) -> tuple[Mapping[str, Json], ...]:
+    return tuple(image for image in sample.images if image["start"] < end)
+
+
+def tensors(sample: Sample) -> dict[str, torch.Tensor]:
+    """`arrays` as tensors, which share their memory. Raises InvalidRequest without torch."""
+    torch = library("torch")
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays(sample).items()}
+
+
+def base64_of(sample: Sample, images: Images, end: int) -> list[str]:
+    """The images that stand before token `end`, as they came, in base64: as AReaL's requests have them."""
+    found = [_file(image["digest"], images).data for image in _before(sample, end)]
+    return [b64encode(data).decode("ascii") for data in found]
+
+
+def verl_inputs(sample: Sample) -> dict[str, torch.Tensor]:
+    """`tensors` as verl's agent loops have them: with `images_seqlens`, the patches of each image."""
+    found = tensors(sample)
+    if (grid := found.get("image_grid_thw")) is not None:
+        found["images_seqlens"] = (grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0])
+    return found
+
+
+def positions(sample: Sample, part: slice = slice(None)) -> Array:
+    """Positions int64 [3, L] of a part of the sample that begins with text, from 0; without images they count up."""
+    if sample.mrope_position_ids is None:
+        length = len(sample.input_ids[part])
+        return np.broadcast_to(np.arange(length), (3, length)).astype(np.int64)
+    chosen = sample.mrope_position_ids[:, part].astype(np.int64)
+    return chosen - chosen[:, :1]
+
+
+def token_types(sample: Sample) -> Array:
+    """`mm_token_type_ids` int64 [L]: 1 on the tokens that stand for images, 0 on all others."""
+    types = np.zeros(len(sample.input_ids), np.int64)
+    for image in sample.images:
+        types[image["start"] : image["start"] + image["length"]] = 1
+    return types
+
+
+def check_whole(sample: Sample, first: int, last: int) -> None:
+    """Raise InvalidRequest if an image is not between these tokens: what is left would not fit its tensors."""
+    for image in sample.images:
+        if image["start"] < first or image["start"] + image["length"] > last:
+            raise InvalidRequest(
+                f"sample {sample.interaction_id!r} cannot be truncated, as that would cut off an image; raise "
+                "prompt_length and response_length, or give on_too_long='drop'",
+                param="on_too_long",
+            )
+
+
+def files(sample: Sample, images: Images) -> list[bytes]:
+    """The bytes of the images of a sample, as they came, in order. Raises InvalidRequest for one that is missing."""
+    return [_file(each["digest"], images).data for each in sample.images]
+
+
+def pictures(sample: Sample, images: Images) -> list[Any]:
+    """The images of a sample as PIL images, in the size in which the processor got them.
+
+    Raises InvalidRequest without Pillow, and for one that is missing.
+    """
+    return [_shown(_file(each["digest"], images), each) for each in sample.images]
+
+
+def _shown(image: ImageBytes, placed: Mapping[str, Json]) -> Any:
+    return shown(image.pillow(), placed.get("detail") or "")
+
+
+def packed(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """The tensors of all samples, one below the other, as a processor gives them for a batch."""
+    torch = library("torch")
+    each = [tensors(sample) for sample in samples]
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: torch.cat([one[name] for one in each if name in one]) for name in names}
+
+
+def _file(digest: str, images: Images) -> ImageBytes:
+    if digest not in images or not images[digest].data:
+        message = f"the image {digest} is not among the images given; export with images='bytes', and give its images"
+        raise InvalidRequest(message, param="images")
+    return images[digest]

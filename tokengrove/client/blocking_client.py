@@ -1,0 +1,554 @@
+"""The blocking client: it only sends the calls that `operations` yields."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+
+import httpx
+
+from tokengrove.client import operations
+from tokengrove.client.asgi import ASGIApp
+from tokengrove.client.certificates import trusted
+from tokengrove.client.http_clients import (
+    AGENT_TIMEOUT_S,
+    Library,
+    Transport,
+    http_client,
+)
+from tokengrove.client.operations import StartedSession, Steps
+from tokengrove.client.options import (
+    ClaimOptions,
+    Delivery,
+    EndOptions,
+    ExportOptions,
+    GenerateOptions,
+    KeyKind,
+    ListingFilter,
+    ListingPart,
+    MemoryTag,
+    Order,
+    ParseOptions,
+    PauseMode,
+    RewardOptions,
+    SessionFilter,
+    SessionOptions,
+    TokenOptions,
+    TransferStep,
+)
+from tokengrove.client.retries import LEAVE_S, RETRY_S, Attempts
+from tokengrove.client.server_events import EventKind, EventReader, ServerEvent
+from tokengrove.client.transport import LIMITS, TIMEOUT_S, Connection, decode
+from tokengrove.client.values import (
+    Acknowledged,
+    Claim,
+    EngineServer,
+    EngineState,
+    Export,
+    Generated,
+    Json,
+    Number,
+    SessionTree,
+)
+from tokengrove.errors import ProxyError
+
+if TYPE_CHECKING:
+    import httpx2
+
+T = TypeVar("T")
+
+
+class Session(StartedSession):
+    """A live session, as `Client.session` and `Client.start_session` return it."""
+
+    def __init__(self, client: Client, answer: Mapping[str, Json]) -> None:
+        super().__init__(answer)
+        self._client = client
+
+    def set_reward(
+        self, reward: Number | None = None, *, idempotency_key: str | None = None, **options: Unpack[RewardOptions]
+    ) -> None:
+        """Set a reward, or several (see RewardOptions); by default of the main agent's last complete turn.
+
+        Setting it again replaces it. Raises NotFound for an unknown turn, and InvalidRequest for a reward that is not
+        finite and for scores whose number does not fit.
+        """
+        self._client.run(operations.set_reward(self, reward, options, idempotency_key))
+
+    def mark(
+        self,
+        interaction_id: str | None = None,
+        *,
+        turn: int | None = None,
+        trainable: bool,
+        spans: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Set whether a turn is trained; with `spans`, only these ranges [start, end) of its output tokens.
+
+        The turn is named by `interaction_id`, or by `turn`, its index in the order of completion, from 0. Raises
+        NotFound for an unknown turn, and InvalidRequest for a range outside the output or an output without logprobs.
+        """
+        self._client.run(operations.mark(self, interaction_id, turn, trainable, spans))
+
+    def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids as a turn of this session.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return self._client.run(operations.generate(self, prompt_ids, options))
+
+    def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have as the next turn, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return self._client.run(operations.tokenize(self, messages, options))
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
+
+    def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return self._client.run(operations.end_token_ids(self))
+
+    def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return self._client.run(operations.parse(self, token_ids, options))
+
+    def rotate_keys(self, keys: Sequence[KeyKind] | None = None, *, key_lifetime_s: float | None = None) -> None:
+        """Replace keys: any of `agent`, `control` and `path` (the secret in the addresses); by default all.
+
+        The old ones stop at once, and the attributes of this session have the new ones. They expire after
+        `key_lifetime_s` seconds (1 s to ten years; default: the server's).
+        """
+        self._client.run(operations.rotate_keys(self, keys, key_lifetime_s))
+
+    def end(
+        self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
+    ) -> int:
+        """End the session and return its number of interactions. Ending it again with the same fields is no error.
+
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
+        Raises EndedOtherwise if it has ended with other fields or rewards.
+        """
+        return self._client.run(operations.end(self, options, idempotency_key), retry_s=retry_s)
+
+
+class Client(Connection):
+    """Blocking client of one server. Use it in a `with` block, or call `close`.
+
+    `url` is the server's address. `app` in its place is an ASGI application of this process, such as
+    `tokengrove.testing.build_app(...)`, which is called without sockets; agents reach it by `http_client` only. The
+    block, or the first call, starts its lifespan on an event loop in a thread of its own, and raises what that raises.
+    An application that other clients have started is shared, and the last of them to be closed or collected stops it
+    for good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
+
+    `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
+    (`wait_s`) in addition. Every method raises a server's error as its class in `tokengrove.errors` (Unauthorized or
+    Forbidden without the right key), or ServerUnreachable if no answer comes.
+
+    A call is repeated for up to `retry_s` seconds (0: never) while the server does not answer, its database is away
+    (StoreUnavailable) or it has no place (TooManyRequests); then the last error is raised. However often a call is
+    sent, it is done once. Turns (`generate`), `events`, `health` and `ready` are never repeated; what may change the
+    engine or the mailbox twice, only if it surely did not arrive.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        admin_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        app: ASGIApp | None = None,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        super().__init__(url, admin_key, timeout_s, app, retry_s)
+        self._http = httpx.Client(
+            limits=LIMITS,
+            verify=trusted(httpx),
+            transport=None if self.hold is None else Transport(self.hold),
+        )
+        weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
+
+    def __enter__(self) -> Client:
+        if self.hold is not None:
+            self.hold.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; of an application in this process, let go, and wait until it stops if it does."""
+        self._http.close()
+        if self.hold is not None:
+            self.hold.close()
+
+    @overload
+    def http_client(self, library: Literal["httpx"] = "httpx", *, timeout_s: float = ...) -> httpx.Client: ...
+    @overload
+    def http_client(self, library: Literal["httpx2"], *, timeout_s: float = ...) -> httpx2.Client: ...
+    def http_client(
+        self, library: Library = "httpx", *, timeout_s: float = AGENT_TIMEOUT_S
+    ) -> httpx.Client | httpx2.Client:
+        """Return an HTTP client for agents, `http_client` of an SDK, which reaches `base_url` and `root_url`.
+
+        Nothing else reaches an application in this process. `library` is the one whose clients the SDK takes: openai
+        takes both, anthropic takes httpx2 from version 1 on. It has any number of connections, so one is enough for all
+        agents; the caller closes it. An agent waits `timeout_s` seconds for the next part of an answer, unless its SDK
+        sets another timeout.
+        """
+        client: httpx.Client | httpx2.Client = http_client(self.hold, library, timeout_s)
+        return client
+
+    @contextmanager
+    def session(self, task_id: str, **options: Unpack[SessionOptions]) -> Iterator[Session]:
+        """Start a session and end it with the block: with outcome Failed and the reason if an exception leaves it."""
+        session = self.start_session(task_id, **options)
+        try:
+            yield session
+        except BaseException as error:
+            patience = None if isinstance(error, Exception) else min(self.retry_s, LEAVE_S)
+            with suppress(ProxyError):  # the block's own exception matters more
+                self.run(operations.leave(session, error), retry_s=patience)
+            raise
+        self.run(operations.leave(session, None))
+
+    def start_session(
+        self,
+        task_id: str,
+        *,
+        idempotency_key: str | None = None,
+        retry_s: float | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Start a session that the caller ends. The same start again, with its `idempotency_key`, returns that session.
+
+        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
+        Raises TooManyRequests if a limit of live sessions, capacity or staleness is reached, and InvalidRequest for a
+        `session_id` that exists or an `api_key` in use.
+        """
+        steps = operations.start(task_id, options, idempotency_key)
+        return Session(self, self.run(steps, retry_s=retry_s))
+
+    def export(
+        self,
+        *,
+        session_id: str | None = None,
+        session_ids: Sequence[str] | None = None,
+        filter: SessionFilter | None = None,
+        **options: Unpack[ExportOptions],
+    ) -> Export:
+        """Return all samples of the named sessions, or of those that `filter` selects; default layout `concat`.
+
+        The dtypes and shapes of the samples are those of `Sample`; `Export.sessions` says what is missing.
+        `format` is the transfer format: the samples are the same in every format. Formats arrow and parquet need
+        pyarrow on both sides. With `wait_s` it waits so many seconds, at most 600, until the named sessions have ended.
+        Raises SessionNotFound for an unknown id, and InvalidRequest for an option or filter that the server refuses.
+        """
+        return self.run(operations.export(session_id, session_ids, filter, options))
+
+    def outline(
+        self, session_id: str, *, filter: SessionFilter | None = None, **options: Unpack[ExportOptions]
+    ) -> dict[str, Json]:
+        """Return what each sample of an export of a session contains, as runs of tokens instead of arrays.
+
+        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and
+        the entry in `sessions` has `output_runs`. Raises what `export` raises.
+        """
+        return self.run(operations.outline(session_id, filter, options))
+
+    def claim(
+        self,
+        *,
+        filter: SessionFilter | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[ClaimOptions],
+    ) -> Claim:
+        """Lease ended sessions that `filter` selects and nobody else holds; with `export`, return their samples too.
+
+        The oldest end comes first. A claim of nothing has `claim_id` None. The lease ends after `lease_s` seconds
+        (default 600); then other consumers may get the sessions. `wait_s` waits so many seconds, at most 600, for a
+        first session.
+        """
+        return self.run(operations.claim(filter, options, idempotency_key))
+
+    def acknowledge(self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None) -> Acknowledged:
+        """Acknowledge a claim, or some of its sessions: they are never claimed again. Repeating it is harmless.
+
+        Raises NotFound for a `claim_id` that holds no session.
+        """
+        return self.run(operations.acknowledge(claim, session_ids))
+
+    def sessions(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        order: Order | None = None,
+        include: Sequence[ListingPart] = (),
+    ) -> list[dict[str, Json]]:
+        """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
+
+        The pages are joined; without a filter it is all of them. `include` adds a `summary` to each, `returns` those of
+        its turns too. Raises InvalidRequest for an unknown filter.
+        """
+        return self.run(operations.sessions(filter, order, include))
+
+    def session_page(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        order: Order | None = None,
+        include: Sequence[ListingPart] = (),
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> dict[str, Json]:
+        """Return one page of sessions: `sessions`, the `cursor` of the next page (None: it was the last), and `counts`.
+
+        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` come if `include` names them.
+        """
+        return self.run(operations.session_page(filter, order, include, limit, cursor))
+
+    def groups(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> dict[str, Json]:
+        """Return one page of groups, newest first, with the scores of their sessions that `filter` selects.
+
+        It has `groups`, at most `limit` (default 50), and the `cursor` of the next page (None: it was the last).
+        """
+        return self.run(operations.groups(filter, limit, cursor))
+
+    def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
+        """Return one session with all its interactions. Raises SessionNotFound.
+
+        `include` names parts of each: `added`, `logprobs`, `reply`, `times`, `compared`.
+        """
+        return self.run(operations.session_tree(session_id, include))
+
+    def delete_session(self, session_id: str) -> int:
+        """Delete a session for good, live or ended, and return the number of its turns; running ones are cancelled.
+
+        Raises SessionNotFound.
+        """
+        return self.run(operations.delete_session(session_id))
+
+    def show_turn(
+        self, session_id: str, turn: int | str, include: Sequence[str] = (), **export: Unpack[TokenOptions]
+    ) -> dict[str, Json]:
+        """Return one turn, by its number or by the id of its interaction, as the server sends it.
+
+        `include` names parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared` and
+        `tokens`, for which `export` are the options of the export that it tells of. Raises NotFound, or InvalidRequest
+        for an unknown part.
+        """
+        return self.run(operations.show_turn(session_id, turn, include, export))
+
+    def image(self, session_id: str, digest: str) -> bytes:
+        """Return an image of a session as its client sent it, by the `digest` that messages and exports name.
+
+        Raises SessionNotFound, and NotFound for a digest that the session does not have.
+        """
+        return self.run(operations.image(session_id, digest))
+
+    def reasons(self) -> dict[str, dict[str, str]]:
+        """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
+        return self.run(operations.reasons())
+
+    def events(self, kinds: Collection[EventKind] | None = None) -> Generator[ServerEvent]:
+        """Yield what `GET /rl/events` tells: `statistics` at once and every other second, `sessions` that changed.
+
+        It connects when the first event is asked for; changes before that are not told. `kinds`: only these. It ends
+        when the server closes the stream, as it does when it stops, and raises ServerUnreachable if the connection
+        breaks; after either, call it again and read anew what you follow. Closing the iterator disconnects.
+        """
+        reader = EventReader()
+        with self._open(operations.events_call(kinds)) as response:
+            for piece in response.iter_bytes():
+                yield from reader.feed(piece)
+
+    def health(self) -> dict[str, Json]:
+        """Return the answer of `GET /health`."""
+        return self.run(operations.health())
+
+    def ready(self) -> dict[str, Json]:
+        """Return the answer of `GET /ready`. Raises StoreUnavailable, or EngineUnavailable while no engine answers."""
+        return self.run(operations.ready())
+
+    def statistics(self, *, history_s: float | None = None) -> dict[str, Json]:
+        """Return what the server does, as `GET /rl/statistics` answers: of all its workers, since its start and lately.
+
+        `history_s`: seconds of the last hour that `history` has, by default all of them.
+        """
+        return self.run(operations.statistics(history_s))
+
+    def metrics(self) -> str:
+        """Return the server's metrics as Prometheus text."""
+        return self.run(operations.metrics())
+
+    def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids outside of any session; nothing is recorded.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return self.run(operations.generate(None, prompt_ids, options))
+
+    def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return self.run(operations.tokenize(None, messages, options))
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return self.run(operations.detokenize(None, token_ids, skip_special_tokens))
+
+    def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return self.run(operations.end_token_ids(None))
+
+    def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return self.run(operations.parse(None, token_ids, options))
+
+    def grant_capacity(self, n: int = 1, *, idempotency_key: str | None = None) -> int:
+        """Allow `n` more sessions to start, or fewer if it is negative; return how many may start now."""
+        return self.run(operations.grant_capacity(n, idempotency_key))
+
+    def engine(self) -> EngineState:
+        """Return the state of the engine: weight version, pause, and requests in flight and waiting."""
+        return self.run(operations.engine())
+
+    def pause(self, mode: PauseMode = "abort") -> EngineState:
+        """Pause generation until `resume`; new requests wait.
+
+        `mode` selects what happens to requests in flight, none of which is lost: `abort` (interrupt, then resume each),
+        `drain` (wait for them to finish), `retract` or `in_place` (the engine keeps them).
+        """
+        return self.run(operations.engine_step("pause_generation", {"mode": mode}))
+
+    def resume(self) -> EngineState:
+        """End a pause; interrupted requests go on."""
+        return self.run(operations.engine_step("continue_generation", {}))
+
+    def update_weights(self, path: str, *, version: int | None = None, mode: PauseMode = "abort") -> int:
+        """Load the weights in `path`, a folder that the engine can read, and return their version (default: one more).
+
+        `mode` selects what happens to requests in flight, as in `pause`; with `in_place` the engine changes weights
+        under them. Raises EngineFailed if the engine cannot load them, and EngineIncapable if it has no weights.
+        """
+        return self.run(operations.update_weights(path, version, mode))
+
+    def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
+        """Run one step of SGLang's weight transfers, with its own fields; `version` is the new weight version.
+
+        Raises EngineIncapable for an engine without such transfers.
+        """
+        return self.run(operations.engine_step(step, fields))
+
+    def release_memory(
+        self, tags: Sequence[MemoryTag] | None = None, *, mode: Literal["abort", "drain"] = "abort"
+    ) -> EngineState:
+        """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
+
+        The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot do it,
+        such as SGLang without its memory saver.
+        """
+        return self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
+
+    def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> EngineState:
+        """Take released memory back; once all of it is back, generation continues."""
+        return self.run(operations.engine_step("resume_memory", {"tags": tags}))
+
+    def flush_cache(self) -> EngineState:
+        """Empty the engine's prefix cache."""
+        return self.run(operations.engine_step("flush_cache", {}))
+
+    def servers(self) -> list[EngineServer]:
+        """Return the engine servers of the pool. Raises EngineIncapable if the engine is not a pool of servers."""
+        return self.run(operations.servers())
+
+    def add_server(self, url: str) -> list[EngineServer]:
+        """Add the engine server at `url` while requests run; return the pool.
+
+        Raises InvalidRequest if it is in the pool or cannot join.
+        """
+        return self.run(operations.change_servers("POST", url))
+
+    def remove_server(self, url: str) -> list[EngineServer]:
+        """Remove the engine server at `url`: what runs there ends first, nothing new is sent. Return the pool."""
+        return self.run(operations.change_servers("DELETE", url))
+
+    def next_request(self, session_id: str | None = None, *, wait_s: float = 0.0) -> dict[str, Json]:
+        """Return the oldest request that waits in the mailbox, of one session or of all, as `/mailbox/next` answers.
+
+        `status` is `request`, `empty` if none came within `wait_s` seconds (at most 600), or `ended` if the session
+        takes no more turns. Raises EngineIncapable if the engine is not a mailbox.
+        """
+        return self.run(operations.next_request(session_id, wait_s))
+
+    def deliver(self, **answer: Unpack[Delivery]) -> str:
+        """Answer a request of the mailbox; return the id of its interaction.
+
+        Raises NotFound if it no longer waits, and InvalidRequest if it is answered already or the answer does not fit.
+        """
+        return self.run(operations.deliver(answer))
+
+    def run(self, steps: Steps[T], *, retry_s: float | None = None) -> T:
+        """Send the calls of an operation of `tokengrove.client.operations` and return its result.
+
+        Each call is repeated for up to `retry_s` seconds, by default the client's own.
+        """
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(self._repeated(self.attempts(call, retry_s)))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _repeated(self, attempts: Attempts) -> Json:
+        while True:
+            try:
+                return self._send(attempts.call)
+            except ProxyError as error:
+                pause_s = attempts.pause_s(error)
+            self.clock.sleep(pause_s)
+
+    def _send(self, call: operations.Call) -> Json:
+        try:
+            response = self._http.request(**self.arguments(call))
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+        return decode(response, call.raw)
+
+    @contextmanager
+    def _open(self, call: operations.Call) -> Iterator[httpx.Response]:
+        """Send a call whose answer is read while it comes. Raises the server's error, or ServerUnreachable."""
+        try:
+            with self._http.stream(**self.arguments(call)) as response:
+                if not response.is_success:
+                    response.read()
+                    decode(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error

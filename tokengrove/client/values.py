@@ -1,0 +1,434 @@
+"""What the client returns: frozen dataclasses.
+
+Arrays have the dtypes and shapes of the export, whatever format they came in. A field that a newer server adds is kept
+in `extra`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokengrove.client.images import ImageBytes, concatenated
+from tokengrove.client.tensors import Array, pad_right, to_tensordict, to_torch
+from tokengrove.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+Json = Any
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+Number = float | np.floating[Any]
+MROPE = "mrope_position_ids"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
+
+    `loss_mask` is 1 on the tokens to train. Elsewhere `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1.
+    `score` is what advantages compare: of the session, or of the sample's path or `agent` if `reward_scope` says so;
+    None if nothing was `rewarded`. `agent` is the name that its last turn was marked with.
+    `turns` has one entry per interaction, in order; `interaction_id` is the last one's. In layout padded, L is the
+    padded length and `attention_mask` is False in the padding. `images` has digest, start, length, width, height and,
+    if it was set, detail of each image: `input_ids[start : start + length]` stand for it. `recomputable` is the reason
+    why logprobs cannot be computed again from the ids and the temperature, or None. `extra` holds every other field:
+    the columns `weight` and `advantages` (float32 [1]) that the attributes `weight` and `advantage` read, those of
+    layouts tree and padded as arrays of their own dtypes, and what `include` asked for.
+    """
+
+    session_id: str
+    interaction_id: str
+    interaction_ids: tuple[str, ...]
+    input_ids: Int32
+    loss_mask: Int32
+    logprobs: Float32
+    versions: Int32
+    turn_ids: Int32
+    attention_mask: NDArray[np.bool_]
+    rewards: Float32
+    raw_rewards: Float32
+    task_id: str | None = None
+    group_id: str | None = None
+    purpose: str | None = None
+    agent: str | None = None
+    finish_reason: str | None = None
+    recomputable: str | None = None
+    rewarded: bool | None = None
+    score: float | None = None
+    reward_scope: str | None = None
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    turns: tuple[Mapping[str, Json], ...] = ()
+    images: tuple[Mapping[str, Json], ...] = ()
+    extra: Mapping[str, Json] = field(default_factory=dict)
+    image_table: Mapping[str, ImageBytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the export has `multi_modal_inputs` for the images of this sample; False without images."""
+        return all(each["digest"] in self.image_table for each in self.images) and any(
+            self.image_table[each["digest"]].inputs for each in self.images
+        )
+
+    @property
+    def multi_modal_inputs(self) -> dict[str, Array] | None:
+        """What the model's processor made of the images, in their order: for Qwen's models `pixel_values` float32
+        [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+
+        {} for a sample without images of a model that sees; None if the export was made without `multi_modal_inputs`.
+        Concatenated anew at every call: an export holds the arrays of each image once.
+        """
+        if self.has_inputs:
+            return concatenated(self.images, self.image_table)
+        return {} if not self.images and MROPE in self.extra else None
+
+    @property
+    def mrope_position_ids(self) -> NDArray[np.int64] | None:
+        """Positions int64 [3, L] (time, height, width); None without `multi_modal_inputs` or for other models."""
+        return self.extra.get(MROPE)
+
+    @property
+    def reward(self) -> float:
+        """`rewards` as a number."""
+        return float(self.rewards[0])
+
+    @property
+    def weight(self) -> float:
+        """The share of its session: 1 / (samples of the session that train a token), 0 if it trains none."""
+        return float(self.extra["weight"][0]) if "weight" in self.extra else 1.0
+
+    @property
+    def advantage(self) -> float | None:
+        """The advantage in its group; None if the export was made without `advantages`."""
+        return float(self.extra["advantages"][0]) if "advantages" in self.extra else None
+
+    @property
+    def step_advantages(self) -> Float32 | None:
+        """The advantage of each turn, float32 [turns]; None if the export was made without `step_advantages`."""
+        return self.extra.get("step_advantages")
+
+    @property
+    def token_rewards(self) -> Float32 | None:
+        """The rewards of single tokens, float32 [L], 0 elsewhere; None if none were set."""
+        return self.extra.get("token_rewards")
+
+    @property
+    def returns(self) -> Float32:
+        """The return of the turn that each trained token belongs to, float32 [L]; 0 on all other tokens."""
+        return self.per_token([turn.get("return") or 0.0 for turn in self.turns])
+
+    def per_token(self, of_turns: Sequence[float] | Float32) -> Float32:
+        """Spread one value per turn over the trained tokens of the turn: float32 [L], 0 on all other tokens."""
+        spread, trained = np.zeros(len(self.loss_mask), np.float32), self.loss_mask > 0
+        if len(of_turns):
+            spread[trained] = np.asarray(of_turns, np.float32)[self.turn_ids[trained]]
+        return spread
+
+    def to_tensor_dict(self) -> dict[str, NDArray[Any]]:
+        """Return numpy arrays like AReaL's `to_tensor_dict`: all [1, L], rewards [1]."""
+        return _batch([self], 0)
+
+    def to_torch(self) -> dict[str, torch.Tensor]:
+        """`to_tensor_dict` in torch, of the same dtypes."""
+        return to_torch(self.to_tensor_dict())
+
+    def to_tensordict(self) -> TensorDict:
+        """`to_tensor_dict` as a `tensordict.TensorDict` of batch size 1."""
+        return to_tensordict(self.to_tensor_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """All pages of an export. `sessions` has an entry per session id, with what is missing from the session.
+
+    `left_out`: the number of sessions that match and were left out, by reason: `validation`. `images`: by digest, with
+    `images="bytes"` or `multi_modal_inputs`.
+    """
+
+    samples: list[Sample]
+    sessions: dict[str, dict[str, Json]]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    images: dict[str, ImageBytes] = field(default_factory=dict, repr=False)
+
+    def image(self, digest: str) -> ImageBytes:
+        """Return an image of the samples. Raises InvalidRequest if the export was made without `images="bytes"`."""
+        if (found := self.images.get(digest)) is None or not found.data:
+            raise InvalidRequest(
+                f'the image {digest} is not in this export: export with images="bytes", or read it with Client.image',
+                param="images",
+            )
+        return found
+
+    @property
+    def untrained_tokens(self) -> dict[str, int]:
+        """The sampled tokens of all sessions that no sample trains, by reason."""
+        counts: Counter[str] = Counter()
+        for entry in self.sessions.values():
+            counts.update(entry.get("untrained_tokens", {}))
+        return dict(counts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is likely a mistake in how the sessions were sampled or exported."""
+        told = [(name, text) for name, entry in self.sessions.items() for text in entry.get("warnings", ())]
+        return [f"session {name}: {text}" for name, text in told]
+
+    def to_tensor_dict(self, pad_token_id: int = 0) -> dict[str, NDArray[Any]]:
+        """Return all samples as one numpy batch, padded on the right to the longest: [B, L], rewards [B]."""
+        return _batch(self.samples, pad_token_id)
+
+    def to_torch(self, pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+        """`to_tensor_dict` in torch, of the same dtypes."""
+        return to_torch(self.to_tensor_dict(pad_token_id))
+
+    def to_tensordict(self, pad_token_id: int = 0) -> TensorDict:
+        """`to_tensor_dict` as a `tensordict.TensorDict` of batch size B."""
+        return to_tensordict(self.to_tensor_dict(pad_token_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ended sessions leased to this consumer until `lease_until` (Unix seconds).
+
+    `sessions` has an entry per session id, in the order in which they ended: as in `Export` if the claim asked for
+    samples, else as `Client.sessions` lists them. `claim_id` is None if there was nothing to claim; nothing is leased
+    then. `export` has the samples of the sessions if the claim asked for them.
+    """
+
+    claim_id: str | None
+    sessions: Mapping[str, dict[str, Json]]
+    lease_until: float | None
+    export: Export | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Result of `acknowledge`. `lost` maps each session that was not acknowledged to the claim that now holds it."""
+
+    sessions: tuple[str, ...]
+    lost: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One interaction of a session. `return_` is computed with the session's own discount and credit.
+
+    `turn`: its number among the complete ones; None if it failed. `notes`: its rare fields, for example how a client
+    echoed an answer. `agent`: who the client said it is.
+
+    What was asked for with `include`, else None: `compared` (what it continued or differs in from the nearest turn),
+    `reply` (as the client got it), `times` (Unix seconds), `logprobs` (one for each sampled token; None as well if the
+    answer came without), `answer` (the beginning of its `text`, and the names of its `calls`), `added` (its new
+    `messages`, `output` and `sampling`; `tools` and `template_options` of a turn without parent).
+    """
+
+    id: str
+    parent_id: str | None
+    aligned: bool
+    seq: int
+    api: str
+    reason: str
+    status: str
+    purpose: str | None
+    reward: Number | None
+    return_: float | None
+    finish_reason: str | None
+    prompt_tokens: int
+    output_tokens: int
+    versions: Json
+    turn: int | None = None
+    error: str | None = None
+    notes: Mapping[str, Json] = field(default_factory=dict)
+    compared: Mapping[str, Json] | None = None
+    reply: Mapping[str, Json] | None = None
+    times: Mapping[str, float | None] | None = None
+    logprobs: Sequence[float] | None = None
+    model: str | None = None
+    agent: str | None = None
+    answer: Mapping[str, Json] | None = None
+    added: Mapping[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTree:
+    """One session with its interactions in order of completion. `extra` holds every other field of the answer."""
+
+    session_id: str
+    status: str
+    task_id: str | None
+    group_id: str | None
+    outcome: str | None
+    interactions: tuple[TreeNode, ...]
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What was sampled from token ids: `output_ids`, their `logprobs` and weight `versions`, of equal length.
+
+    `id` is that of the interaction if it was sampled in a session. `logprobs` is None only for a mailbox answer without
+    any. `finish_reason` is `stop`, `length`, `abort` or `content_filter`. `cached_tokens`: how many of `prompt_tokens`
+    the engine had in its cache.
+    """
+
+    id: str
+    output_ids: list[int]
+    logprobs: list[float] | None
+    versions: list[int]
+    finish_reason: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What the engine runs. `paused` is the mode of a pause, None without one; `released`: memory that is released.
+
+    `revision`: the commit of a model from the Hugging Face hub; None for a folder. `version`: of the weights.
+    `in_flight` and `waiting` count requests. `context_length`: the most tokens of prompt plus output. `extra` holds
+    every other field of the answer.
+    """
+
+    engine: str
+    model: str
+    revision: str | None
+    version: int
+    paused: str | None
+    in_flight: int
+    waiting: int
+    released: tuple[str, ...]
+    capabilities: tuple[str, ...]
+    context_length: int
+    detail: str
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServer:
+    """One server of the pool. `state` is `alive`, `failing`, `ejected`, `leaving` or `missing`; `failure` says why.
+
+    The counts (requests in flight, requests served, sessions that it keeps) and the weight version are None until it
+    was reached.
+    """
+
+    url: str
+    state: str
+    failure: str | None = None
+    in_flight: int | None = None
+    served: int | None = None
+    session_count: int | None = None
+    version: int | None = None
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
+    """The entries of `values` that dataclass `kind` has fields for; the rest as `extra`, if `kind` has that field."""
+    names = {spec.name for spec in fields(kind)}
+    known = {name: value for name, value in values.items() if name in names}
+    if "extra" in names:
+        known["extra"] = {name: value for name, value in values.items() if name not in names}
+    return known
+
+
+# The dtype of each column of a batch and the value of its padding; input_ids are padded with the caller's token.
+_COLUMNS: dict[str, tuple[type[np.generic], float]] = {
+    "input_ids": (np.int32, 0),
+    "loss_mask": (np.int32, 0),
+    "logprobs": (np.float32, 0.0),
+    "versions": (np.int32, -1),
+    "turn_ids": (np.int32, -1),
+    "attention_mask": (np.bool_, False),
+}
+
+
+def _batch(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
+    """All samples, padded on the right to the longest: each of `_COLUMNS` as [B, L], `rewards` float32 [B]."""
+    columns: dict[str, tuple[type[np.generic], float]] = {**_COLUMNS, "input_ids": (np.int32, pad_token_id)}
+    arrays = {name: pad_right([getattr(s, name) for s in samples], *column) for name, column in columns.items()}
+    return {**arrays, "rewards": np.array([s.rewards[0] for s in samples], np.float32)}
+
+
+_INT32 = ("input_ids", "loss_mask", "versions", "turn_ids", "node_offsets", "node_parents", "node_positions")
+_INT64 = ("prompts", "responses", "response_mask", "prompt_lengths", "response_lengths")
+_FLOAT32 = (
+    *("logprobs", "rewards", "raw_rewards", "weight", "advantages", "step_advantages", "token_rewards"),
+    "unmasked_logprobs",
+    *("rollout_log_probs", "rm_scores", "node_rewards", "node_returns"),
+)
+_DTYPES: dict[str, Any] = {
+    **dict.fromkeys(_INT32, np.int32),
+    **dict.fromkeys(_INT64, np.int64),
+    **dict.fromkeys(_FLOAT32, np.float32),
+    "attention_mask": np.bool_,
+    "__num_turns__": np.int32,
+    MROPE: np.int64,
+}
+
+
+def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None = None) -> Sample:
+    """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError.
+
+    `images`: the table of its export, of which it keeps its own: a sample that is sent elsewhere takes no others along.
+    """
+    position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
+    dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
+    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
+    sequences: dict[str, Any] = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
+    placed = entry.get("images") or ()
+    sequences["images"] = tuple({key: value for key, value in each.items() if value is not None} for each in placed)
+    if MROPE in arrays:
+        arrays[MROPE] = arrays[MROPE].reshape(3, -1)  # flat in npz and safetensors
+    sequences["image_table"] = _own(sequences["images"], images or {})
+    return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def with_images(sample: Sample, images: Mapping[str, ImageBytes]) -> Sample:
+    """The sample with its images of the table of its export."""
+    return replace(sample, image_table=_own(sample.images, images))
+
+
+def _own(placed: Sequence[Mapping[str, Json]], table: Mapping[str, ImageBytes]) -> dict[str, ImageBytes]:
+    return {image["digest"]: table[image["digest"]] for image in placed if image["digest"] in table}
+
+
+def by_id(sessions: Json) -> dict[str, dict[str, Json]]:
+    """The entries of an answer's `sessions` by session id. Exports of version 0.1.0 have an object of them."""
+    if isinstance(sessions, Mapping):
+        return {name: {"session_id": name, **entry} for name, entry in sessions.items()}
+    return {entry["session_id"]: entry for entry in sessions}
+
+
+def claim_of(answer: Mapping[str, Json], export: Export | None = None) -> Claim:
+    """Parse the answer to a claim."""
+    sessions = by_id(answer["sessions"]) if export is None else export.sessions
+    return Claim(answer["claim_id"], sessions, answer["lease_until"], export)
+
+
+def generated_of(answer: Mapping[str, Json]) -> Generated:
+    """Parse the answer of `/v1/generate`."""
+    return Generated(**_known(Generated, answer))
+
+
+def engine_of(answer: Mapping[str, Json]) -> EngineState:
+    """Parse the answer of `GET /engine`, which most steps of `/engine/...` repeat."""
+    lists = {name: tuple(answer[name]) for name in ("released", "capabilities")}
+    return EngineState(**_known(EngineState, {**answer, **lists}))
+
+
+def servers_of(answer: Mapping[str, Json]) -> list[EngineServer]:
+    """Parse the answer of `/engine/servers`."""
+    return [EngineServer(**_known(EngineServer, server)) for server in answer["servers"]]
+
+
+def tree_of(answer: Mapping[str, Json]) -> SessionTree:
+    """Parse the answer of `GET /rl/sessions/{id}`."""
+    nodes = tuple(TreeNode(**_known(TreeNode, {**node, "return_": node["return"]})) for node in answer["interactions"])
+    return SessionTree(**_known(SessionTree, {**answer, "interactions": nodes}))

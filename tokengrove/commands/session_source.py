@@ -1,0 +1,53 @@
+"""Where `tokengrove show` reads sessions: a running server, or a database without one. Both give the same answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from tokengrove.client import Client
+
+
+Layout = Literal["individual", "concat", "tree"]
+
+
+class SessionSource(Protocol):
+    """Reads one session in the forms of the API's answers."""
+
+    def tree(self) -> dict[str, Any]:
+        """The session with its turns, each `compared`."""
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+        """One turn by id or number, with the parts that are named. Raises NotFound."""
+
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+        """One turn with its `tokens` as an export in this layout has them. Raises NotFound."""
+
+    def samples(self, layout: Layout) -> dict[str, Any]:
+        """What an export of the session alone has in this layout, with `outline`."""
+
+
+class ServedSession:
+    """A session of a running server."""
+
+    def __init__(self, client: Client, session_id: str) -> None:
+        self._client, self._id = client, session_id
+
+    def tree(self) -> dict[str, Any]:
+        from tokengrove.client import operations
+
+        path = f"/rl/sessions/{operations.session_path(self._id)}"
+        answer: dict[str, Any] = self._client.run(operations.one(operations.Call("GET", path, params=_COMPARED)))
+        return answer
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+        return self._client.show_turn(self._id, name, include)
+
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+        return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
+
+    def samples(self, layout: Layout) -> dict[str, Any]:
+        return self._client.outline(self._id, layout=layout)
+
+
+_COMPARED = {"include": "compared"}

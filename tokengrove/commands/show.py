@@ -1,0 +1,155 @@
+"""`tokengrove show`: a list of sessions or groups; or one session: its tree, a turn, its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
+from tokengrove.commands.listed_sessions import LIMIT, NOT_OF_GROUPS, ListFlags, print_groups, print_sessions
+from tokengrove.commands.session_source import Layout
+from tokengrove.commands.shown_place import Place
+from tokengrove.commands.shown_session import print_samples, print_tokens, print_tree, print_turn
+from tokengrove.errors import ConfigurationError
+from tokengrove.terminal.colouring import By
+
+if TYPE_CHECKING:
+    from tokengrove.reasons import Explained
+
+
+class ShowHelp(typer.core.TyperCommand):
+    """Plain help, followed by the meaning of every reason that sessions and exports give."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "rich_markup_mode": None})
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # typer's own copy of click has these types
+        super().format_epilog(ctx, formatter)
+        for title, kind in reasons().items():
+            with formatter.section(title):
+                formatter.write_dl([(word.value, word.meaning) for word in kind])
+
+
+def reasons() -> dict[str, type[Explained]]:
+    """The words that sessions and exports use as reasons, by the question that they answer."""
+    from tokengrove.reasons import (
+        Differs,
+        Echo,
+        FinishReason,
+        LeftOut,
+        Note,
+        Reason,
+        RunKind,
+        Status,
+        TokenState,
+        Unrecomputable,
+        Untrained,
+    )
+
+    return {
+        "Where a turn stands in the tree (reason)": Reason,
+        "What differs first from the nearest turn (why)": Differs,
+        "What became of a turn (status)": Status,
+        "Why sampling ended (finish_reason)": FinishReason,
+        "What the notes of a turn say (notes)": Note,
+        "What a client changed in answers that it sent back (echo in the notes)": Echo,
+        "What becomes of a token (--tokens): it": TokenState,
+        "What the tokens of a sample are (--samples): it": RunKind,
+        "Why a token is not trained (untrained_tokens): the token": Untrained,
+        "Why a session is left out of an export (left_out): it": LeftOut,
+        "Why logprobs cannot be computed again (recomputable): they": Unrecomputable,
+    }
+
+
+def show(
+    session: Annotated[str | None, typer.Argument(help="The id of a session; without it sessions are listed.")] = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print for each fork the first message that differs, of both sides.")
+    ] = False,
+    turn: Annotated[
+        str | None, typer.Option(metavar="TURN", help="Print one turn, by its number or the id of its interaction.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With --turn: earlier messages in full, or the prompt with --tokens.")
+    ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With --turn: print its tokens, coloured.")] = False,
+    by: Annotated[
+        By | None,
+        typer.Option(help="With --tokens: colour by what is trained and why not, logprob or weight version [mask]."),
+    ] = None,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Print what each sample of an export contains, and what is not trained.")
+    ] = False,
+    layout: Annotated[
+        Layout | None, typer.Option(help="With --samples or --tokens: the layout of the export [concat].")
+    ] = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="List groups, with the distribution of their scores.")
+    ] = False,
+    group: Annotated[str | None, typer.Option(help="List the sessions of this group.")] = None,
+    task: Annotated[str | None, typer.Option(help="List the sessions of this task.")] = None,
+    status: Annotated[str | None, typer.Option(help="List sessions that are active, ended or expired.")] = None,
+    reward_min: Annotated[float | None, typer.Option(help="List sessions with at least this score.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="List sessions with at most this score.")] = None,
+    version: Annotated[int | None, typer.Option(help="List sessions that started with this weight version.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="List sessions with a turn of this purpose.")] = None,
+    forked: Annotated[bool, typer.Option("--forked", help="List sessions with a fork.")] = False,
+    search: Annotated[str | None, typer.Option(help="List sessions with this in the id, task or group.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"How many to list, newest first (default {LIMIT}).")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON as the API answers, in a list a line for each.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(help="URL of a running server; without it the database is read.")] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="Admin key of the server, if it has one.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+) -> None:
+    """List the newest sessions; or print one: its tree, one of its turns, or the samples that an export makes of it."""
+    place = Place(url, admin_key, database_url, config)
+    flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
+    of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
+    _check(session, {**of_one, "--samples": samples, "--layout": layout}, groups, flags)
+    if session is None:
+        with place.lists() as source:
+            (print_groups if groups else print_sessions)(source, flags, as_json=as_json)
+        return
+    with place.session(session) as one:
+        if turn is not None and tokens:
+            print_tokens(one, turn, layout or "concat", by or "mask", whole=whole, as_json=as_json)
+        elif turn is not None:
+            print_turn(one, turn, whole=whole, as_json=as_json)
+        elif samples:
+            print_samples(one, layout or "concat", as_json=as_json)
+        else:
+            print_tree(one, diff=diff, as_json=as_json)
+
+
+def _check(session: str | None, of_one: Mapping[str, Any], groups: bool, flags: ListFlags) -> None:
+    """Raise ConfigurationError for flags that have no effect together. `of_one`: those for one session, by name."""
+    given = {name for name, value in of_one.items() if value not in (None, False)}
+    listing = {name for name, is_given in {"--groups": groups, **flags.given()}.items() if is_given}
+    if session is None and given:
+        raise ConfigurationError(f"{min(given)} needs the id of a session")
+    if session is not None and listing:
+        raise ConfigurationError(f"{min(listing)} is for lists of sessions: give it without an id")
+    for name, needed in NEEDS.items():
+        if name in given and not needed & given:
+            raise ConfigurationError(f"{name} applies only with {' or '.join(sorted(needed))}")
+    if "--turn" in given and (other := given & {"--samples", "--diff"}):
+        raise ConfigurationError(f"--turn shows one turn, with its diff: give it without {min(other)}")
+    if groups and (strays := listing & NOT_OF_GROUPS):
+        raise ConfigurationError(f"{min(strays)} selects sessions, not groups; list the sessions with it")
+
+
+NEEDS = {
+    "--whole": {"--turn"},
+    "--tokens": {"--turn"},
+    "--by": {"--tokens"},
+    "--layout": {"--samples", "--tokens"},
+}
+"""Flags that apply only with one of others."""

@@ -1,0 +1,84 @@
+"""Prints one session: its tree, one of its turns, or its samples, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokengrove.commands.session_source import Layout, SessionSource
+    from tokengrove.terminal.colouring import By
+
+
+def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:
+    """Print the tree, and with `diff` both sides of each fork."""
+    answer = source.tree()
+    if as_json:
+        print_json(answer)
+        return
+    from tokengrove.client.values import tree_of
+    from tokengrove.terminal.forks import print_fork, summary
+    from tokengrove.tree_view import session_tree
+
+    tree, console = tree_of(answer), console_of()
+    turns = [node for node in tree.interactions if node.turn is not None]  # a failed one has no place in the tree
+    forks = {node.id: node.compared for node in turns if node.compared and node.compared["nearest"]}
+    shown = session_tree(tree, lambda node: summary(forks[node.id]) if node.id in forks else ())
+    console.print(shown, soft_wrap=False)  # its lines are wrapped beneath their beginnings
+    if not diff:
+        return
+    for node in turns:
+        if node.id in forks:
+            print_fork(source.turn, node, forks[node.id], console)
+
+
+def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) -> None:
+    """Print one turn, by its number or id; as JSON with all parts but its token ids and logprobs."""
+    from tokengrove.terminal import turn_view
+
+    answer = source.turn(name, "messages", "times", "compared")
+    if as_json:
+        print_json(answer)
+        return
+    turn_view.print_turn(source.turn, answer, console_of(), whole=whole)
+
+
+def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, whole: bool, as_json: bool) -> None:
+    """Print the tokens of one turn, coloured by what becomes of them, by logprob or by weight version."""
+    from tokengrove.terminal.token_view import token_view
+    from tokengrove.terminal.turn_view import heading
+
+    answer = source.tokens(name, layout)
+    if as_json:
+        print_json(answer)
+        return
+    console = console_of()
+    console.print(heading(answer))
+    console.print(token_view(answer["tokens"], by, whole=whole))
+
+
+def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:
+    """Print what each sample contains; as JSON a line for each, as an export with `outline` has it."""
+    from tokengrove.terminal.sample_view import sample_view
+
+    outlined = source.samples(layout)
+    if as_json:
+        for sample in outlined["samples"]:
+            print_json(sample)
+        return
+    numbers = {node["interaction_id"]: node["turn"] for node in source.tree()["interactions"]}
+    console_of().print(sample_view(outlined, numbers))
+
+
+def console_of() -> Console:
+    """A console that wraps nothing on its own: terminals fold long lines, and pipes keep them whole."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on one line, in ASCII, which acts on no terminal and fits any locale."""
+    print(json.dumps(value))

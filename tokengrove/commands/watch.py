@@ -1,0 +1,156 @@
+"""`tokengrove watch`: what a server does, live, until Ctrl-C. In a pipe it prints a line for each update."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokengrove.commands.event_stream import Connected, Lost, follow
+from tokengrove.commands.shown_place import served
+from tokengrove.commands.shown_session import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokengrove.client import Client, ServerEvent
+    from tokengrove.terminal.watched import Watched
+
+INTERRUPTED = 130
+_SESSIONS = 40
+"""Sessions that are read when they may all have changed; a screen shows no more."""
+
+
+def watch(
+    url: Annotated[str, typer.Option(help="URL of the running server.")] = "http://127.0.0.1:8080",
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="Admin key of the server, if it has one.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of now and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each update.")] = False,
+) -> None:
+    """Show what a server does, live: rates, latencies, forks, failures, rewards, and the sessions that change.
+
+    Where the output is no terminal, each update is a line of text, or of JSON with --json. When the server stops, it
+    waits until it is there again. Ctrl-C ends it.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with _ended_cleanly(), served(url, admin_key) as client:
+        if once:
+            _print_once(client, url, console, as_json=as_json)
+        elif as_json:
+            _print_json(client)
+        elif console.is_terminal:
+            _show(client, url, console)
+        else:
+            _print_lines(client)
+
+
+@contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """Ctrl-C and a reader that has left, such as `head`, end the command without a word."""
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails to flush at its end
+        sys.exit(0)
+
+
+def _print_once(client: Client, url: str, console: Console, *, as_json: bool) -> None:
+    from tokengrove.terminal.watch_line import statistics_line
+    from tokengrove.terminal.watch_view import WatchView
+
+    statistics = client.statistics()
+    if as_json:
+        print_json({"event": "statistics", **statistics})
+    elif not console.is_terminal:
+        print(statistics_line(statistics))
+    else:
+        watched = _watched(url)
+        watched.learn(statistics)
+        _read_all(client, watched, 10)
+        console.print(WatchView(watched, whole=True))
+
+
+def _print_json(client: Client) -> None:
+    for update in follow(client):
+        if isinstance(update, Lost):
+            _tell(update)
+        elif not isinstance(update, Connected):
+            print_json({"event": update.kind, **update.data})
+            sys.stdout.flush()
+
+
+def _print_lines(client: Client) -> None:
+    from tokengrove.terminal.watch_line import statistics_line
+
+    for update in follow(client, ["statistics"]):
+        if isinstance(update, Lost):
+            _tell(update)
+        elif not isinstance(update, Connected):
+            print(statistics_line(update.data), flush=True)
+
+
+def _tell(lost: Lost) -> None:
+    print(f"tokengrove: {lost.why}; waiting until it is there again", file=sys.stderr, flush=True)
+
+
+def _show(client: Client, url: str, console: Console) -> None:
+    """Fill the screen, and draw it again with each update."""
+    from rich.live import Live
+
+    from tokengrove.terminal.watch_view import WatchView
+
+    watched = _watched(url)
+    watched.learn(client.statistics())
+    _read_all(client, watched, _SESSIONS)
+    with Live(WatchView(watched), console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        live.refresh()
+        for update in follow(client):
+            _learn(client, watched, update)
+            live.refresh()
+
+
+def _learn(client: Client, watched: Watched, update: ServerEvent | Connected | Lost) -> None:
+    """Take over an update, and read the sessions that it names."""
+    from tokengrove.client import ServerUnreachable
+    from tokengrove.errors import StoreUnavailable
+
+    try:
+        if isinstance(update, Lost):
+            watched.trouble = f"{update.why}; waiting until it is there again"
+        elif isinstance(update, Connected):
+            _read_all(client, watched, _SESSIONS)
+        elif update.kind == "statistics":
+            watched.learn(update.data)
+        elif update.data["all"] or len(update.data["changed"]) > _SESSIONS:
+            _read_all(client, watched, _SESSIONS)
+        else:
+            _read_changed(client, watched, update.data["changed"])
+    except (ServerUnreachable, StoreUnavailable) as error:
+        watched.trouble = error.message  # the stream tells whether it is there
+
+
+def _read_changed(client: Client, watched: Watched, changed: Sequence[str]) -> None:
+    page = client.session_page({"session_ids": changed}, include=["summary"])
+    watched.changed(page["sessions"], changed)
+
+
+def _read_all(client: Client, watched: Watched, limit: int) -> None:
+    page = client.session_page(order="newest", include=["summary"], limit=limit)
+    watched.changed(page["sessions"], [])
+
+
+def _watched(url: str) -> Watched:
+    from tokengrove.terminal.watched import Watched
+
+    return Watched(url)

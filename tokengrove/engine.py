@@ -1,0 +1,58 @@
+"""The contract for an engine of one's own: what it is asked, what it answers, and `CHECKS` that every engine passes.
+
+Experimental: it may change in a minor version. An engine runs in the server, whose package (`proxy`) has the
+definitions. They are imported as they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokengrove.server_part import server_part
+
+if TYPE_CHECKING:
+    from proxy.engine.callbacks import CallbackEngine
+    from proxy.engine.chunks import TakeChunk, TokenChunk
+    from proxy.engine.contract import CHECKS
+    from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode, WeightTransfer
+    from proxy.engine.requests import GenerateRequest, check_request
+    from proxy.types import Ids, Logprobs, SamplingParams, ids_of
+    from tokengrove.reasons import FinishReason
+
+__all__ = [
+    "CHECKS",
+    "CallbackEngine",
+    "Capability",
+    "Engine",
+    "EngineInfo",
+    "FinishReason",
+    "GenerateRequest",
+    "Ids",
+    "Logprobs",
+    "PauseMode",
+    "SamplingParams",
+    "TakeChunk",
+    "TokenChunk",
+    "WeightTransfer",
+    "check_request",
+    "ids_of",
+]
+_MODULES = {
+    "engine.callbacks": ("CallbackEngine",),
+    "engine.chunks": ("TakeChunk", "TokenChunk"),
+    "engine.contract": ("CHECKS",),
+    "engine.interface": ("Capability", "Engine", "EngineInfo", "PauseMode", "WeightTransfer"),
+    "engine.requests": ("GenerateRequest", "check_request"),
+    "types": ("Ids", "Logprobs", "SamplingParams", "ids_of"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FinishReason":
+        from tokengrove.reasons import FinishReason
+
+        return FinishReason
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(server_part(_MODULE_OF[name]), name)

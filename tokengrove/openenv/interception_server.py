@@ -1,0 +1,59 @@
+"""Intercepts harnesses: the mailbox engine behind the names of OpenEnv's contract.
+
+A harness needs nothing but an address and a key. Each has a session of its own, so that several at once never get each
+other's answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from tokengrove.client import Client
+from tokengrove.client.options import SessionOptions
+from tokengrove.errors import InvalidRequest
+from tokengrove.openenv.interception import Interception
+from tokengrove.openenv.own_mailbox import OwnMailbox
+from tokengrove.rollout.session_start import start_session_here, unused_session_id
+
+_START_S = 600.0
+
+
+class InterceptionServer:
+    """A server whose engine is the mailbox. Use it in a `with` block, or call `close`. Threads may share it.
+
+    `url` and `admin_key` lead to one that runs (`tokengrove serve --engine mailbox`); `app` is one of this process,
+    which agents reach by `client.http_client()` only. With neither, a server is started, and ended by `close`; `flags`
+    are further words of its command. Answers are read in the chat format of its model (`--model`, `--tool-parser`).
+    """
+
+    def __init__(
+        self, url: str | None = None, admin_key: str | None = None, *, app: Any = None, flags: Sequence[str] = ()
+    ) -> None:
+        """Raises InvalidRequest for `flags` beside a server that runs, RuntimeError if its own does not start."""
+        if flags and (url or app):
+            raise InvalidRequest(
+                "'flags' are for a server that is started here, without 'url' and 'app'", param="flags"
+            )
+        self._own = None if url or app else OwnMailbox(flags)
+        if self._own is not None:
+            url, admin_key = self._own.url, self._own.admin_key
+        self.client = Client(url, admin_key, app=app)
+
+    def __enter__(self) -> InterceptionServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self, rollout_id: str, **options: Unpack[SessionOptions]) -> Interception:
+        """Return addresses for the harness of a rollout. `options`: of its session, such as `tool_parser`."""
+        named: SessionOptions = {"session_id": unused_session_id(rollout_id), **options}
+        session = start_session_here(self.client, rollout_id, _START_S, named)
+        return Interception(self.client, session, rollout_id)
+
+    def close(self) -> None:
+        """Let go of the server; one that was started here ends. Again: nothing."""
+        self.client.close()
+        if self._own is not None:
+            self._own.close()

@@ -1,0 +1,53 @@
+"""The time of one rollout: when it is over, its session is closed, which ends the wait for its next request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from tokengrove.rollout.contract import AgentSession
+
+_log = logging.getLogger(__name__)
+
+
+class RolloutTimeout(Exception):
+    """A rollout took longer than it may."""
+
+
+class Clock:
+    """Closes a session when its time is over, which ends the wait for its next request."""
+
+    def __init__(self, session: AgentSession, timeout_s: float | None) -> None:
+        self._over, self._timeout_s = False, timeout_s
+        self._timer = None if timeout_s is None else threading.Timer(timeout_s, self._end, (session,))
+
+    def __enter__(self) -> Clock:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def told(self, error: Exception) -> Exception:
+        """`error`, or that the time is over, which it comes of."""
+        return RolloutTimeout(f"the rollout has not ended within {self._timeout_s:g} s") if self._over else error
+
+    def check(self) -> None:
+        """Raises RolloutTimeout if the time is over."""
+        if self._over:
+            raise self.told(RolloutTimeout())
+
+    def _end(self, session: AgentSession) -> None:
+        self._over = True
+        close_session(session)
+
+
+def close_session(session: AgentSession) -> None:
+    """Close a session; what it raises is in the log."""
+    try:
+        session.close()
+    except Exception:
+        _log.warning("a session could not be closed", exc_info=True)

@@ -1,0 +1,172 @@
+"""The trainer's side of the contract over a Tokengrove server: each rollout is a session, each turn one of its turns.
+
+The session records what was sampled, so tokens are looked up, never made again from text. A rollout ends once, with its
+reward or with the reason why it failed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+from tokengrove.client import Client, Session
+from tokengrove.client.adapters.openenv import training_trace
+from tokengrove.client.exit_reason import exit_reason
+from tokengrove.client.options import SessionOptions
+from tokengrove.errors import InvalidRequest, NotFound, SessionClosed
+from tokengrove.openenv.completion_text import CompletionText
+from tokengrove.openenv.turn_call import complete, digest, turn_body
+from tokengrove.openenv.turn_tokens import TurnTokens
+from tokengrove.rollout.contract import RolloutMessages
+from tokengrove.rollout.retries import retried_here
+from tokengrove.rollout.session_start import start_session_here, unused_session_id
+
+_SESSION_ID = re.compile(r"[\w.~:@+-]{1,100}")
+_START_S = 600.0
+_RETRY_S = 120.0
+"""A restart of the server takes less; the answer of a turn that was lost with a connection is given again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    session: Session
+    turns: dict[int, tuple[CompletionText, str]] = field(default_factory=dict)
+
+
+class ServerGenerate:
+    """Implements `GenerateAPI`. Threads may share it, also for turns of one rollout.
+
+    `client`: a client of the server, with its admin key if it has one. `options`: of all sessions, as for
+    `start_session`. A rollout that `start` has not named begins with its first turn.
+    """
+
+    def __init__(self, client: Client, **options: Unpack[SessionOptions]) -> None:
+        self._client, self._options = client, options
+        self._lock = threading.Lock()
+        self._rollouts: dict[str, Future[_Rollout]] = {}
+
+    def start(self, rollout_id: str, task_id: str | None = None, **options: Unpack[SessionOptions]) -> str:
+        """Start the session of a rollout, and return its id: that of the rollout if a session can have it, unless
+        `options` name another.
+
+        `options`: `group_id`, `group_size` and all else that a session has. Raises InvalidRequest if the rollout, or
+        its session, exists already.
+        """
+        if not self._reserved(rollout_id):
+            raise InvalidRequest(f"rollout {rollout_id!r} has been started already", param="rollout_id")
+        return self._started(rollout_id, task_id, options).session.session_id
+
+    def _started(self, rollout_id: str, task_id: str | None, options: SessionOptions) -> _Rollout:
+        """Start a rollout that was reserved; if that fails it may be started again."""
+        own = rollout_id if _SESSION_ID.fullmatch(rollout_id) else unused_session_id(rollout_id)
+        named: SessionOptions = {"session_id": own, **self._options, **options}
+        starting = self._rollouts[rollout_id]
+        try:
+            rollout = _Rollout(start_session_here(self._client, task_id or rollout_id, _START_S, named))
+        except BaseException as error:
+            self.forget(rollout_id)
+            starting.set_exception(error)
+            raise
+        starting.set_result(rollout)
+        return rollout
+
+    def _reserved(self, rollout_id: str) -> bool:
+        """Whether the rollout is new; it is then the caller's to start."""
+        with self._lock:
+            if rollout_id in self._rollouts:
+                return False
+            self._rollouts[rollout_id] = Future()
+            return True
+
+    def generate(
+        self,
+        rollout_id: str,
+        turn: int,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> CompletionText:
+        """Sample one assistant turn in the session of the rollout, and return its raw text, calls in their markup.
+
+        `sampling`: fields of a chat completion (`temperature`, `max_tokens`, `stop`, `tool_choice`, ...); what it
+        leaves out is the session's. The same turn again gets the same answer, without being sampled again. Raises
+        InvalidRequest for a turn that was generated for something else, SessionClosed after the end of the rollout.
+        """
+        asked = digest(turn_body(messages, tools, sampling))
+        rollout = self._of(rollout_id)
+        if turn in rollout.turns:
+            text, before = rollout.turns[turn]
+            if before != asked:
+                raise InvalidRequest(
+                    f"turn {turn} of rollout {rollout_id!r} was asked for something else; number each turn once",
+                    param="turn",
+                )
+            return text
+        text = retried_here(
+            lambda: self._client.run(complete(rollout.session, turn, messages, tools, sampling)), _RETRY_S
+        )
+        rollout.turns[turn] = (text, asked)
+        return text
+
+    def tokens(self, rollout_id: str, turn: int) -> TurnTokens:
+        """Return the tokens of a turn, also after the end of the rollout. Raises NotFound if there is no such turn."""
+        rollout = self._known(rollout_id)
+        if turn not in rollout.turns:
+            raise NotFound(f"rollout {rollout_id!r} has no turn {turn}", param="turn")
+        name = rollout.turns[turn][0].interaction_id
+        return TurnTokens.of(self._client.show_turn(rollout.session.session_id, name, include=["ids", "logprobs"]))
+
+    def fetch_training_trace(self, rollout_id: str) -> Any:
+        """Return the turns of a rollout so far as openenv's `TrainingTrace`: prompt and sampled ids, logprobs, and a
+        loss mask over both. Raises InvalidRequest without openenv.
+        """
+        return training_trace(self._client, self.session_id(rollout_id))
+
+    def turns(self, rollout_id: str) -> list[int]:
+        """The turns of a rollout, in the order in which they were sampled."""
+        return list(self._known(rollout_id).turns)
+
+    def session_id(self, rollout_id: str) -> str:
+        """The session of a rollout, for exports. Raises NotFound for an unknown rollout."""
+        return self._known(rollout_id).session.session_id
+
+    def accept(self, rollout: RolloutMessages) -> None:
+        """Take a finished rollout: reward its session, if it has a reward, and end it."""
+        self._end(self._of(rollout.rollout_id), rollout.reward)
+
+    def fail(self, rollout_id: str, error: BaseException) -> None:
+        """End the session of a rollout as Failed, with the reason. A rollout without a session is left as it is."""
+        with self._lock:
+            known = rollout_id in self._rollouts
+        if known and not (rollout := self._known(rollout_id)).session.ended:
+            rollout.session.end(outcome="Failed", exit_reason=exit_reason(error))
+
+    def forget(self, rollout_id: str) -> None:
+        """Free the memory of a rollout whose tokens nobody looks up any more. What the server has stays there."""
+        with self._lock:
+            self._rollouts.pop(rollout_id, None)
+
+    def _end(self, rollout: _Rollout, reward: float | None) -> None:
+        if rollout.session.ended:
+            raise SessionClosed(f"session {rollout.session.session_id!r} has ended already")
+        if reward is None or not rollout.turns:
+            rollout.session.end(outcome="Finished" if rollout.turns else "NoData")
+        else:
+            rollout.session.end(reward=float(reward), outcome="Finished")
+
+    def _of(self, rollout_id: str) -> _Rollout:
+        """The rollout, which is started if it is new."""
+        if self._reserved(rollout_id):
+            return self._started(rollout_id, None, {})
+        return self._known(rollout_id)
+
+    def _known(self, rollout_id: str) -> _Rollout:
+        with self._lock:
+            found = self._rollouts.get(rollout_id)
+        if found is None:
+            raise NotFound(f"no rollout {rollout_id!r} was generated here", param="rollout_id")
+        return found.result()

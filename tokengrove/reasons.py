@@ -1,0 +1,230 @@
+"""Words that replies and exports give as reasons, each with its meaning: the one text for docs and `--help`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+
+class Explained(StrEnum):
+    """An enum of words that replies and exports use as reasons. Docs and `tokengrove show --help` print `meaning`."""
+
+    _value_: str
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.meaning = value, meaning
+        return member
+
+    @classmethod
+    def _of_newer_version(cls, value: object) -> Self:
+        """A word that a newer server wrote into the same database, shown as it is."""
+        word = str.__new__(cls, value)
+        word._name_ = word._value_ = str(value)
+        word.meaning = "A newer version wrote it."
+        return word
+
+
+class Status(Explained):
+    """The state of an interaction."""
+
+    BEGUN = "begun", "the server stopped in the middle; only the start is known"
+    COMPLETE = "complete", "the engine ended the output, and it is on the disk"
+    FAILED = "failed", "the engine or the server failed; what was sampled is kept"
+    ABORTED = (
+        "aborted",
+        "the client left before the end and did not come back within a grace period, or the server stopped",
+    )
+    SUPERSEDED = "superseded", "a failed or aborted attempt that a retry replaced"
+
+
+class FinishReason(Explained):
+    """Why sampling ended. Each API maps these to its own values."""
+
+    STOP = "stop", "the model ended its turn"
+    LENGTH = "length", "`max_tokens`, a limit of the session or the context was reached"
+    TOOL_CALLS = "tool_calls", "the model ended its turn with tool calls"
+    STOP_STRING = "stop_string", "one of the request's stop strings came; the interaction's `stop_string` names it"
+    CONTENT_FILTER = "content_filter", "the engine, or whoever delivered the answer, filtered it"
+    ABORT = "abort", "the engine ended the request; such a turn is stored as failed"
+
+
+class Reason(Explained):
+    """Why an interaction stands where it does in the tree: how it relates to its parent and siblings."""
+
+    FIRST = "first", "The first turn of the session."
+    CONTINUED = "continued", "The request repeats a conversation and adds messages, as every agent loop does."
+    RESAMPLED = (
+        "resampled",
+        "Exactly the same conversation was asked before, and this is not a retry: best of n, another temperature.",
+    )
+    BRANCHED = (
+        "branched",
+        "The request continues a conversation that was continued before: the agent went back, or runs in parallel.",
+    )
+    REWRITTEN = (
+        "rewritten",
+        "An earlier answer of the model was replaced by another assistant message: the client edited or summarised it.",
+    )
+    TOOLS_CHANGED = (
+        "tools_changed",
+        "The conversation is known, but under other tools: a mode switch, an MCP server that came or went.",
+    )
+    SYSTEM_CHANGED = (
+        "system_changed",
+        "The conversation is known, but under another system prompt: a date or a file list in it.",
+    )
+    OPTIONS_CHANGED = (
+        "options_changed",
+        "The conversation is known, but under other chat template options, such as `enable_thinking`.",
+    )
+    NEW_ROOT = (
+        "new_root",
+        "A conversation that has nothing in common with the others: a sub-agent, a title, a compaction.",
+    )
+    TEMPLATE = (
+        "template",
+        "There is a parent, but the chat template rewrites earlier turns (drops reasoning, for example), so the prompt "
+        "was rendered anew and does not begin with the parent's tokens.",
+    )
+    DRIFT = (
+        "drift",
+        "There is a parent and its prompt was extended, but the result does not begin with the parent's tokens. This "
+        "is a bug; please report it.",
+    )
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls._of_newer_version(value)
+
+
+class Echo(Explained):
+    """How a client changed answers of ours that it sent back, where the turn goes on with the sampled tokens anyway."""
+
+    TEXT_DROPPED = "text_dropped", "Calls came back without the text beside them: it is empty, null or missing."
+    REASONING_AS_TEXT = (
+        "reasoning_as_text",
+        "The reasoning came back as text, alone or beside our text, with or without tags such as `<thinking>`.",
+    )
+    SPLIT = (
+        "split",
+        "One answer came back as several assistant messages: text and calls, or call by call, also with the results "
+        "in between or with the same text in each; or its reasoning in tags, then its text.",
+    )
+    JOINED = (
+        "joined",
+        "Answers that followed each other came back without results in between: all of these stand after them.",
+    )
+    NULLS_ADDED = (
+        "nulls_added",
+        "Arguments came back with nulls for keys that the tool's schema makes optional, at any depth.",
+    )
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls._of_newer_version(value)
+
+
+class Note(Explained):
+    """The names that notes may have."""
+
+    DROPPED = "dropped", "fields of the request that had no effect"
+    BEST_EFFORT = "best_effort", "sampling parameters that the engine took without a promise"
+    ECHO = "echo", "how the client changed answers of ours that it sent back in the history"
+    PREFILL = "prefill", "how many characters of the answer's text the client wrote itself; their tokens are context"
+    IDEMPOTENCY_KEY = "idempotency_key", "the client's header of that name, by which its retries are known"
+    REQUEST_ID = "request_id", "the `x-request-id` that the client sent with the request of this turn"
+    GRAMMAR = "grammar", "true: sampled under a grammar, as forced calls and JSON answers are"
+    SAMPLED = "sampled", "false: the answer came without logprobs, so it is never trained"
+    VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
+    MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
+
+
+class Differs(Explained):
+    """What differs first between a turn that forked and the nearest one."""
+
+    ROLE = "role", "another role stands at this place"
+    CONTENT = "content", "the text of the message differs"
+    TOOL_CALLS = "tool_calls", "the calls of the answer differ: their number, a name or the arguments"
+    TOOL_CALL_ID = "tool_call_id", "the tool result answers another call"
+    IMAGES = "images", "the images of the message differ"
+    ENCODED_ANEW = (
+        "encoded_anew",
+        "the images of the message show the same pictures, but were encoded anew: their bytes differ, so it is another "
+        "message; send an image again as it was sent first",
+    )
+    REMOVED = "removed", "messages of the nearest turn are missing here; the one after them follows"
+    INSERTED = "inserted", "messages stand here that the nearest turn lacks; its own follow"
+    ENDED = "ended", "the conversation ends here, and that of the nearest turn goes on"
+    TOOLS = "tools", "all messages agree, but the tools differ"
+    TEMPLATE_OPTIONS = "template_options", "all messages agree, but the chat template options differ"
+    TOKENS = "tokens", "the token ids of the prompt differ"
+    SAME = "same", "nothing differs: the same conversation was sampled again"
+    LATE = "late", "nothing differs: the nearest turn was committed only after this one had begun"
+
+
+class TokenState(Explained):
+    """What becomes of a token that no reason leaves out."""
+
+    CONTEXT = "context", "was not sampled on this path: a message, a tool result, or text of the chat template"
+    TRAINED = "trained", "is trained, in one sample of the export"
+    IMAGE = "image", "stands for an image of the prompt"
+
+
+class RunKind(Explained):
+    """What the tokens of a run are."""
+
+    PADDING = "padding", "fills the row up to its length (layout `padded`)"
+    PROMPT = "prompt", "the prompt, before anything was sampled"
+    CONTEXT = "context", "what came between answers: tool results, messages of users, marks of the template"
+    SAMPLED = "sampled", "was sampled by the turn, and this sample does not train it"
+    TRAINED = "trained", "was sampled by the turn, and this sample trains it"
+
+
+class Untrained(Explained):
+    """Why a sampled token is trained in no sample.
+
+    A token has one reason: of the first five, the one nearest to training (the last that holds); of the others, which
+    hold for every sample, the first in this order.
+    """
+
+    DRIFT = "drift", "stands in no sample as sampled (`drift: mask`)"
+    UNREWARDED = "unrewarded", "is in a session or path that is left out (`unrewarded: skip`)"
+    TOO_LONG = "too_long", "is in samples that do not fit and were dropped (`on_too_long: drop`)"
+    CUT = "cut", "was cut off by layout `padded` (`on_too_long: truncate`)"
+    STALE = "stale", "is outside `min_version` or `max_version_span`"
+    FILTER = "filter", "belongs to a turn that `filter` (`purpose`, `agent`) leaves out"
+    NO_LOGPROBS = "no_logprobs", "came from the engine without a logprob"
+    UNFINISHED = "unfinished", "belongs to a session that ended with `finished: false` (`mask_unfinished`)"
+    TRAIN = "train", "belongs to a turn that `train` leaves out"
+    MARK = "mark", "was marked with `trainable: false`, or is outside the marked `spans`"
+    GRAMMAR = "grammar", "was sampled under a grammar, and `train.constrained` is false"
+    PLACEHOLDER = "placeholder", "stands for an image, and no image is there: an engine must not sample it"
+
+
+class LeftOut(Explained):
+    """Why a session is left out of an export: the first three by `unrewarded: skip`, the last by the filter."""
+
+    ACTIVE = "active", "still runs, so its score is not final"
+    FAILED = "failed", "ended with the outcome `Failed`, so its score is not final"
+    UNREWARDED = "unrewarded", "has no reward of the kind that counts"
+    VALIDATION = "validation", "has `validate: true` in its metadata, and was neither named nor asked for"
+
+
+class Unrecomputable(Explained):
+    """Why the logprobs of an answer differ from a trainer's. Where several hold, the first in this order is given."""
+
+    DRIFT = (
+        "drift",
+        "were sampled after other tokens than those before it in this sample, or it is not in it as sampled "
+        "(`drift: mask`)",
+    )
+    CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer itself is cut off"
+    GRAMMAR = "grammar", "are of the distribution that the grammar left: forced tool calls, JSON answers"
+    BIAS = "bias", "are of the distribution with `logit_bias`, or without end tokens before `min_tokens`"
+    PENALTIES = "penalties", "are of the distribution with presence, frequency or repetition penalties"
+    TRUNCATED = (
+        "truncated",
+        "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from",
+    )

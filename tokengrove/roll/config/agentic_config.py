@@ -1,0 +1,361 @@
+"""The configuration of a run as ROLL's users write it: `AgenticConfig.from_yaml(path)` and `AgenticConfig(mapping)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config.batch_sizes import fit_train, fit_val
+from tokengrove.roll.config.composition import Composition
+from tokengrove.roll.config.env_manager_config import EnvManagerConfig
+from tokengrove.roll.config.environments import env_configs_of
+from tokengrove.roll.config.fields import as_mapping, check_near, checked, made, nearest
+from tokengrove.roll.config.generating_arguments import GeneratingArguments
+from tokengrove.roll.config.overrides import parse_overrides
+from tokengrove.roll.config.training_settings import DEFAULTS, OF_WORKERS, ROLES
+from tokengrove.roll.values import Section
+from tokengrove.rollout.config import Config
+from tokengrove.rollout.failure_log import checked_most
+
+logger = logging.getLogger(__name__)
+
+_MANAGERS = {"train_env_manager": "train_env", "val_env_manager": "val_env"}
+_SECTIONS = ("custom_envs", "actor_infer")
+_NEAR = 0.85
+"""How much of a name must be right for it to be misspelt, where users may have names of their own."""
+_INCLUDED = "custom_env"
+"""What ROLL's files call the environments from which `custom_envs` chooses."""
+_said: set[str] = set()
+
+
+@dataclass
+class EnvMonitorConfig:
+    """Whether environments that do nothing are reported: looked at every `monitor_interval` seconds, and reported after
+    `hung_timeout` seconds.
+    """
+
+    enable: bool = True
+    monitor_interval: int = 30
+    hung_timeout: int = 3600
+
+
+@dataclass
+class RolloutMockConfig:
+    """Whether batches are written to `dump_dir` (mode `dump`) or read from there instead of played (mode `mock`)."""
+
+    enable: bool = False
+    mode: str = "dump"
+    dump_dir: str = "./rollout_mock_dumps"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("dump", "mock"):
+            raise InvalidRequest(
+                f"rollout_mock.mode must be dump or mock, not {self.mode!r}", param="rollout_mock.mode"
+            )
+
+
+@dataclass(init=False, repr=False, eq=False)
+class AgenticConfig:
+    """What a run needs, by ROLL's names and with its defaults. Settings of ROLL's training can be read as attributes.
+
+    `train_env_manager.env_configs` and `val_env_manager.env_configs` have the configuration of every environment; a
+    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode; if it is not given,
+    it is `prompt_length` and `response_length` together. `max_steps` is the number of batches, -1 for no end.
+    `generating_args` are those of `actor_infer`, else of `train_env_manager`. A `val_batch_size` that is not given is
+    the number of validation environments. `custom_envs` has the environments by tag; for others `custom_env` is looked
+    at, where ROLL's files have them. `apply_reward_discount` makes the scores of turns returns, discounted with
+    `step_reward_gamma`; without it they are raw, as ROLL's trainer wants them, because it discounts them itself.
+    After `max_failed_episodes` failed episodes in a row the run ends: None: three groups' worth; -1: never.
+
+    Raises InvalidRequest, which names the field and the way out, where ROLL's assertions fail, and for a misspelt name.
+    """
+
+    exp_name: str = "agentic"
+    seed: int = 42
+    pretrain: str | None = None
+    sequence_length: int = 0
+    prompt_length: int = 1024
+    response_length: int | None = None
+    rollout_batch_size: int = 128
+    val_batch_size: int = 128
+    async_generation_ratio: float = 0
+    generate_opt_level: int = 1
+    max_steps: int = 500
+    eval_steps: int = 10
+    rollout_dump_dir: str | None = None
+    rollout_mock: RolloutMockConfig | None = None
+    env_monitor: EnvMonitorConfig = field(default_factory=EnvMonitorConfig)
+    system_envs: dict[str, Any] = field(default_factory=dict)
+    custom_envs: Any = field(default_factory=Section)
+    train_env_manager: EnvManagerConfig = field(default_factory=EnvManagerConfig)
+    val_env_manager: EnvManagerConfig = field(default_factory=EnvManagerConfig)
+    actor_infer: Any = field(default_factory=Section)
+    skip_mock_system_prompt: bool = False
+    step_reward_gamma: float = 0.95
+    apply_reward_discount: bool = False
+    is_pure_opd: bool = False
+    max_failed_episodes: int | None = None
+
+    def __init__(self, values: object = None, /, **more: Any) -> None:
+        """`values`: a mapping, also a Config or OmegaConf's DictConfig. Names of `more` win."""
+        config = Config({} if values is None else values)
+        self._config = Config({**config, **more}) if more else config
+        self._objects = {name: value for name, value in more.items() if dataclasses.is_dataclass(value)}
+        check_setting_names(self._config)
+        self._read_values()
+        self._check_values()
+        self._read_generating_args()
+        self._make_environments()
+
+    @classmethod
+    def from_yaml(cls, path: str | PathLike[str], overrides: Sequence[str] = ()) -> AgenticConfig:
+        """Read a YAML file, the files that its `defaults` name, and changes such as `train_env_manager.group_size=4`.
+
+        Raises InvalidRequest, also for a file that is missing or no YAML.
+        """
+        return cls(compose(path, overrides))
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting of ROLL's training, or one that the configuration has for its own interpolations."""
+        if name.startswith("_"):  # what copy and pickle look for
+            raise AttributeError(name)
+        if name in self._config:
+            value = self._config[name]
+            value = Section(value.to_dict()) if isinstance(value, Config) else value
+        elif name in DEFAULTS or name in ROLES:
+            value = DEFAULTS[name] if name in DEFAULTS else Section()
+        else:
+            raise AttributeError(f"the configuration has no {name!r}{nearest(name, _settings())}")
+        self.__dict__[name] = value
+        return value
+
+    def __repr__(self) -> str:
+        return f"AgenticConfig({self.to_dict()!r})"
+
+    @property
+    def seed_is_given(self) -> bool:
+        """Whether the configuration has a `seed`, from which the plan of a run follows; else plans are drawn."""
+        return self._config.get("seed") is not None
+
+    @property
+    def async_pipeline(self) -> bool:
+        """Whether episodes are played ahead of the batch that needs them."""
+        return self.async_generation_ratio > 0
+
+    def set_max_steps(self, max_steps: int) -> None:
+        """Change the number of batches."""
+        self.max_steps = max_steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that have an effect here, as plain dicts and lists."""
+        return Section(dataclasses.asdict(self)).to_dict()
+
+    def _read_values(self) -> None:
+        hints = get_type_hints(AgenticConfig)
+        for each in dataclasses.fields(self):
+            value = self._config.get(each.name)
+            if value is not None:
+                value = self._read(each.name, value, hints[each.name])
+            elif each.name in _MANAGERS:
+                value = EnvManagerConfig(name=_MANAGERS[each.name], num_env_groups=0, tags=[])
+            elif each.name in _SECTIONS:
+                value = Section()
+            elif each.default is not dataclasses.MISSING:
+                value = each.default
+            elif each.default_factory is not dataclasses.MISSING:
+                value = each.default_factory()
+            setattr(self, each.name, value)
+
+    def _read(self, name: str, value: Any, hint: Any) -> Any:
+        value = value.to_dict() if isinstance(value, Config) else value
+        if name in _MANAGERS:
+            return self._read_manager(name, value)
+        if name in self._objects:
+            return self._objects[name]
+        return Section(as_mapping(value, name)) if name in _SECTIONS else checked(value, hint, name)
+
+    def _read_manager(self, name: str, value: Any) -> EnvManagerConfig:
+        if isinstance(manager := self._objects.get(name), EnvManagerConfig):
+            manager.name = _MANAGERS[name]
+            manager.check()
+            return manager
+        given = {**as_mapping(value, name), "name": _MANAGERS[name]}
+        _say(name, [each for each in (*OF_WORKERS, "format_penalty") if each in given])
+        return made(EnvManagerConfig, given, name, ignored=OF_WORKERS)
+
+    def _read_generating_args(self) -> None:
+        """As in ROLL: those of actor_infer are also those of both managers; else the train manager's are."""
+        check_near(self.actor_infer, ("generating_args",), "actor_infer", beside=OF_WORKERS)
+        if self.is_pure_opd:
+            self.actor_infer = Section(as_mapping(self.student_infer, "student_infer"))
+        managers = self.train_env_manager, self.val_env_manager
+        if (given := self.actor_infer.get("generating_args")) is not None:
+            found = made(GeneratingArguments, given, "actor_infer.generating_args")
+            for manager in managers:
+                if manager.generating_args is not None and manager.generating_args != found:
+                    _say_once(
+                        f"{manager.section}generating_args has no effect, as in ROLL: actor_infer.generating_args has "
+                        f"precedence. To use it, leave actor_infer's out and give both managers their own"
+                    )
+                manager.generating_args = found
+        elif (own := self.train_env_manager.generating_args) is not None:
+            found = own
+            if self.val_env_manager.generating_args is None:
+                self.val_env_manager.generating_args = own
+        else:
+            found = GeneratingArguments(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.sequence_length)
+            _say_once(
+                "neither actor_infer nor train_env_manager has generating_args: answers are sampled with temperature 1 "
+                "out of all tokens, and max_tokens_per_step limits them"
+            )
+            for manager in managers:
+                manager.generating_args = manager.generating_args or found
+        self.actor_infer["generating_args"] = found
+        for manager in managers:
+            if manager.generating_args is not None:
+                manager.generating_args.num_return_sequences = 1
+
+    def _check_values(self) -> None:
+        if not self.sequence_length:
+            if not self.response_length:
+                raise InvalidRequest(
+                    "sequence_length is missing: the most tokens of an episode; give it, or response_length",
+                    param="sequence_length",
+                )
+            self.sequence_length = self.prompt_length + self.response_length
+        if self.sequence_length < 1:
+            raise InvalidRequest(
+                f"sequence_length is {self.sequence_length}; it must be positive", param="sequence_length"
+            )
+        if self.max_steps <= 0 and self.max_steps != -1:
+            raise InvalidRequest(
+                f"max_steps is {self.max_steps}; it must be positive, or -1 for no end", param="max_steps"
+            )
+        checked_most(self.max_failed_episodes)
+        if self.async_generation_ratio < 0 or not 0 <= self.step_reward_gamma <= 1:
+            name = "step_reward_gamma" if self.async_generation_ratio >= 0 else "async_generation_ratio"
+            raise InvalidRequest(
+                f"{name} is {getattr(self, name)}; it must be 0 or more, and a gamma at most 1", param=name
+            )
+        if self.async_generation_ratio > 0 and self.generate_opt_level != 1:
+            raise InvalidRequest(
+                f"generate_opt_level must be 1 when async_generation_ratio is {self.async_generation_ratio}",
+                param="generate_opt_level",
+            )
+
+    def _make_environments(self) -> None:
+        seed = self.seed if self.seed_is_given else None
+        for manager in (self.train_env_manager, self.val_env_manager):
+            manager.model_args = Section(model_name_or_path=self.pretrain)
+            manager.system_envs = {
+                name: str(value) for name, value in {**self.system_envs, **manager.system_envs}.items()
+            }
+            manager.env_configs = env_configs_of(manager, self._environments_of(manager), seed)
+        if self.train_env_manager.env_configs:
+            fit_train(self.train_env_manager, self.rollout_batch_size, self.async_generation_ratio)
+        if (val := self.val_env_manager).env_configs:
+            if "val_batch_size" not in self._config:  # ROLL's 128 fits no other number of environments
+                self.val_batch_size = val.num_env_groups * val.group_size
+            fit_val(val, self.val_batch_size)
+
+    def _environments_of(self, manager: EnvManagerConfig) -> Mapping[str, Any]:
+        """`custom_envs`, and for tags that it lacks those of `custom_env`, where ROLL's files have them."""
+        lacking = [tag for tag in manager.tags if tag not in self.custom_envs]
+        others = self._config.get(_INCLUDED) if lacking else None
+        found = {tag: others[tag].to_dict() for tag in lacking if isinstance(others, Config) and tag in others}
+        if found:
+            _say_once(f"environments that custom_envs lacks are those of custom_env: {', '.join(found)}")
+        return {**found, **self.custom_envs}
+
+
+def compose(
+    path: str | PathLike[str],
+    overrides: Sequence[str] = (),
+    known: Callable[[tuple[str, ...]], bool] = lambda path: False,
+) -> dict[str, Any]:
+    """The mapping that a YAML file, the files of its `defaults` and `overrides` make; interpolations stay as they are.
+
+    `known`: which settings beside ROLL's an override may change though the files lack them. Raises InvalidRequest for a
+    file that is missing or no YAML, and for an override that changes nothing known.
+    """
+    file = Path(path)
+    if not file.exists() and file.suffix not in (".yaml", ".yml"):
+        file = file.with_name(f"{file.name}.yaml")
+    composition = Composition(file)
+    chosen, changes = parse_overrides(overrides, composition.chosen)
+    if chosen:
+        composition = Composition(file, chosen)
+    for each in changes:
+        each.apply(composition.values, lambda path: known(path) or _is_setting(path))
+    return composition.values
+
+
+def _is_setting(path: tuple[str, ...]) -> bool:
+    """Whether a path is a setting that the files may have left out."""
+    first = path[0]
+    if first in ROLES or first == "actor_infer":
+        return True
+    hint: Any = AgenticConfig
+    for name in path:
+        options = [each for each in (hint, *get_args(hint)) if dataclasses.is_dataclass(each)]
+        hints = get_type_hints(options[0]) if options else {}
+        if name not in hints:
+            return path == (first,) and first in DEFAULTS
+        hint = hints[name]
+    return True
+
+
+def _settings() -> list[str]:
+    return [*(each.name for each in dataclasses.fields(AgenticConfig)), *DEFAULTS, *ROLES, _INCLUDED]
+
+
+def check_setting_names(config: Config) -> None:
+    """Raises InvalidRequest for a name that is nearly that of a setting and that no interpolation uses.
+
+    What has no effect is said in the log.
+    """
+    given = set(map(str, config))
+    known = _settings()
+    needed = set(referred(config.source()))
+    for name in sorted(given - {*known, *needed}):
+        one_letter = 1 - 1 / max(4, len(name))  # of a short name, another letter is more than the share below allows
+        if near := get_close_matches(name, known, 1, min(_NEAR, one_letter)):
+            raise InvalidRequest(f"the configuration has no setting {name!r}; did you mean {near[0]!r}?", param=name)
+    _say("", sorted(given & {*DEFAULTS, *ROLES}))
+
+
+def referred(value: Any) -> Iterator[str]:
+    """The first names of the interpolations in all texts of a value."""
+    if isinstance(value, str):
+        yield from re.findall(r"\$\{(\w+)", value)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from referred(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from referred(each)
+
+
+def _say(section: str, names: list[str]) -> None:
+    """Say, once for each process, which settings have no effect."""
+    new = [name for name in names if f"{section}.{name}" not in _said]
+    _said.update(f"{section}.{name}" for name in new)
+    if new:
+        where = f" of {section}" if section else ""
+        logger.warning(
+            "settings%s that ROLL has for its training, cluster and logs have no effect here: %s", where, ", ".join(new)
+        )
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        logger.warning("%s", message)

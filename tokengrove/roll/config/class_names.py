@@ -1,0 +1,33 @@
+"""Classes by the paths that a configuration has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokengrove.errors import InvalidRequest
+from tokengrove.roll.config.roll_modules import ours, why_absent
+from tokengrove.roll.config.roll_names import installed_roll, use_roll_names
+from tokengrove.rollout import imports
+
+
+def resolve(path: Any, field: str = "class path") -> Any:
+    """The class that `path` means: ours for a path of ROLL, else the one at `package.module.Name`. A class is returned.
+
+    The module of another path may import names of ROLL though ROLL is not installed (see use_roll_names). `field` says
+    in errors where the path stands. Raises InvalidRequest for a path that names nothing, and what its module raises.
+    """
+    if isinstance(path, type):
+        return path
+    if not isinstance(path, str) or not path:
+        raise InvalidRequest(f"{field} must be the path of a class, package.module.Name, not {path!r}", param=field)
+    of_roll = path.startswith("roll.")
+    if of_roll and (found := ours(path.replace(":", "."))) is not None:
+        return found
+    if installed_roll() is None:
+        if of_roll:
+            raise InvalidRequest(f"{field}: {why_absent(path.replace(':', '.'))}", param=field)
+        use_roll_names()
+    try:
+        return imports.load(path)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}: {error}", param=field) from None

@@ -1,0 +1,291 @@
+"""One episode as one session of the server: whatever happens, it ends once, and its capacity is given back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, cast
+
+from tokengrove.client import Client, Export, Session
+from tokengrove.client.exit_reason import exit_reason, storable
+from tokengrove.client.options import EndOptions, ExportOptions, SessionOptions
+from tokengrove.client.values import SessionTree
+from tokengrove.errors import EndedOtherwise, InvalidRequest, NotFound, ProxyError, SessionNotFound
+from tokengrove.roll.config import sampling_of
+from tokengrove.roll.values.data_proto import DataProto
+from tokengrove.roll.values.episode_result import EpisodeResult, InvalidResult, status_of
+from tokengrove.rollout.failure_log import FailedEpisode
+from tokengrove.rollout.session_start import start_session_here, unused_session_id
+
+logger = logging.getLogger(__name__)
+
+_DETERMINISTIC = "deterministic"
+"""The capability of engines that sample equal tokens for equal seeds."""
+_START_S = 600.0
+"""How long an episode waits for a place on the server."""
+_NO_TURNS = "the episode has no turn: the model was not asked, or has not answered"
+
+
+class EpisodeSession:
+    """A live session of one episode, started by `start`, which `finish` or `fail` ends.
+
+    `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
+    group of the session: the episodes that are compared have one. `discount` is that of its returns. `failure` says why
+    the episode has failed, once it has ended; None: it has not, or there was nothing to play.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        session: Session,
+        traj_group_id: str,
+        env_id: int,
+        api_key: str | None,
+        discount: float,
+    ) -> None:
+        self.client, self.session = client, session
+        self.traj_group_id, self.env_id, self.discount = traj_group_id, env_id, discount
+        self.base_url = session.root_url if api_key is None else address_of(client, api_key)
+        self.api_key = session.api_key
+        self.outcome: str | None = None
+        self.failure: FailedEpisode | None = None
+        self._ending = threading.Lock()
+        self._seen: SessionTree | None = None
+        self._begun = time.monotonic()
+
+    @classmethod
+    def start(
+        cls,
+        client: Client,
+        *,
+        env_config: Any,
+        worker_config: Any,
+        pipeline_config: Any,
+        mode: str,
+        episode_id: int,
+        seed: int,
+        group_seed: int,
+        step: int,
+        api_key: str | None = None,
+        may_wait: Callable[[], bool] = lambda: True,
+        **options: Any,
+    ) -> EpisodeSession:
+        """Start the session of an episode; wait up to ten minutes while the server is full or restarts.
+
+        With `api_key`, the agent's key for all episodes of an environment, the address has it in place of the session.
+        Once `may_wait` is false it does not wait on. `options` are further fields of `start_session`. Raises
+        TooManyRequests or ServerUnreachable if no session could start, and InvalidRequest for a configuration that the
+        server refuses.
+        """
+        tag, env_id = env_config.get("tag", "proxy"), env_config["env_id"]
+        traj_group_id = f"{tag}_{env_config['group_id']}_{episode_id}_{group_seed}"
+        numbers = {"env_id": env_id, "episode_id": episode_id, "seed": seed, "step": step}
+        terms = terms_of(env_config, worker_config, pipeline_config)
+        if getattr(pipeline_config, "seed_is_given", False):
+            terms["sampling"] = {**_sampling_seed(client, seed, env_id), **terms["sampling"]}
+        given: dict[str, Any] = {
+            "session_id": unused_session_id(f"{traj_group_id}-{env_id}"),
+            "group_id": traj_group_id,
+            "metadata": {
+                **{"tag": tag, "group_id": env_config["group_id"], "traj_id": f"{traj_group_id}_{env_id}_{_now()}"},
+                **{"exp_name": getattr(pipeline_config, "exp_name", ""), "mode": mode, "validate": mode != "train"},
+                **numbers,
+            },
+            "grant_capacity": True,
+            **terms,
+            **options,
+        }
+        if api_key is not None:
+            given["api_key"] = api_key
+        session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
+        return cls(client, session, traj_group_id, env_id, api_key, given["discount"])
+
+    def finish(
+        self, result: EpisodeResult, rewards: Mapping[str, float] | None = None, score: float | None = None
+    ) -> None:
+        """End the session with what the runner says of it: outcome, reason, metrics, score and rewards.
+
+        `score` is that of the episode, by default the result's. It stands beside the rewards, and is their sum or not.
+        `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
+        completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
+        the last turn has the sum, so that none is lost. Without step scores the last turn has the score. A score that
+        is no finite number, metrics that the server refuses, another status than ROLL's, and a Finished without a turn
+        make the episode Failed. Does nothing if the session has ended.
+        """
+        if self.outcome is not None:
+            return
+        about = {"traj_time_total": round(time.monotonic() - self._begun, 4), **result.metrics, "score": result.score}
+        try:
+            outcome, reason = self._judged(result)
+            ending: EndOptions = {"outcome": outcome, "metrics": storable_metrics(about)}
+            if reason:
+                ending["exit_reason"] = reason
+            if outcome == "Timeout":
+                ending["finished"] = False
+            self._end({**ending, **self._earned(result, rewards, float(result.score if score is None else score))})
+        except (InvalidRequest, NotFound) as error:
+            logger.warning("session %s: %s", self.session.session_id, error)
+            self.fail(error)
+
+    def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float | None = None) -> None:
+        """End the session without rewards; try again for `within_s` seconds (None: as long as the client does).
+
+        Does nothing if it has ended.
+        """
+        reason = exit_reason(error) if isinstance(error, BaseException) else error
+        if self.outcome is None and outcome != "NoData":
+            self._failed(outcome, reason, error if isinstance(error, BaseException) else None)
+        self._end({"outcome": outcome, "exit_reason": reason}, within_s)
+
+    def told_in(self, rollout: DataProto) -> DataProto:
+        """The rollout of this episode, whose `meta_info` has the `failure` if it has failed."""
+        if self.failure is not None:
+            rollout.meta_info["failure"] = self.failure.as_dict()
+        return rollout
+
+    def exported(self, layout: str, **options: Any) -> Export:
+        """All samples of the session; `options` are those of `Client.export`."""
+        how: ExportOptions = {"layout": layout, "include": ["messages"], **options}  # type: ignore[typeddict-item]
+        return self.client.export(session_id=self.session.session_id, **how)
+
+    def turns(self) -> list[str]:
+        """The ids of the complete turns, in order of completion."""
+        self._seen = self._tree()
+        return [node.id for node in self._seen.interactions if node.turn is not None]
+
+    def first_token_at(self) -> dict[str, float]:
+        """When the first token of each turn came, in Unix seconds, by interaction id."""
+        tree = self._seen or self._tree()
+        times = {node.id: (node.times or {}).get("first_token_at") for node in tree.interactions}
+        return {name: at for name, at in times.items() if at is not None}
+
+    def _judged(self, result: EpisodeResult) -> tuple[str, str]:
+        """The outcome and the reason, in which a status that is none of ROLL's is named; notes a failure."""
+        reason = str(getattr(result, "agent_exit_reason", "") or "")
+        try:
+            outcome = status_of(result)
+        except InvalidResult as error:
+            outcome, reason = "Failed", f"{error}; its agent_exit_reason: {reason}" if reason else str(error)
+            self._failed("InvalidResult", reason)
+            return outcome, storable(reason)
+        if outcome == "Finished" and not self.turns():
+            outcome, reason = "Failed", f"{_NO_TURNS}: {reason}" if reason else _NO_TURNS
+            self._failed("NoTurns", reason)
+        elif outcome not in ("Finished", "NoData"):
+            self._failed(outcome, reason, getattr(result, "error", None))
+        return outcome, storable(reason)
+
+    def _failed(self, kind: str, reason: str, error: BaseException | None = None) -> None:
+        """Note why the episode has failed; one that an exception has ended has the type of this."""
+        about = self.traj_group_id, self.session.session_id
+        told = FailedEpisode(kind, storable(reason) or "the runner gave no agent_exit_reason", *about)
+        self.failure = told if error is None else FailedEpisode.by(error, *about)
+
+    def _tree(self) -> SessionTree:
+        return self.client.session_tree(self.session.session_id, ["times"])
+
+    def _earned(self, result: EpisodeResult, rewards: Mapping[str, float] | None, score: float) -> EndOptions:
+        """The score of the episode, and the rewards of its turns; neither without a turn."""
+        turns = len(self.turns())
+        if not turns:
+            return {}
+        if rewards is not None:
+            return {"score": score, "rewards": rewards}
+        scores = [float(each) for each in result.step_scores]
+        if not scores:
+            return {"score": score, "reward": score}
+        if len(scores) != turns:
+            logger.warning(
+                "session %s: the runner has %d step scores for %d turns; %s",
+                *(self.session.session_id, len(scores), turns),
+                "the last turns have none" if len(scores) < turns else "the last turn has the sum of those left over",
+            )
+        return {"score": score, "step_scores": zipped(scores, turns), "align": "first"}
+
+    def _end(self, options: EndOptions, within_s: float | None = None) -> None:
+        with self._ending:  # a manager may be stopped from another thread
+            if self.outcome is not None:
+                return
+            try:
+                self.session.end(retry_s=within_s, **options)
+                self.outcome = options["outcome"]
+            except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
+                logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
+                self.outcome = "Failed"
+                if self.failure is None:
+                    self._failed("Failed", f"the session was ended by somebody else: {exit_reason(error)}")
+                with suppress(ProxyError):  # an expired session still takes rewards
+                    self.session.end(**_rewards_of(options))
+
+
+def _rewards_of(options: EndOptions) -> EndOptions:
+    names = ("reward", "rewards", "step_scores", "align")
+    return cast(EndOptions, {name: value for name, value in options.items() if name in names})
+
+
+def address_of(client: Client, api_key: str) -> str:
+    """The address, without /v1, of whichever live session has the key: one for all episodes of an environment."""
+    return f"{client.url}/~{api_key}"
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y%m%d_%H%M%S_%f")
+
+
+def zipped(scores: Sequence[float], turns: int) -> list[float]:
+    """As many scores as there are turns, or fewer: what is left over is added to the last."""
+    return list(scores) if len(scores) <= turns else [*scores[: turns - 1], math.fsum(scores[turns - 1 :])]
+
+
+def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
+    """Returns, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together.
+
+    The steps of an episode are its turns in order, also where their prompts do not continue each other, so the returns
+    go along that order (credit `linear`), as ROLL's do along the steps of a trajectory.
+    """
+    sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
+    limits = {
+        "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
+        "max_tokens_per_turn": sampling.get("max_tokens"),
+    }
+    return {
+        "discount": float(getattr(pipeline_config, "step_reward_gamma", 1.0)),
+        "credit": "linear",
+        "sampling": sampling,
+        "limits": {name: most for name, most in limits.items() if most},
+    }
+
+
+def _sampling_seed(client: Client, seed: int, env_id: int) -> dict[str, int]:
+    """The seed of the sampling in an episode: another for each environment, so that a group differs.
+
+    An engine that is not deterministic would only note that it ignores it, or refuse it.
+    """
+    if _DETERMINISTIC not in client.engine().capabilities:
+        return {}
+    return {"seed": int.from_bytes(blake2b(f"{seed}\0{env_id}".encode(), digest_size=4).digest())}
+
+
+def storable_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON; what JSON has no form for is its text, so that no metric costs an episode."""
+    return {str(name): _json_value(value) for name, value in metrics.items()}
+
+
+def _json_value(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(value, str):
+        return storable(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except RecursionError:
+        return f"{type(value).__name__} of too many levels"
+    except (TypeError, ValueError):
+        return storable(str(value))
+    return value

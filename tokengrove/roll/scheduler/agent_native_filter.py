@@ -1,0 +1,29 @@
+"""The group filter of ROLL's agent-native managers: groups with an episode that could not be played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokengrove.roll.scheduler import group_filter
+from tokengrove.roll.values import DataProto
+
+_MOST = 0.5
+
+
+class GroupFilter(group_filter.GroupFilter):
+    """Drops a group in which an episode has `drop_flag` in its `meta_info`, but never more than half of all groups."""
+
+    def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
+        super().__init__(config, env_manager_config, mode)
+        self.global_filter_stats = {"total": 0, "filtered": 0}
+
+    def filter(self, group_id: int, episode_id: int, group: Sequence[DataProto]) -> bool:
+        """Return True to drop the group."""
+        stats = self.global_filter_stats
+        stats["total"] += 1
+        flagged = any(each.meta_info.get("drop_flag", False) for each in group)
+        if not flagged or (stats["filtered"] + 1) / stats["total"] > _MOST:
+            return False
+        stats["filtered"] += 1
+        return True

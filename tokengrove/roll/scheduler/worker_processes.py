@@ -1,0 +1,152 @@
+"""Workers in processes of their own; one that dies is started again, and what it left behind is cleared away.
+
+Its episodes are given to others at once, and its sessions on the server end as Failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from tokengrove.client import Client
+from tokengrove.client.exit_reason import exit_reason
+from tokengrove.client.operations import Call, Steps
+from tokengrove.errors import EndedOtherwise, ProxyError, SessionNotFound
+from tokengrove.roll.scheduler.environment_worker import FAILURES
+from tokengrove.roll.scheduler.group_queue_manager import GroupQueueManager
+from tokengrove.roll.scheduler.queue_server import QueueServer
+from tokengrove.roll.scheduler.worker_process import WORKER, run_workers
+from tokengrove.rollout.failures import WorkerDied
+from tokengrove.rollout.processes import ProcessPool
+from tokengrove.rollout.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """At most `processes` processes for the ranks of `worker_config.env_configs`, with several in one if need be.
+
+    `arguments`: further ones of `run_workers`.
+    """
+
+    def __init__(
+        self, queue: GroupQueueManager, client: Client, worker_config: Any, processes: int, **arguments: Any
+    ) -> None:
+        self._queue, self._client, self._worker_config, self._arguments = queue, client, worker_config, arguments
+        ranks = list(worker_config.env_configs)
+        each = -(-len(ranks) // processes)
+        self._shares = [ranks[first : first + each] for first in range(0, len(ranks), each)]
+        self._name = uuid.uuid4().hex
+        self._pool = ProcessPool(len(self._shares))
+        self._server = QueueServer(queue)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._playing: asyncio.Future[list[None]] | None = None
+        self._thread = threading.Thread()
+        self._stopped = False
+
+    def start(self, seed: int) -> None:
+        """Let all workers play, until the queue ends or is shut down."""
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._play_all(seed)), name="tokengrove-workers", daemon=True
+        )
+        self._thread.start()
+
+    def update_step(self, global_step: int) -> None:
+        """Nothing has to be sent: a worker gets the step with its next episode."""
+
+    def stop(self) -> None:
+        """Start no worker again. Those that play stop with their queue."""
+        self._stopped = True
+
+    def join(self, timeout_s: float | None = None) -> list[str]:
+        """Wait until all workers have ended. After `timeout_s` those that play are killed, and named."""
+        if self._thread.ident is None:
+            return []
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            return []
+        if self._loop is not None and self._playing is not None:
+            self._loop.call_soon_threadsafe(self._playing.cancel)
+        self._thread.join()
+        for ranks in self._shares:
+            self._end_sessions(ranks, "the worker was killed, as it had not ended in time")
+        return [_names(ranks) for ranks in self._shares]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+        self._server.close()
+
+    async def _play_all(self, seed: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        playing = self._playing = asyncio.gather(*(self._play(ranks, seed) for ranks in self._shares))
+        with suppress(asyncio.CancelledError):
+            await playing
+
+    async def _play(self, ranks: list[int], seed: int) -> None:
+        """Run the workers of a process until they end by themselves, or it has died too often without a result."""
+        failures = results = 0
+        while True:
+            try:
+                return await self._run_once(ranks, seed)
+            except WorkerDied as error:
+                await in_thread(partial(self._end_sessions, ranks, exit_reason(error)))
+                if self._stopped:
+                    return None
+                before, results = results, self._queue.release(self._environments(ranks))
+                failures = 1 if results > before else failures + 1
+                if failures >= FAILURES:
+                    error.add_note(f"{_names(ranks)} has died {failures} times in a row without a result")
+                    return self._queue.fail(error)
+                logger.warning("%s died, and begins anew: %s", _names(ranks), error)
+            except Exception as error:
+                return self._queue.fail(error)
+
+    async def _run_once(self, ranks: list[int], seed: int) -> None:
+        await self._pool.run(
+            run_workers,
+            variables=self._worker_config.system_envs,
+            address=self._server.address,
+            url=self._client.url,
+            admin_key=self._client.admin_key,
+            name=self._label(ranks),
+            worker_config=self._worker_config,
+            ranks=ranks,
+            seed=seed,
+            **self._arguments,
+        )
+
+    def _environments(self, ranks: list[int]) -> list[tuple[int, int]]:
+        configs = (self._worker_config.env_configs[rank] for rank in ranks)
+        return [(each["group_id"], env_id) for entries in configs for env_id, each in entries.items()]
+
+    def _label(self, ranks: list[int]) -> str:
+        return f"{self._name}-{ranks[0]}"
+
+    def _end_sessions(self, ranks: list[int], reason: str) -> None:
+        """End as Failed what a dead worker was playing, so that nobody waits for it."""
+        try:
+            sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(ranks)}})
+            for name in [session["session_id"] for session in sessions]:
+                with suppress(EndedOtherwise, SessionNotFound):  # somebody else was faster
+                    self._client.run(_ended(name, reason))
+        except ProxyError as failure:
+            logger.warning("the sessions of %s could not be ended: %s", _names(ranks), failure)
+
+
+def _names(ranks: list[int]) -> str:
+    return f"the process of worker {', '.join(map(str, ranks))}"
+
+
+def _ended(session_id: str, reason: str) -> Steps[None]:
+    yield Call(
+        "POST",
+        f"/{quote(session_id, safe='')}/rl/end_session",
+        {"outcome": "Failed", "exit_reason": reason},
+    )

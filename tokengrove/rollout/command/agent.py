@@ -1,0 +1,134 @@
+"""Plays an episode with a command: a folder, the command, its end, the verifier, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.rollout.cancellation import to_the_end
+from tokengrove.rollout.command.failures import failure_of
+from tokengrove.rollout.command.reward_file import main_reward
+from tokengrove.rollout.command.verifier import verify
+from tokengrove.rollout.command.verifier_function import load_verifier, verify_by_function
+from tokengrove.rollout.command.workplace import Workplace
+from tokengrove.rollout.command_options import CommandOptions
+from tokengrove.rollout.episodes import AgentSpec, Episode, EpisodeEnded, RewardFailed
+from tokengrove.rollout.placeholder_names import check_placeholders, has_placeholders
+from tokengrove.rollout.sandboxes import CommandResult
+
+
+class CommandAgent:
+    """`spec.words` is the command, with placeholders; `spec.arguments` are the fields of `CommandOptions` by name.
+
+    Each episode has a folder of its own, so any number is played at once.
+    """
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Raises ConfigurationError that names the flag, for an option or a program that cannot be."""
+        self.words = tuple(spec.words)
+        self.options = CommandOptions.read(spec.arguments)
+        if not self.words:
+            raise ConfigurationError("there is no command: give one after --")
+        for word in self.words:
+            check_placeholders(word, "the command")
+        self._check_program()
+        path = self.options.verifier_function
+        self._function = None if path is None else load_verifier(path)
+        self._outputs = None if self.options.keep_output is None else _folder(self.options.keep_output)
+
+    async def play(self, episode: Episode) -> float | None:
+        """Run the command and its verifier; return the reward, None without a verifier.
+
+        Raises EpisodeEnded if the command ran too long or ended with a code that is a failure, and RewardFailed if the
+        verifier could not say.
+        """
+        if episode.client.app is not None:
+            raise InvalidRequest(
+                "a command is another process, which does not reach a server in this one: start `tokengrove serve` and "
+                "give its address",
+                param="url",
+            )
+        place = Workplace(self.options, episode)
+        try:
+            await place.open()
+            return await self._play(place)
+        finally:
+            await to_the_end(place.close())
+
+    async def close(self) -> None:
+        """There is nothing that episodes share."""
+
+    async def _play(self, place: Workplace) -> float | None:
+        output = None if self._outputs is None else self._outputs / f"{place.episode.plan.session_id}.log"
+        ended = await self._run(place, output)
+        options = self.options
+        if not (ended.timed_out and options.verify_timed_out):
+            codes = None if options.any_exit_code else options.exit_codes
+            if failure := failure_of(ended, "the command", options.command_timeout_s, codes):
+                raise failure
+        values = await self._verified(place, ended, output)
+        return None if values is None else self._rewarded(place.episode, values)
+
+    async def _run(self, place: Workplace, output: Path | None) -> CommandResult:
+        """Run the command to its end, and kill what it has left."""
+        begun = time.monotonic()
+        try:
+            words = place.values.words(self.words)
+            process = await place.sandbox.launch(words, place.variables(), stdin=self._stdin(place), output=output)
+        except (OSError, ValueError) as error:  # no such program, too long a prompt, a zero in it
+            raise EpisodeEnded("Failed", f"the command cannot be started: {error}") from error
+        ended = await process.wait(self.options.command_timeout_s)
+        await place.sandbox.kill_all()
+        place.episode.ending["metrics"] = {
+            **place.episode.ending.get("metrics", {}),
+            "command_s": round(time.monotonic() - begun, 3),
+            "exit_code": float(ended.exit_code),
+        }
+        return ended
+
+    async def _verified(self, place: Workplace, ended: CommandResult, output: Path | None) -> dict[str, float] | None:
+        if self._function is not None:
+            return await verify_by_function(place, self._function, ended)
+        if self.options.verifier is not None:
+            return await verify(place, ended, output)
+        return None
+
+    def _rewarded(self, episode: Episode, values: dict[str, float]) -> float:
+        """The main reward; the others become scores of the episode."""
+        try:
+            reward = main_reward(values)
+        except ValueError as error:
+            raise RewardFailed(f"the verifier's reward cannot be read: {error}") from error
+        episode.scores.update({name: value for name, value in values.items() if name != "reward"})
+        return reward
+
+    def _stdin(self, place: Workplace) -> bytes:
+        kind = self.options.stdin
+        if kind == "task":
+            return json.dumps(dict(place.values.data), ensure_ascii=False, default=str).encode()
+        if kind == "prompt":
+            return place.values.fill("{prompt}").encode()
+        if kind is None and not any("{prompt}" in word for word in self.words):
+            return (place.values.prompt or "").encode()
+        return b""
+
+    def _check_program(self) -> None:
+        """Raise ConfigurationError if there is no such program; one in a container is not looked for."""
+        program, path = self.words[0], self.options.env.get("PATH")
+        if self.options.container is not None or "/" in program or has_placeholders(program):
+            return
+        if not has_placeholders(path or "") and shutil.which(program, path=path) is None:
+            raise ConfigurationError(f"there is no program {program!r} on PATH, which the command begins with")
+
+
+def _folder(path: str) -> Path:
+    """Make the folder of the outputs. Raises ConfigurationError."""
+    folder = Path(path).expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--keep-output {path} cannot be made: {error}") from error
+    return folder

@@ -1,0 +1,66 @@
+"""Working folders made of a git repository. The repository is left as it was, but for what an agent does to its refs.
+
+A worktree shares branches, stashes and settings with the repository and with other worktrees. A clone has its own, and
+only reads the repository's objects.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.sandboxes.cleaning import WORKTREE
+
+_OF_THE_CALLER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+"""Set where this program is run by a hook of git, for another repository than those here."""
+
+
+def add_worktree(repository: str, commit: str, work: Path) -> None:
+    """Make the empty folder `work` a detached worktree; beside it a note is left that `cleaning` reads.
+
+    Raises InvalidRequest with what git says.
+    """
+    found = _commit_id(repository, commit)
+    _git(repository, "worktree", "add", "--quiet", "--force", "--no-checkout", "--detach", str(work), found)
+    (work.parent / WORKTREE).write_text(_git(str(work), "rev-parse", "--absolute-git-dir"))
+    _git(str(work), "reset", "--quiet", "--hard")
+
+
+def add_clone(repository: str, commit: str, work: Path) -> None:
+    """Make the empty folder `work` a repository of its own, on a branch `main` that ends with `commit`.
+
+    Raises InvalidRequest with what git says.
+    """
+    found = _commit_id(repository, commit)
+    objects = _git(repository, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    shallow = Path(_git(repository, "rev-parse", "--path-format=absolute", "--git-path", "shallow"))
+    kind = _git(repository, "rev-parse", "--show-object-format")
+    _git(str(work), "init", "--quiet", f"--object-format={kind}")
+    (work / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+    if shallow.exists():
+        (work / ".git" / "shallow").write_bytes(shallow.read_bytes())
+    _git(str(work), "checkout", "--quiet", "-B", "main", found)
+
+
+def _commit_id(repository: str, commit: str) -> str:
+    _git(repository, "rev-parse", "--git-dir")  # a folder that is no repository is another error
+    try:
+        return _git(repository, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
+    except InvalidRequest:
+        raise InvalidRequest(f"{repository} has no commit {commit!r}", param="commit") from None
+
+
+def _git(folder: str, *words: str) -> str:
+    """What a git command prints. No hook of the repository runs: it is not the agent's, and may be slow."""
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    command = ["git", "-C", folder, "-c", "core.hooksPath=/dev/null", *words]
+    try:
+        done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise InvalidRequest("git is not installed, which --worktree and --clone need") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise InvalidRequest(f"git {words[0]} failed in {folder}: {said}")
+    return done.stdout.decode(errors="surrogateescape").strip()

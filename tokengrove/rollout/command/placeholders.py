@@ -1,0 +1,109 @@
+"""What `{...}` stands for in the words of a command: values of its episode. Other braces stay as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.command.addresses import addresses_of
+from tokengrove.rollout.command.prompts import usual_prompt
+from tokengrove.rollout.command.shell_text import with_variables
+from tokengrove.rollout.episodes import Episode
+from tokengrove.rollout.placeholder_names import PLACEHOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholders:
+    """The values of one episode by name, as texts; `data` is the task's row. `prompt` is None if the task has none."""
+
+    values: Mapping[str, str]
+    data: Mapping[str, Any]
+    prompt: str | None
+
+    @classmethod
+    def of(
+        cls,
+        episode: Episode,
+        *,
+        workdir: str,
+        home: str,
+        model: str = "tokengrove",
+        prompt: str | None = None,
+        server_url: str | None = None,
+        container: str = "",
+    ) -> Placeholders:
+        """The values of an episode. `prompt` is a template, in which the other placeholders are filled.
+
+        Raises InvalidRequest if the template names a field that the task lacks.
+        """
+        addresses = addresses_of(episode.session, server_url)
+        values = {
+            **{"task_id": episode.task.task_id, "session_id": episode.session.session_id, "model": model},
+            **{"sample": str(episode.plan.sample), "seed": str(episode.plan.seed), "api_key": addresses.api_key},
+            **{"base_url": addresses.base_url, "root_url": addresses.root_url},
+            **{"workdir": workdir, "home": home, "container": container},
+        }
+        data = episode.task.data
+        bare = cls(values, data, None)
+        return cls(values, data, usual_prompt(data) if prompt is None else bare.fill(prompt))
+
+    def fill(self, text: str) -> str:
+        """Return the text with values in place of its placeholders. Raises InvalidRequest for one without a value."""
+        return PLACEHOLDER.sub(self._value, text)
+
+    def words(self, words: Iterable[str]) -> list[str]:
+        """`fill` for the words of a command line."""
+        return [self.fill(word) for word in words]
+
+    def path(self, text: str) -> str:
+        """`fill` for a path of this machine. Raises InvalidRequest if a value leads upwards, out of what is named."""
+        filled = self.fill(text)
+        if ".." in PurePath(filled).parts and ".." not in PurePath(text).parts:
+            raise InvalidRequest(
+                f"task {self.values['task_id']!r} makes {filled!r} of the path {text!r}, which leads out of it: "
+                "a field in a path must not have '..'",
+                param="data",
+            )
+        return filled
+
+    def script(self, text: str) -> tuple[str, dict[str, str]]:
+        """A text for the shell and the variables that it needs: see `with_variables`. Raises InvalidRequest."""
+        return with_variables(text, self._value)
+
+    def _value(self, match: re.Match[str]) -> str:
+        name, path = match.groups()
+        if name is None:
+            return _as_text(self._field(path))
+        if name != "prompt":
+            return self.values[name]
+        if self.prompt is None:
+            raise InvalidRequest(
+                f"task {self.values['task_id']!r} has no text for {{prompt}}: say where it is with "
+                "--prompt '{data.FIELD}'",
+                param="prompt",
+            )
+        return self.prompt
+
+    def _field(self, path: str) -> Any:
+        if path in self.data:
+            return self.data[path]
+        found: Any = self.data
+        for part in path.split("."):
+            try:
+                found = found[int(part)] if isinstance(found, list) else found[part]
+            except (KeyError, IndexError, TypeError, ValueError):
+                known = ", ".join(map(str, self.data)) or "none"
+                raise InvalidRequest(
+                    f"task {self.values['task_id']!r} has no field {path!r} for {{data.{path}}}; it has {known}",
+                    param="data",
+                ) from None
+        return found
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

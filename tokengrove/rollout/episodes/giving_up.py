@@ -1,0 +1,49 @@
+"""The end of a failed attempt's session, whoever notices the failure: the episode, its executor, or the run.
+
+A claim takes a group as soon as enough of its sessions have ended, whatever their outcome. The session of an attempt
+that will be repeated therefore never ends in its group: it is deleted while it is live.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tokengrove.client import AsyncClient
+from tokengrove.client.exit_reason import storable
+from tokengrove.client.operations import Call, Steps, delete_session, session_path
+from tokengrove.errors import EndedOtherwise, ProxyError, SessionNotFound
+from tokengrove.rollout.episodes.plan import EpisodePlan
+from tokengrove.rollout.episodes.result import FailureKind
+
+logger = logging.getLogger(__name__)
+_WITHIN_S = 30.0
+
+
+async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, message: str) -> bool:
+    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason; delete it if `plan.discard`
+    has this failure.
+
+    A session that was never started, or has ended, is left as it is. Return False if the server did not do it within
+    30 s: the session is live then.
+    """
+    try:
+        await client.run(_left(plan, failure, message), retry_s=_WITHIN_S)
+    except (SessionNotFound, EndedOtherwise):
+        return True
+    except ProxyError as error:
+        logger.warning("session %s could not be ended after its attempt failed: %s", plan.session_id, error)
+        return False
+    return True
+
+
+def _left(plan: EpisodePlan, failure: FailureKind, message: str) -> Steps[None]:
+    if failure in plan.discard:
+        yield from delete_session(plan.session_id)
+    else:
+        yield from _end(plan.session_id, "Timeout" if failure == "timeout" else "Failed", storable(message))
+
+
+def _end(session_id: str, outcome: str, reason: str) -> Steps[None]:
+    """End a session by its id, with the client's own key: its keys may have died with a process."""
+    body = {"outcome": outcome, "exit_reason": reason}
+    yield Call("POST", f"/{session_path(session_id)}/rl/end_session", body)

@@ -1,0 +1,36 @@
+"""A class with `play(episode)`, written for this package."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tokengrove.rollout.episodes.agent import Reward
+from tokengrove.rollout.episodes.episode import Episode
+from tokengrove.rollout.function_calls import call
+
+_logger = logging.getLogger(__name__)
+
+
+class Player:
+    """Plays with an object that has `play(episode)`, a coroutine function or a plain one, and may have `close()`.
+
+    One object plays all episodes, several at once; a plain `play` runs in threads.
+    """
+
+    def __init__(self, player: Any, name: str) -> None:
+        self._player, self.name = player, name
+
+    async def play(self, episode: Episode) -> Reward:
+        """Call its `play`. What it raises is raised."""
+        result: Reward = await call(self._player.play, episode)
+        return result
+
+    async def close(self) -> None:
+        """Call its `close`, if it has one. What that raises is logged: the episodes have been played."""
+        if not callable(close := getattr(self._player, "close", None)):
+            return
+        try:
+            await call(close)
+        except Exception:
+            _logger.warning("%s could not be closed", self.name, exc_info=True)

@@ -1,0 +1,115 @@
+"""A reward function: any function that is named by its path, and gets what its parameters ask for, by name.
+
+| parameter | value |
+|---|---|
+| `messages` | the conversation that ends with the last turn of the agent, its reply included, as chat messages |
+| `task` or `data` | the row of the data |
+| `interaction_ids` | the ids of the complete turns, in order of completion |
+| `output`, `solution_str` | the text of the last reply |
+| `turns` | all complete turns (`Turn`) |
+| `session` | the session with its tree (`SessionTree`) |
+| `session_id`, `task_id`, `sample`, `seed` | those of the episode |
+| `agent_reward` | what the agent returned: a float, rewards by interaction id, or None |
+| `ground_truth` | that of the row, or of its `reward_model`, as verl's data has it |
+| any other name | the field of the row with this name |
+
+One with a parameter `completions` is called as TRL calls it: see `batched_reward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokengrove.client import AsyncClient, SessionTree
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.episodes.batched_reward import NAMES, batch_of_one, is_batched, reward_of_one
+from tokengrove.rollout.episodes.plan import EpisodePlan
+from tokengrove.rollout.episodes.task import Task
+from tokengrove.rollout.function_calls import call_within
+from tokengrove.rollout.imports import load
+from tokengrove.rollout.named_arguments import unknown, wanted
+from tokengrove.rollout.returned_rewards import function_rewards
+from tokengrove.rollout.trajectory import complete, last_of, read_trajectory
+
+_OF_MESSAGES = ("messages", "output", "solution_str")
+_KNOWN = (
+    *(*_OF_MESSAGES, "task", "data", "interaction_ids", "turns", "session"),
+    *("session_id", "task_id", "sample", "seed", "agent_reward"),
+)
+
+Given = tuple[float | dict[str, float] | None, dict[str, float]]
+
+
+class RewardFunction:
+    """A reward function with the name that messages call it by."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self.name = function, name
+
+    @classmethod
+    def load(cls, path: str) -> RewardFunction:
+        """Import it. Raises InvalidRequest for a path that names no function."""
+        found = load(path)
+        if isinstance(found, type) or not callable(found):
+            raise InvalidRequest(f"{path!r} is no function but {type(found).__name__!r}", param="reward")
+        return cls(found, path)
+
+    def check(self, task: Task) -> None:
+        """Raise InvalidRequest if the function has a parameter that neither an episode nor this task fills."""
+        batched = NAMES if is_batched(self._function) else ()
+        if missing := unknown(self._function, {*(batched or _KNOWN), *_columns(task)}):
+            known = ", ".join(batched or (*_KNOWN, "ground_truth"))
+            raise InvalidRequest(
+                f"{self.name} has the parameter {missing[0]!r}, which is none of {known}, and no field of task "
+                f"{task.task_id!r}: rename it, or give it a default",
+                param="reward",
+            )
+
+    async def reward(
+        self, client: AsyncClient, plan: EpisodePlan, tree: SessionTree, agent_reward: Any = None
+    ) -> Given:
+        """Call it for an episode; return the rewards, and further values by name.
+
+        Raises what it raises, TimeoutError after `plan.scoring_timeout_s`, and TypeError or ValueError for what is no
+        reward.
+        """
+        self.check(plan.task)
+        if is_batched(self._function):
+            return await self._batched(client, plan, tree)
+        given = await self._arguments(client, plan, tree, agent_reward)
+        result = await call_within(plan.scoring_timeout_s, self.name, self._function, **given)
+        return function_rewards(result, self.name)
+
+    async def _batched(self, client: AsyncClient, plan: EpisodePlan, tree: SessionTree) -> Given:
+        said = await read_trajectory(client, tree, plan.task.data, last_of(complete(tree)))
+        given = batch_of_one(self._function, said.messages, _columns(plan.task))
+        result = await call_within(plan.scoring_timeout_s, self.name, self._function, **given)
+        return function_rewards(reward_of_one(result, self.name), self.name)
+
+    async def _arguments(
+        self, client: AsyncClient, plan: EpisodePlan, tree: SessionTree, agent_reward: Any
+    ) -> dict[str, Any]:
+        columns, nodes = _columns(plan.task), complete(tree)
+        names = wanted(self._function, [*_KNOWN, *(name for name in columns if name not in _KNOWN)])
+        known: dict[str, Any] = {
+            **columns,
+            **{"task": plan.task.data, "data": plan.task.data, "interaction_ids": [node.id for node in nodes]},
+            **{"session": tree, "session_id": tree.session_id, "task_id": plan.task.task_id},
+            **{"sample": plan.sample, "seed": plan.seed, "agent_reward": agent_reward},
+        }
+        if {"turns", *_OF_MESSAGES} & set(names):
+            read = nodes if "turns" in names else last_of(nodes)
+            said = await read_trajectory(client, tree, plan.task.data, read)
+            known |= {"turns": said.turns, "messages": said.messages, "output": said.output}
+            known["solution_str"] = said.output
+        return {name: known[name] for name in names}
+
+
+def _columns(task: Task) -> dict[str, Any]:
+    """The fields of the row by name, with `ground_truth` if it has one."""
+    columns = {str(name): value for name, value in task.data.items()}
+    model = columns.get("reward_model")
+    if "ground_truth" not in columns and isinstance(model, Mapping) and "ground_truth" in model:
+        columns["ground_truth"] = model["ground_truth"]
+    return columns

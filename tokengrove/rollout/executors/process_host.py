@@ -1,0 +1,199 @@
+"""A worker process, seen from this one: it plays several episodes at once on its own event loop.
+
+It is a new process, never a fork: a fork of a program with threads may hang. It is the leader of a group of its own,
+which is killed whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from tokengrove.rollout.cancellation import to_the_end
+from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult
+from tokengrove.rollout.executors import watched
+from tokengrove.rollout.executors.host import HostDied
+from tokengrove.rollout.executors.messages import receive, send
+from tokengrove.rollout.executors.results import end_lost_session, failed
+from tokengrove.rollout.pickling import check_picklable
+from tokengrove.rollout.processes import fate
+from tokengrove.rollout.script import script_of_this_process
+from tokengrove.rollout.worker import Sent
+
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from tokengrove import initial_block; initial_block.clear(); "
+    "from tokengrove.rollout.executors.process import main; main()"
+)
+START_S = 300.0
+"""How long a worker may take to import the agent's module; more than a network drive needs for torch."""
+_CANCEL_S, _CLOSE_S = 30.0, 10.0
+
+
+class ProcessHost:
+    """One worker process. `start_s`: how long it may take until it has made its first agent."""
+
+    def __init__(self, start_s: float = START_S) -> None:
+        self._start_s = start_s
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ended: asyncio.Task[None] | None = None
+        self._died: str | None = None
+
+    async def start(self, plan: EpisodePlan) -> None:
+        try:
+            payload = _pickled(plan)
+        except TypeError:
+            payload = b""  # `play` says why
+        try:
+            await self._connect()
+            async with asyncio.timeout(self._start_s):
+                await self._ask("prepare", payload)
+        except TimeoutError:
+            await self.kill(f"had not imported its agent within {self._start_s:g} s and was killed")
+            raise HostDied(self._died) from None
+        except asyncio.CancelledError:
+            await self.kill("was not needed any more")
+            raise
+
+    async def play(self, plan: EpisodePlan) -> EpisodeResult:
+        try:
+            payload = _pickled(plan)
+        except TypeError as error:
+            return failed(plan, "agent", str(error))
+        number = next(self._numbers)
+        answer = self._asked("play", number, payload)
+        try:
+            told = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._send("cancel", number)
+            await to_the_end(self._cancelled(plan, answer))
+            raise
+        if told is None:
+            return failed(plan, "cancelled", "the episode cancelled itself")
+        if isinstance(told, str):
+            await end_lost_session(plan, "agent", told)
+            return failed(plan, "agent", f"the worker process cannot play the episode: {told}")
+        return EpisodeResult(**told)
+
+    async def ping(self) -> int:
+        if self._process is None or self._process.poll() is not None:
+            await self._over()  # what it has started may hold the connection open
+        return int(await self._ask("ping"))
+
+    async def kill(self, reason: str) -> None:
+        self._died = self._died or reason
+        if self._process is not None and self._ended is None:
+            _kill(self._process.pid)
+        await self._over()
+
+    async def close(self) -> None:
+        with suppress(HostDied, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._ask("close")
+        await self.kill("was closed")
+
+    async def _connect(self) -> None:
+        """Start the process. Raises HostDied if the system has no room for it."""
+        ours, its = socket.socketpair()
+        try:
+            with its:
+                self._process = _started(its.fileno())
+        except OSError as error:
+            ours.close()
+            self._died = f"cannot be started: {error}"
+            raise HostDied(self._died) from None
+        watched.watch(self._process.pid)
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out what the process answers, until it is gone."""
+        while (message := await receive(reader)) is not None:
+            number, value = json.loads(message)
+            if (answer := self._answers.pop(number, None)) is not None and not answer.done():
+                answer.set_result(value)
+        await self._over()
+
+    async def _over(self) -> None:
+        """Wait until the process is gone with all that it has started, and those that wait for it know how it ended."""
+        if self._process is not None:
+            if self._ended is None:
+                self._ended = asyncio.ensure_future(self._end(self._process))
+            await to_the_end(_done(self._ended))
+
+    async def _end(self, process: subprocess.Popen[bytes]) -> None:
+        ended = await asyncio.to_thread(fate, process)
+        _kill(process.pid)  # what it has started, too, and a process that only closed its connection
+        await asyncio.to_thread(process.wait)
+        watched.forget(process.pid)
+        if self._writer is not None:
+            self._writer.close()
+        self._died = self._died or ended
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(HostDied(self._died))
+
+    async def _ask(self, verb: str, payload: bytes = b"") -> Any:
+        return await self._asked(verb, next(self._numbers), payload)
+
+    def _asked(self, verb: str, number: int, payload: bytes) -> asyncio.Future[Any]:
+        if self._died is not None:
+            raise HostDied(self._died)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._send(verb, number, payload)
+        return answer
+
+    def _send(self, verb: str, number: int, payload: bytes = b"") -> None:
+        assert self._writer is not None
+        send(self._writer, pickle.dumps((verb, number, payload)))
+
+    async def _cancelled(self, plan: EpisodePlan, answer: asyncio.Future[Any]) -> None:
+        """Wait until the process has ended a cancelled episode; if it does not, end its session from here."""
+        try:
+            async with asyncio.timeout(_CANCEL_S):
+                await answer
+        except (HostDied, TimeoutError):
+            await end_lost_session(plan, "cancelled", "cancelled")
+
+
+async def _done(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+
+
+def _started(fd: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _PROGRAM, str(fd), json.dumps(sys.path)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True)
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _pickled(plan: EpisodePlan) -> bytes:
+    """The plan with a key of its agent, which is made once for all plans that have it.
+
+    Raises TypeError that names what of the plan cannot be pickled.
+    """
+    try:
+        key = hashlib.blake2b(pickle.dumps(plan.agent)).digest()
+        return pickle.dumps(Sent(pickle.dumps((plan, key)), script_of_this_process()))
+    except Exception as error:
+        check_picklable("arguments", plan.agent.arguments)
+        check_picklable("plan", plan)
+        raise TypeError(str(error)) from error

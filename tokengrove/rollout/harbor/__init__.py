@@ -1,0 +1,23 @@
+"""Tasks in Harbor's format: an instruction, an environment, tests that give the reward, and a solution.
+
+The format is the contract: nothing of Harbor itself is needed.
+"""
+
+from tokengrove.rollout.harbor.data import is_harbor, tasks
+from tokengrove.rollout.harbor.harbor_agent import HarborAgent, agent_spec
+from tokengrove.rollout.harbor.options import HarborOptions
+from tokengrove.rollout.harbor.oracle import Tried, try_tasks
+from tokengrove.rollout.harbor.task_folder import BadTask, Stage, TaskFolder
+
+__all__ = [
+    "BadTask",
+    "HarborAgent",
+    "HarborOptions",
+    "Stage",
+    "TaskFolder",
+    "Tried",
+    "agent_spec",
+    "is_harbor",
+    "tasks",
+    "try_tasks",
+]

@@ -1,0 +1,104 @@
+"""The environment of a Harbor task: a place with the absolute paths that its scripts know.
+
+`/tests`, `/solution` and `/logs` are there and nobody else's; what was started in it is gone after `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tokengrove.rollout.harbor.archives import pack, unpack
+from tokengrove.rollout.harbor.task_config import Environment
+from tokengrove.rollout.sandboxes import CommandSandbox
+from tokengrove.rollout.sandboxes.sandbox import DOWNLOAD_BYTES
+from tokengrove.rollout.threads import in_thread
+
+TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
+AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = f"{LOGS}/agent", f"{LOGS}/verifier", f"{LOGS}/artifacts"
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What an environment is made of: its table, the folder with its Dockerfile, its variables with their values, and
+    the task's folder, which nobody in it should see.
+    """
+
+    table: Environment
+    build: Path
+    env: Mapping[str, str]
+    task: Path
+
+
+class HarborSandbox(CommandSandbox):
+    """A subclass builds it in `start`; commands run in its `working_folder` with the blueprint's variables.
+
+    `user`: as whom they run, where there are several users; None is the environment's own.
+    """
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__({"env": dict(blueprint.env)})
+        self.blueprint = blueprint
+        self.user: str | int | None = None
+
+    async def put(self, entries: Iterable[tuple[Path, str]], mode: int | None = None) -> None:
+        """Copy files and folders of this machine to whole paths in the environment, over what is there."""
+        with tempfile.TemporaryFile() as archive:
+            await in_thread(lambda: pack(entries, archive, mode), "tokengrove-harbor-put")
+            archive.seek(0)
+            await self._piped(["tar", "-xf", "-", "-C", "/", "--no-same-owner"], stdin=archive)
+
+    async def get(self, source: str, target: Path, exclude: Iterable[str] = ()) -> None:
+        """Copy a folder or file of the environment to `target`: its contents, or the file itself, without the paths
+        that `exclude` matches. Raises FileNotFoundError, and ValueError for more than DOWNLOAD_BYTES.
+        """
+        name = shlex.quote(source.rstrip("/") or "/")
+        found = await self.run(f"if test -d {name}; then exit 0; elif test -f {name}; then exit 3; else exit 4; fi")
+        if found.exit_code not in (0, 3):
+            raise FileNotFoundError(source)
+        folder = found.exit_code == 0
+        what = f"-C {name} ." if folder else f'-C "$(dirname {name})" "$(basename {name})"'
+        without = " ".join(f"--exclude={shlex.quote(each)}" for each in exclude)
+        limit = DOWNLOAD_BYTES + 1
+        with tempfile.TemporaryFile() as archive:
+            words = ["/bin/sh", "-c", f"tar -cf - {without} {what} 2>/dev/null | head -c {limit}"]
+            await self._piped(words, stdout=archive)
+            if archive.seek(0, 2) >= limit:
+                raise ValueError(f"{source} has more than {DOWNLOAD_BYTES} bytes")
+            archive.seek(0)
+            place = (target, None) if folder else (target.parent, target.name)
+            await in_thread(lambda: unpack(archive, *place), "tokengrove-harbor-get")
+
+    async def empty(self, *folders: str) -> None:
+        """Make the folders anew, without anything in them, for everybody to write to."""
+        names = shlex.join(folders)
+        await self._done(f"rm -rf {names} && mkdir -p {names} && chmod 777 {names}")
+
+    def _client_variables(self) -> dict[str, str]:
+        """The variables of the program of this machine that leads into the environment."""
+        return dict(os.environ)
+
+    async def _piped(self, words: list[str], stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
+        """Run a command there between two files of this machine. Raises RuntimeError if it fails."""
+        process = await asyncio.create_subprocess_exec(
+            *self.command_line(words, {}),
+            env=self._client_variables(),
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
+            stdout=asyncio.subprocess.DEVNULL if stdout is None else stdout,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            _, told = await process.communicate()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode:
+            raise RuntimeError(f"{words[0]} exited with {process.returncode}: {told.decode(errors='replace')[-500:]}")

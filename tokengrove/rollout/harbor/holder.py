@@ -1,0 +1,72 @@
+"""The program that holds an environment open: it ends when its stdin does, and with it all that was started there.
+
+So nothing is left of an environment whose owner was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from tokengrove.rollout.threads import in_thread
+
+_ENDS_S = 10.0
+
+
+class Holder:
+    """`command` writes one line when it is ready, or `error: ...`, or nothing and ends."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it. Raises OSError if there is no such program."""
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(env),
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+    async def ready(self) -> str:
+        """Wait for its line and return it. Raises RuntimeError with what went wrong."""
+        line = await in_thread(self._line, "tokengrove-harbor-start")
+        if not line or line.startswith("error: "):
+            raise RuntimeError(line.removeprefix("error: ") or self._told())
+        return line
+
+    def close(self) -> None:
+        """Let it end, and wait for that; one that does not is killed. Again: nothing."""
+        self._close(self._process.stdin)
+        try:
+            self._process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._process.stderr):  # not before: it waits for whoever reads from one
+            self._close(pipe)
+
+    @staticmethod
+    def _close(pipe: IO[str] | None) -> None:
+        if pipe is not None:
+            with contextlib.suppress(OSError, ValueError):
+                pipe.close()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        try:
+            return self._process.stdout.readline().strip()
+        except ValueError:  # closed meanwhile
+            return ""
+
+    def _told(self) -> str:
+        """What a program that ended without a line has written to stderr."""
+        assert self._process.stderr is not None
+        with contextlib.suppress(ValueError, OSError):
+            if text := self._process.stderr.read().strip():
+                return text[-2000:]
+        return "it ended without a word"

@@ -1,0 +1,186 @@
+"""A server of a run's own: a child process, which ends with the run, and whose sessions stay in the run's folder.
+
+It is a process and not a thread because agents that keep the interpreter busy would slow the server down, and because
+a run that crashes must not take with it what the server has not written yet. It has a session of processes of its own,
+so that Ctrl-C reaches the run alone, which ends its episodes first. It stops when its standard input ends: that is when
+the run lets it go, and also when the run is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tokengrove import initial_block
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.episodes import Server
+from tokengrove.server_part import check_server
+
+logger = logging.getLogger(__name__)
+LOG = "server.log"
+_STARTS_AGAIN = 5
+_DATABASE = "tokengrove.db"
+_ROOT = Path(__file__).resolve().parents[2]
+_CODE = f"import sys; sys.path.append({str(_ROOT)!r}); from proxy.commands.child_server import main; main()"
+_LONGER_S = 30.0
+"""How much longer than its own limit a server may take to stop before it is killed."""
+
+
+@contextmanager
+def own_server(settings: Mapping[str, Any], folder: Path | None, model: str | None = None) -> Iterator[Server]:
+    """Serve in a child process while the block runs; yield its address and its admin key.
+
+    `settings` are names of `tokengrove serve` with their values. Its variables apply as well. Where neither says
+    something else, the port is a free one, the database is `tokengrove.db` in `folder`, and the admin key is random.
+    The log is `server.log` in `folder`. With `folder` None both are in a folder that is deleted at the end. `model` is
+    served if neither says which model or engine.
+
+    Raises ConfigurationError for settings that are wrong and for a server that cannot start.
+    """
+    check_server()
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokengrove-run-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        child = _Child(asked_of(settings, folder, model), folder / LOG)
+        stack.callback(child.close)
+        listens = child.start()
+        yield Server(listens.url, (listens.admin_key or "").split(",")[0] or None)
+
+
+def asked_of(settings: Mapping[str, Any], folder: Path, model: str | None) -> dict[str, Any]:
+    """What the process of the server is told: its settings, those that apply unless others are given, and variables."""
+    variables = initial_block.environment()
+    return {
+        "settings": {name: value for name, value in settings.items() if value is not None},
+        "defaults": {
+            **({} if model is None else {"model": model}),
+            "port": 0,
+            "database_url": f"sqlite:///{folder.resolve() / _DATABASE}",
+            "admin_key": secrets.token_urlsafe(24),
+        },
+        "variables": {name: value for name, value in variables.items() if name.startswith("TOKENGROVE_")},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Listens:
+    """What the process of the server tells once it listens."""
+
+    url: str
+    admin_key: str | None
+    shutdown_timeout_s: float
+
+
+class _Child:
+    """A server process, and the one that takes its place at the same address if it dies before `close`.
+
+    Sessions are on the disk, and callers try again for a minute, so a run goes on after that.
+    """
+
+    def __init__(self, asked: Mapping[str, Any], log: Path) -> None:
+        self._asked, self._log = asked, log
+        self._stops_within_s = _LONGER_S
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._closing = False
+
+    def start(self) -> _Listens:
+        """Start the process. Raises ConfigurationError."""
+        process = self._process = _started(self._asked, self._log)
+        listens = _listening(process, self._log)
+        self._stops_within_s = listens.shutdown_timeout_s + _LONGER_S
+        same_port = {"port": urlsplit(listens.url).port or 0}
+        self._asked = {**self._asked, "settings": {**self._asked["settings"], **same_port}}
+        threading.Thread(target=self._watch, args=(process,), name="tokengrove-server-watch", daemon=True).start()
+        return listens
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+        if self._process is not None:
+            _end(self._process, self._stops_within_s)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        """Wait until a process has ended, and start others in its place, as long as they come to listen."""
+        for _ in range(_STARTS_AGAIN):
+            code = process.wait()
+            with self._lock:
+                if self._closing:
+                    return
+                logger.warning("the run's own server ended with exit code %d; it is started again: %s", code, self._log)
+                _close_pipes(process)
+                process = self._process = _started(self._asked, self._log)
+            try:
+                _listening(process, self._log)
+            except (ConfigurationError, ValueError) as error:  # ValueError: `close` has closed its output
+                if not self._closing:
+                    logger.error("the run's own server cannot be started again: %s", error)
+                return
+
+
+def _started(asked: Mapping[str, Any], log: Path) -> subprocess.Popen[str]:
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has died already, and its log says why
+        process.stdin.write(f"{json.dumps(asked, default=list)}\n")  # not in its arguments, which other users can read
+        process.stdin.flush()
+    return process
+
+
+def _listening(process: subprocess.Popen[str], log: Path) -> _Listens:
+    """Wait until the server listens. Raises ConfigurationError with the reason why it does not."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        told = json.loads(line)
+        if "error" in told:
+            raise ConfigurationError(told["error"])
+        return _Listens(**told)
+    raise ConfigurationError(f"the server of the run ended with exit code {process.wait()} at its start; see {log}")
+
+
+def _end(process: subprocess.Popen[str], within_s: float) -> None:
+    """Let the server stop, which finishes running turns and writes all; kill it if that takes too long."""
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(within_s)
+    except KeyboardInterrupt:
+        process.terminate()  # the second request ends running turns at once
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LONGER_S)
+        raise
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

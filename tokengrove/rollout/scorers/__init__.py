@@ -1,0 +1,23 @@
+"""Scorers: functions that look at a turn or at a whole trajectory; what they return are named rewards.
+
+They run on the environment's side, with the control key, while an episode is played or after its session has ended.
+"""
+
+from tokengrove.rollout.scorers.scored import Scored, ScorerFailure
+from tokengrove.rollout.scorers.scorer import Scorer, load_scorer, trajectory_scorer, turn_scorer
+from tokengrove.rollout.scorers.scoring import score_trajectory
+from tokengrove.rollout.scorers.sessions import score_sessions
+from tokengrove.rollout.trajectory import Trajectory, Turn
+
+__all__ = [
+    "Scored",
+    "Scorer",
+    "ScorerFailure",
+    "Trajectory",
+    "Turn",
+    "load_scorer",
+    "score_sessions",
+    "score_trajectory",
+    "trajectory_scorer",
+    "turn_scorer",
+]

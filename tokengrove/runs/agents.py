@@ -1,0 +1,59 @@
+"""What plays a run, and whether it can be found: ten thousand episodes would fail for a name that is misspelt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.rollout.command_options import from_this_folder
+from tokengrove.rollout.episodes import AgentSpec, Task, check_functions, is_path, resolve_agent
+from tokengrove.rollout.harbor import agent_spec, is_harbor
+from tokengrove.rollout.harbor.data import FOLDER
+from tokengrove.rollout.imports import load
+from tokengrove.rollout.run_options import RunOptions
+
+
+def agent_of(options: RunOptions, task: Task) -> AgentSpec:
+    """What plays, by the options; tasks of Harbor, of which `task` is one, are played as their folders say."""
+    if options.command:
+        spec = AgentSpec("command", words=options.command, arguments=from_this_folder(options.agent_arg))
+    else:
+        spec = AgentSpec("path", options.agent or "", arguments=options.agent_arg)
+    return agent_spec(spec) if _is_of_harbor(task) else spec
+
+
+def _is_of_harbor(task: Task) -> bool:
+    folder = task.data.get(FOLDER)
+    return isinstance(folder, str) and is_harbor(Path(folder))
+
+
+def check_paths(options: RunOptions, task: Task) -> None:
+    """Look up what the options name, and whether `task`, one of the run's, has what its functions ask for.
+
+    Raises ConfigurationError for a path that leads to nothing, for what is no such function and for a parameter that
+    nothing fills, and what an import raises.
+    """
+    if options.agent is not None and is_path(options.agent):
+        _checked("agent", lambda: load(options.agent or ""))
+    _checked("--reward", lambda: check_functions(options.reward, (), task))
+    _checked("--scorer", lambda: check_functions(None, options.scorer, task))
+
+
+async def check_agent(options: RunOptions, task: Task) -> None:
+    """Make the agent once. Raises ConfigurationError for what is no agent and for arguments that do not fit, and what
+    its constructor raises.
+    """
+    spec = agent_of(options, task)
+    try:
+        agent = resolve_agent(spec)
+    except InvalidRequest as error:
+        raise ConfigurationError(f"agent {options.agent or options.command[0]}: {error.message}") from None
+    await agent.close()
+
+
+def _checked(name: str, check: Callable[[], object]) -> None:
+    try:
+        check()
+    except InvalidRequest as error:
+        raise ConfigurationError(f"{name} {error.message}") from None

@@ -1,0 +1,81 @@
+"""What an earlier start of a run left on the server when it was killed.
+
+Every session of a run has the run's id in its metadata. One that ended as Finished was played to its end, although the
+journal may not say so: its result is read from the server. Any other that the journal does not have is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokengrove.client import AsyncClient
+from tokengrove.client.options import SessionFilter
+from tokengrove.errors import ConfigurationError, SessionNotFound
+from tokengrove.runs.slots import RUN, Entry, Slot, place_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A session that was played to its end, of which the journal does not know."""
+
+    slot: Slot
+    attempt: int
+    session_id: str
+    seconds: float
+
+
+async def clean(client: AsyncClient, run_id: str, known: Sequence[Entry], url: str) -> list[Found]:
+    """Delete the run's sessions that count for nothing, and return those that are to be counted.
+
+    Raises ConfigurationError if the server has none of the sessions that the journal knows: it is another server.
+    """
+    listed = await sessions_of(client, run_id)
+    _check_server(listed, known, url)
+    kept = {entry.result.session_id for entry in known if not entry.again}
+    done = {entry.slot for entry in known if not entry.again}
+    found: list[Found] = []
+    for session in listed:
+        if session["session_id"] in kept:
+            continue
+        if (finished := _finished(session)) is not None and finished.slot not in done:
+            done.add(finished.slot)
+            found.append(finished)
+        else:
+            await delete(client, session["session_id"])
+    return found
+
+
+async def sessions_of(client: AsyncClient, run_id: str) -> list[dict[str, Any]]:
+    """All sessions of a run, as the server lists them."""
+    chosen: SessionFilter = {"metadata": {RUN: run_id}, "validation": "include"}
+    return await client.sessions(chosen)
+
+
+async def delete(client: AsyncClient, session_id: str) -> None:
+    """Delete a session, if it is there."""
+    try:
+        await client.delete_session(session_id)
+    except SessionNotFound:
+        return
+    logger.info("deleted session %s, whose episode is played again", session_id)
+
+
+def _check_server(listed: Sequence[dict[str, Any]], known: Sequence[Entry], url: str) -> None:
+    if listed or not any(entry.result.failure is None and not entry.again for entry in known):
+        return
+    raise ConfigurationError(
+        f"{url} has none of the sessions of this run: resume it with the server that it was begun with, "
+        "or give another --name"
+    )
+
+
+def _finished(session: dict[str, Any]) -> Found | None:
+    place = place_of(session["metadata"])
+    if place is None or session["status"] != "ended" or session["outcome"] != "Finished":
+        return None
+    return Found(*place, session["session_id"], session["ended_at"] - session["created_at"])

@@ -1,0 +1,154 @@
+"""The run itself: so many episodes at once, each with its retries, until all have ended or the run is stopped.
+
+What an episode gave is in the journal before it is counted. A run that is stopped cancels what plays; sessions of
+episodes that are to be played again are deleted, so no group counts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from tokengrove.errors import ConfigurationError
+from tokengrove.rollout.cancellation import to_the_end
+from tokengrove.rollout.episodes import EpisodeResult, Task
+from tokengrove.rollout.executors import Executor
+from tokengrove.rollout.failure_log import FailureLog, TooManyFailedEpisodes
+from tokengrove.rollout.run_options import RunOptions
+from tokengrove.runs.journal import Journal
+from tokengrove.runs.observer import Observer
+from tokengrove.runs.slots import Entry, Planner, Slot
+from tokengrove.runs.summary import Summary
+
+FIRST_PAUSE_S = 1.0
+"""The pause before an episode is played again because of the server or a worker; it doubles each time."""
+_LONGEST_PAUSE_S = 30.0
+_PASSING = ("server", "worker")
+"""Failures of what the episodes share: with many of them in a row it is of no use to go on."""
+_IN_A_ROW = 4
+"""So many times the episodes at once, and 32 at least."""
+
+
+class Run:
+    """Plays episodes and keeps what became of them in `entries`: of each the last attempt."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        planner: Planner,
+        executor: Executor,
+        summary: Summary,
+        observer: Observer,
+        journal: Journal | None,
+    ) -> None:
+        self._options, self._planner, self._executor = options, planner, executor
+        self._summary, self._observer, self._journal = summary, observer, journal
+        self._playing: set[asyncio.Task[None]] = set()
+        self._in_a_row = 0
+        self._failures = FailureLog(options.most_failed, options.group_size)
+        self.entries: dict[Slot, EpisodeResult] = {}
+        self.server_failed = False
+
+    def take_over(self, entries: Iterable[Entry]) -> None:
+        """Count what an earlier start has played."""
+        for slot, result, again in entries:
+            if again:
+                self._summary.retries[str(result.failure)] += 1
+            else:
+                self.entries[slot] = result
+                self._summary.add(slot.group, result, earlier=True)
+
+    async def play(self, slots: Iterable[tuple[Slot, Task]], attempts: Mapping[Slot, int]) -> None:
+        """Play what has not been played. `attempts`: how many of a slot an earlier start has made.
+
+        Raises ConfigurationError if the journal cannot be written.
+        """
+        waiting = ((slot, task, attempts.get(slot, 0)) for slot, task in slots if slot not in self.entries)
+        if self._summary.stopped is None:
+            self._playing = {asyncio.create_task(self._work(waiting)) for _ in range(self._options.concurrency)}
+        try:
+            await self._ended()
+        except OSError as error:
+            raise ConfigurationError(f"the journal of the run cannot be written: {error.strerror}") from error
+        finally:
+            await self._cancel()
+
+    def stop(self, why: str) -> None:
+        """Begin nothing more and cancel what plays. What has ended is kept. Only the first reason counts."""
+        if self._summary.stopped is not None:
+            return
+        self._summary.stopped = why
+        self._observer.stopping(why)
+        for task in self._playing:
+            task.cancel()
+
+    async def record(self, entry: Entry) -> None:
+        """Write down and count an attempt that ended."""
+        if self._journal is not None:
+            await self._journal.append(entry)
+        slot, result, again = entry
+        self._watch(result)
+        if again:
+            self._summary.retries[str(result.failure)] += 1
+            self._observer.retried(result)
+            return
+        self.entries[slot] = result
+        self._summary.add(slot.group, result)
+        self._observer.finished(result)
+        if self._options.fail_fast and self._summary.failed > self._options.max_failures:
+            self.stop(f"{self._summary.failed} episodes failed, and {self._options.max_failures} may (--fail-fast)")
+        try:
+            self._failures.note(result.failed)
+        except TooManyFailedEpisodes as error:
+            self.stop(str(error))
+
+    async def _ended(self) -> None:
+        """Wait until all has been played, or the run was stopped. Raises what a worker raised."""
+        if not self._playing:
+            return
+        done, _ = await asyncio.wait(self._playing, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+
+    async def _cancel(self) -> None:
+        for task in self._playing:
+            task.cancel()
+        await to_the_end(_settled(self._playing))
+
+    async def _work(self, waiting: Iterator[tuple[Slot, Task, int]]) -> None:
+        """Play one episode after the other. `waiting` is shared by all that play at once."""
+        for slot, task, attempt in waiting:
+            await self._episode(slot, task, attempt)
+
+    async def _episode(self, slot: Slot, task: Task, first: int) -> None:
+        for tries in range(self._options.retries + 1):
+            last = tries == self._options.retries
+            plan = self._planner.plan(slot, task, first + tries, last=last)
+            self._observer.started(plan)
+            result = await self._executor.play(plan)
+            if result.failure == "cancelled":
+                return  # by the executor: the run is being closed
+            again = not last and result.failure in self._options.retry_on
+            await to_the_end(self.record(Entry(slot, result, again)))
+            if not again:
+                return
+            if result.failure in _PASSING:
+                await asyncio.sleep(min(FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
+
+    def _watch(self, result: EpisodeResult) -> None:
+        """Stop the run if nothing but failures of the server or of workers has come for long."""
+        if result.failure not in _PASSING:
+            self._in_a_row = 0
+            return
+        self.server_failed = True
+        self._in_a_row += 1
+        if self._in_a_row >= max(32, _IN_A_ROW * self._options.concurrency):
+            self.stop(f"{self._in_a_row} attempts in a row failed, the last one ({result.failure}): {result.message}")
+
+
+async def _settled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Exception):
+            await task

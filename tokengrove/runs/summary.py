@@ -1,0 +1,198 @@
+"""The numbers of a run, counted episode by episode while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.runs.pass_at_k import mean_pass_at_k, powers_up_to
+
+GroupKey = tuple[int, str]
+"""The pass over the data, from 0, and the task's id."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts of a run that go on while it runs.
+
+    `done`: episodes played to their end; `failures`: episodes whose last attempt failed, by kind; `retries`: failed
+    attempts that were repeated, by kind; `earlier`: those of `done` and `failures` that an earlier start played.
+    `turns`, `prompt_tokens` and `output_tokens` are those of all episodes, failed ones included, but not of attempts
+    that were repeated. `examples`: the first failed episode of each kind, with what it said. The exit code goes by
+    `failed` and `allowed`.
+    """
+
+    name: str | None
+    episodes: int
+    group_size: int
+    success: float
+    allowed: int = 0
+    clock: Callable[[], float] = time.monotonic
+    done: int = 0
+    earlier: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None
+    output: str | None = None
+    export: dict[str, Any] | None = None
+    _begun: float = 0.0
+    _ended: float | None = None
+    _tokens_here: int = 0
+    _rewards: _Mean = field(default_factory=_Mean)
+    _seconds: _Mean = field(default_factory=_Mean)
+    _scores: dict[str, _Mean] = field(default_factory=lambda: defaultdict(_Mean))
+    _groups: dict[GroupKey, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def __post_init__(self) -> None:
+        self._begun = self.clock()
+
+    def add(self, group: GroupKey, result: EpisodeResult, *, earlier: bool = False) -> None:
+        """Count the last attempt at an episode."""
+        self.earlier += earlier
+        self.turns += result.turns
+        self.prompt_tokens += result.prompt_tokens
+        self.output_tokens += result.output_tokens
+        self._tokens_here += 0 if earlier else result.output_tokens
+        self._seconds.add(result.seconds)
+        for name, score in result.scores.items():
+            self._scores[name].add(score)
+        if result.failure is not None:
+            self.failures[result.failure] += 1
+            self.examples.setdefault(result.failure, _told(result))
+        else:
+            self.done += 1
+            if result.reward is not None:
+                self._rewards.add(result.reward)
+        self._groups[group][_passed(result, self.success)] += 1
+
+    def end(self) -> None:
+        """Stop the clock."""
+        self._ended = self.clock()
+
+    @property
+    def failed(self) -> int:
+        return self.failures.total()
+
+    @property
+    def ended(self) -> int:
+        """Episodes that need not be played any more."""
+        return self.done + self.failed
+
+    @property
+    def complete(self) -> bool:
+        return self.ended == self.episodes
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all was played, with no more failures than are allowed."""
+        return self.complete and self.stopped is None and self.failed <= self.allowed
+
+    def exportable(self, with_failed: bool) -> bool:
+        """Whether there is an episode to export."""
+        return bool(self.ended if with_failed else self.done)
+
+    @property
+    def rewarded(self) -> int:
+        """Episodes played to their end that have a reward."""
+        return self._rewards.count
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the episodes played to their end that have a reward."""
+        return self._rewards.value
+
+    @property
+    def mean_reward_with_failures(self) -> float | None:
+        """The same where failed episodes count as 0."""
+        count = self._rewards.count + self.failed
+        return self._rewards.total / count if self._rewards.count else None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The mean of each named score, over the episodes that have it."""
+        return {name: mean.total / mean.count for name, mean in sorted(self._scores.items())}
+
+    @property
+    def seconds(self) -> float:
+        """How long this start of the run has taken."""
+        return (self.clock() if self._ended is None else self._ended) - self._begun
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens of the episodes that this start played, by its time."""
+        return self._tokens_here / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def pass_at_k(self) -> dict[int, float]:
+        """By k, over the groups that have k episodes: a failed episode, or one without a reward, did not pass.
+
+        Empty if no episode has a reward.
+        """
+        if not self._rewards.count:
+            return {}
+        groups = [(passed.total(), passed[True]) for passed in self._groups.values()]
+        found = {k: mean_pass_at_k(groups, k) for k in powers_up_to(self.group_size)}
+        return {k: value for k, value in found.items() if value is not None}
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers in JSON's types. Rewards, seconds and scores are null or missing where there are none."""
+        return {
+            "name": self.name,
+            "complete": self.complete,
+            "succeeded": self.succeeded,
+            "stopped": self.stopped,
+            "episodes": self.episodes,
+            "done": self.done,
+            "failed": self.failed,
+            "not_played": self.episodes - self.ended,
+            "earlier": self.earlier,
+            "failures": dict(self.failures),
+            "failure_examples": dict(self.examples),
+            "retries": dict(self.retries),
+            "rewarded": self.rewarded,
+            "mean_reward": self.mean_reward,
+            "mean_reward_with_failures": self.mean_reward_with_failures,
+            "success": self.success,
+            "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
+            "scores": self.scores,
+            "turns": self.turns,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "output_tokens_per_s": self.tokens_per_s,
+            "seconds": self.seconds,
+            "mean_episode_seconds": self._seconds.value,
+            "output": self.output,
+            "export": self.export,
+        }
+
+
+def _passed(result: EpisodeResult, success: float) -> bool:
+    return result.failure is None and result.reward is not None and result.reward >= success
+
+
+def _told(result: EpisodeResult) -> str:
+    """A failure in one line."""
+    message = " ".join((result.message or "").split())
+    return f"task {result.task_id}, sample {result.sample}: {message}"

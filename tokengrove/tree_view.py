@@ -1,0 +1,55 @@
+"""The tree of a session as the terminal shows it: one line for each interaction, children below their parents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from tokengrove.client import SessionTree, TreeNode
+from tokengrove.texts import notes_text, printable
+
+
+def session_tree(session: SessionTree, beneath: Callable[[TreeNode], Iterable[str]] = lambda _: ()) -> Tree:
+    """The tree of a session. `beneath`: further lines of a node, in rich's markup.
+
+    The first child of a node stands below it at the same depth, so that a long conversation stays a list; other
+    children are set in beneath their parent, which they name.
+    """
+    top = Tree(f"[bold]session {escape(session.session_id)}[/] {session.status}, {session.outcome or 'no outcome'}")
+    known: dict[str, TreeNode] = {}
+    beside: dict[str, Tree] = {}  # where the first child of a node stands
+    below: dict[str, Tree] = {}  # where its other children stand
+    last: dict[int, TreeNode] = {}  # the last line at each place
+    for node in session.interactions:
+        parent = known.get(node.parent_id) if node.parent_id else None
+        if parent is None:
+            place = top
+        else:
+            place = below[parent.id] if node.turn is None else beside.pop(parent.id, below[parent.id])
+        named = None if parent is None or last.get(id(place), parent) is parent else parent
+        branch = place.add("\n".join((_line(node, named), *beneath(node))))
+        if node.turn is not None:
+            known[node.id], last[id(place)] = node, node
+            beside[node.id], below[node.id] = branch if parent is None else place, branch
+    return top
+
+
+def _line(node: TreeNode, parent: TreeNode | None) -> str:
+    """`parent`: the turn to name because the line does not stand below it."""
+    origin = "" if parent is None else f" from {parent.turn}"
+    tokens = f"{node.prompt_tokens}+{node.output_tokens} tokens"
+    if node.turn is None:
+        why = printable(node.error or "no error was recorded")
+        return f"[red]{node.status}[/]{origin}, {tokens}: {escape(why)}{_notes(node)}"
+    aligned = "" if node.parent_id is None else ", aligned" if node.aligned else ", [red]not aligned[/]"
+    reward = "" if node.reward is None else f", reward {node.reward:g}"
+    value = "" if node.return_ is None else f", return {node.return_:.3g}"
+    purpose = "" if node.purpose in (None, "main") else f", {escape(printable(node.purpose))}"
+    head = f"{node.turn} [bold]{node.reason}[/]{origin}{purpose}{aligned}"
+    return f"{head}, {tokens}, {node.finish_reason}{reward}{value}{_notes(node)}"
+
+
+def _notes(node: TreeNode) -> str:
+    return f" [yellow]({escape(notes_text(node.notes))})[/]" if node.notes else ""

@@ -1,0 +1,11 @@
+"""TRL's asynchronous GRPO on episodes that are played here: a worker, the weights, sessions for its own worker.
+
+Experimental, as that trainer is: it may change in a minor version.
+"""
+
+from tokengrove.trl.sessions import AgentSession, SessionFactory
+from tokengrove.trl.weights import WeightTransfer
+from tokengrove.trl.without_gpu import train_without_gpu
+from tokengrove.trl.worker import AgentWorker
+
+__all__ = ["AgentSession", "AgentWorker", "SessionFactory", "WeightTransfer", "train_without_gpu"]

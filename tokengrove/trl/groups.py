@@ -1,0 +1,70 @@
+"""Plans groups: each row of the dataset, epoch by epoch, is one group of sessions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokengrove.client.options import SessionOptions
+from tokengrove.errors import InvalidRequest
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server
+from tokengrove.rollout.session_start import unused_session_id
+from tokengrove.trl.specs import options_of, task_of
+
+
+class Groups:
+    """The groups of one training run, numbered from 0. Their sessions have ids that no other run has."""
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        size: int,
+        *,
+        server: Server,
+        agent: AgentSpec,
+        reward: str | None = None,
+        timeout_s: float | None = None,
+        start_timeout_s: float = 600.0,
+        options: SessionOptions,
+        seed: int = 0,
+    ) -> None:
+        if size < 1:
+            raise InvalidRequest(f"group_size is {size}; a group has at least one session", param="group_size")
+        self._dataset, self._size, self._seed = dataset, size, seed
+        self._server, self._agent, self._reward = server, agent, reward
+        self._timeout_s, self._start_timeout_s, self._options = timeout_s, start_timeout_s, options
+        self._run = f"trl-{secrets.token_hex(4)}"
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Numbers and rows, for ever. Raises InvalidRequest for a dataset that has no row, or none any more."""
+        number = 0
+        while True:
+            before = number
+            for row in self._dataset:
+                yield number, row
+                number += 1
+            if number == before:
+                some = "has no more rows: give one that can be read again and again" if number else "has no row"
+                raise InvalidRequest(f"the dataset {some}", param="dataset")
+
+    def plans(self, number: int, row: Any) -> list[EpisodePlan]:
+        """The episodes of one group."""
+        group, task = f"{self._run}-{number}", task_of(row, f"row-{number}")
+        options: SessionOptions = {**options_of(task, self._options), "group_id": group, "group_size": self._size}
+        return [
+            EpisodePlan(
+                task=task,
+                sample=sample,
+                attempt=0,
+                server=self._server,
+                agent=self._agent,
+                session_id=unused_session_id(f"{group}-{sample}"),
+                seed=self._seed + number * self._size + sample,
+                timeout_s=self._timeout_s,
+                start_timeout_s=self._start_timeout_s,
+                reward=self._reward,
+                options=options,
+            )
+            for sample in range(self._size)
+        ]

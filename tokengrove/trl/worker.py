@@ -1,0 +1,148 @@
+"""TRL's RolloutWorkerProtocol: groups of episodes are played by an agent, and their samples go to the trainer.
+
+Each row of the dataset is played by `group_size` sessions at once, which are compared with each other. An episode that
+fails is not compared and gives no sample. What cannot go on (a server that is gone, an agent that always fails) ends
+the worker, and `check_health` says why: a trainer never waits for samples that will not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from concurrent.futures import CancelledError
+from typing import Any
+
+from tokengrove.client import AsyncClient
+from tokengrove.client.options import SessionOptions
+from tokengrove.rollout.episodes import Server
+from tokengrove.rollout.executors import ExecutorOptions, executor_for
+from tokengrove.rollout.failure_log import FailureLog
+from tokengrove.trl.attempts import play_until_it_ends
+from tokengrove.trl.buffer import Buffer
+from tokengrove.trl.delivery import Delivery
+from tokengrove.trl.groups import Groups
+from tokengrove.trl.loop_thread import LoopThread, Running
+from tokengrove.trl.metrics import Metrics
+from tokengrove.trl.outcomes import Outcomes
+from tokengrove.trl.specs import Named, NamedAgent, path_of, sampled, spec_of
+
+
+class AgentWorker:
+    """For `AsyncGRPOTrainer(rollout_worker=...)`.
+
+    `agent` and `reward` are functions or classes of modules, or their paths; a list of words is a command. `sampling`
+    holds for each turn, whatever the agent asks for: TRL computes with one temperature, that of its configuration,
+    so give it here too where agents have temperatures of their own. `dataset` is played again and again, in its order.
+
+    `at_once`: episodes that run at the same time, in this process unless `executor` says otherwise. `buffer_size`: rows
+    that wait for the trainer; when it is full, groups that have ended wait, and no others are begun than those that
+    `at_once` has room for, and one more. `max_staleness`: rows that are older by more weight versions are dropped here
+    (default: TRL drops its own). `retries`: how often an episode that fails is played again. `options` are those of
+    `Client.start_session`; `timeout_s`: how long an agent may run; `start_timeout_s`: how long a full or absent server
+    is waited for. After `max_failed_episodes` failed episodes in a row the worker ends (default: those of three groups;
+    -1: never).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        admin_key: str | None = None,
+        *,
+        agent: NamedAgent,
+        dataset: Iterable[Any],
+        group_size: int,
+        reward: Named | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        at_once: int = 16,
+        buffer_size: int = 1024,
+        max_staleness: int | None = None,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        start_timeout_s: float = 600.0,
+        options: SessionOptions | None = None,
+        executor: ExecutorOptions | None = None,
+        seed: int = 0,
+        max_failed_episodes: int | None = None,
+    ) -> None:
+        self.url = url
+        self.model_version = 0
+        self.rollout_buffer = Buffer(buffer_size)
+        self._metrics = Metrics()
+        self.metrics_queue = self._metrics.queue
+        self._server = Server(url, admin_key)
+        self._executor = executor or ExecutorOptions(concurrency=at_once)
+        self._groups = Groups(
+            dataset,
+            group_size,
+            server=self._server,
+            agent=spec_of(agent, arguments),
+            reward=None if reward is None else path_of(reward),
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            options=sampled(options or {}, sampling),
+            seed=seed,
+        )
+        self._ahead = -(-self._executor.concurrency // group_size) + 1
+        self.failures = FailureLog(max_failed_episodes, group_size)
+        self._max_staleness, self._retries = max_staleness, retries
+        self._loop = LoopThread("tokengrove-trl-worker")
+        self._running: Running[None] | None = None
+
+    def start(self) -> None:
+        """Begin to play. A second call has no effect."""
+        if self._running is None:
+            self._running = self._loop.submit(self._play())
+
+    def stop(self) -> None:
+        """End the episodes that run, and wait until they have ended. May be called again."""
+        if self._running is not None:
+            self._running.end()
+        self._loop.close()
+
+    def update_model_version(self, model_version: int) -> None:
+        """The version of the weights that the server has now. Rows carry the versions of their own tokens."""
+        self.model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise RuntimeError if playing has failed, or if the event loop does nothing for `stale_after_s` seconds."""
+        if self._running is None:
+            return
+        failure = self._running.failure()
+        if failure is not None and not isinstance(failure, CancelledError):
+            raise RuntimeError(f"no more rollouts from {self.url}: {_said(failure)}") from failure
+        if not self._running.done() and not self._loop.answers(stale_after_s):
+            raise RuntimeError(f"the rollouts from {self.url} have stood still for {stale_after_s:.0f} s")
+
+    async def _play(self) -> None:
+        """Play groups until this is cancelled. Raises what ends the worker."""
+        room = asyncio.Semaphore(self._ahead)
+        outcomes = Outcomes(self.failures)
+        async with executor_for(self._executor, self.url) as executor, AsyncClient(*self._address()) as client:
+            delivery = Delivery(client, self.rollout_buffer, self._metrics, self._max_staleness)
+
+            async def play_group(number: int, row: Any) -> None:
+                async with asyncio.TaskGroup() as episodes:  # unlike `gather`, it waits for all that are cancelled
+                    playing = [
+                        episodes.create_task(play_until_it_ends(executor, plan, self._retries))
+                        for plan in self._groups.plans(number, row)
+                    ]
+                results = [each.result() for each in playing]
+                outcomes.note(results)
+                await delivery.deliver(number, results, lambda: self.model_version)
+                room.release()
+
+            async with asyncio.TaskGroup() as groups:
+                for number, row in self._groups:
+                    await room.acquire()
+                    groups.create_task(play_group(number, row))
+
+    def _address(self) -> tuple[str, str | None]:
+        return self._server.url, self._server.admin_key
+
+
+def _said(failure: BaseException) -> str:
+    """The first error of a group of errors, since the others follow from it."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return f"{failure}" or type(failure).__name__

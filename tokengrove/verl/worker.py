@@ -1,0 +1,273 @@
+"""Runs a batch of samples in agent loops, each in a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, TypeGuard
+from uuid import uuid4
+
+from tokengrove.client.adapters.parts import objects
+from tokengrove.client.adapters.verl import VerlBatch
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.rollout.config import Config
+from tokengrove.rollout.failure_log import FailureLog, TooManyFailedEpisodes
+from tokengrove.verl.batches import Prompts, as_given, padded_outputs
+from tokengrove.verl.outputs import AgentLoopOutput
+from tokengrove.verl.registry import register_file
+from tokengrove.verl.sample_run import AgentLoopFailed, LoopOptions, SampleRun
+from tokengrove.verl.server_manager import AsyncLLMServerManager, Placement
+from tokengrove.verl.servers import Server, addresses, opened
+from tokengrove.verl.settings import GREEDY, ToolListWrap, check_settings, sampling_of, trainer_config
+from tokengrove.verl.tools import load_all_tools
+
+OnFailure = Literal["raise", "drop"]
+
+
+async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -> list[dict[str, Any]]:
+    """Say of each sample which `step`, `sample_index` and `rollout_n` it is: equal indexes side by side are rollouts of
+    one sample, counted from 0.
+    """
+    found: list[dict[str, Any]] = []
+    for at, each in enumerate(index):
+        again = at > 0 and index[at - 1] == each
+        rollout = found[-1]["rollout_n"] + 1 if again else 0
+        found.append({"step": step, "sample_index": each, "rollout_n": rollout, "validate": validate})
+    return found
+
+
+class AgentLoopWorker:
+    """Runs samples in agent loops. `server_handles`: one or several addresses or clients of servers, or a server
+    manager; a new session goes to the server with the fewest sessions of the batch, or to the one that the manager's
+    own `_choose_server` chooses.
+
+    `admin_key` is for addresses. `tokenizer`: one of transformers for the loops; None: the server's. `tools`: those of
+    all samples, in place of the files that the configuration names. At most `max_concurrency` samples run at once; each
+    may take `sample_timeout_s` seconds, and the start of its session `start_timeout_s`, while the server is full.
+
+    `on_failure`: `raise` ends the other samples, whose sessions end as Failed too, and raises AgentLoopFailed; `drop`
+    leaves failed samples out of the batch and lists them in `meta_info["failed"]`. After `max_failed_episodes` failed
+    samples in a row, also over several batches, the batch ends with TooManyFailedEpisodes (default: that of
+    `actor_rollout_ref.rollout.agent`, or else three times the largest group; -1: never). `pad_token_id`: that of the
+    tokenizer, or 0.
+
+    `teacher_client` and `reward_loop_worker_handles`, actors of verl's own, must be None: a loop returns the reward.
+    `actor_rollout_ref.rollout.agent.num_workers` has no effect: loops wait for the model most of the time, and one
+    event loop serves all of them.
+    """
+
+    def __init__(
+        self,
+        config: object,
+        server_handles: Any = None,
+        teacher_client: object = None,
+        reward_loop_worker_handles: object = None,
+        *,
+        llm_client: Any = None,
+        admin_key: str | None = None,
+        tokenizer: Any = None,
+        tools: Any = None,
+        max_concurrency: int = 256,
+        sample_timeout_s: float | None = None,
+        start_timeout_s: float = 600.0,
+        on_failure: OnFailure = "raise",
+        max_failed_episodes: int | None = None,
+        pad_token_id: int | None = None,
+    ) -> None:
+        for name, given in (
+            ("teacher_client", teacher_client),
+            ("reward_loop_worker_handles", reward_loop_worker_handles),
+        ):
+            if given is not None:
+                raise UnsupportedParameter(f"'{name}' must be None: it is an actor of verl's own trainer", param=name)
+        if on_failure not in ("raise", "drop"):
+            raise InvalidRequest(f"'on_failure' must be 'raise' or 'drop', not {on_failure!r}", param="on_failure")
+        if max_concurrency < 1:
+            raise InvalidRequest("'max_concurrency' must be at least 1", param="max_concurrency")
+        self.config = trainer_config(config)
+        check_settings(self.config)
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        if self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
+            message = (
+                "the server renders with the template in the folder of its --model: put yours there as "
+                "chat_template.jinja, and leave this null"
+            )
+            raise UnsupportedParameter(message, param="actor_rollout_ref.model.custom_chat_template")
+        handles = server_handles if llm_client is None else llm_client
+        self.addresses = addresses(handles, admin_key)
+        self._chooser = handles if _chooses(handles) else None
+        if (path := self.rollout_config.agent.agent_loop_config_path) is not None:
+            register_file(path)
+        most = self.rollout_config.agent.max_failed_episodes if max_failed_episodes is None else max_failed_episodes
+        self.failures = FailureLog(most, of="a sample")
+        self._options = LoopOptions(self.config, tokenizer, self._tools(tools), sample_timeout_s, start_timeout_s)
+        self._concurrency, self._on_failure = max_concurrency, on_failure
+        padding = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
+        self._pad_token_id = 0 if padding is None else int(padding)
+
+    def _tools(self, given: Any) -> ToolListWrap | None:
+        """The tools of all samples, which are made once; None if there are none."""
+        paths = self.rollout_config.multi_turn.tool_config_path, self.rollout_config.multi_turn.function_tool_path
+        if given is None and not any(paths):
+            return None
+        return ToolListWrap(load_all_tools(*paths) if given is None else getattr(given, "tools", given))
+
+    async def generate_sequences(self, batch: Any) -> Any:
+        """Run the samples of a batch, of any form that `Prompts.of` reads; return them padded (`padded_outputs`).
+
+        A DataProto gives a DataProto, everything else a VerlBatch. Columns that matter here: `agent_name`, `uid` or
+        `index` (samples with the same are a group), and `__do_sample__` (false: greedy). `meta_info`: `global_steps`,
+        `do_sample` (false: all are greedy), and `validate`, with which `val_kwargs` are used, and exports leave the
+        sessions out unless they ask for them. Samples are run as often as they stand in the batch: AgentLoopManager
+        repeats them `n` times.
+
+        `meta_info["failed_episodes"]` of the result is how many samples have failed: those that are left out, and those
+        of whose response nothing was sampled.
+
+        Raises AgentLoopFailed (see `on_failure`; also if all samples failed), TooManyFailedEpisodes, InvalidRequest for
+        a batch of another form, and the errors of the servers.
+        """
+        prompts = Prompts.of(batch)
+        n, name = repeats(self.rollout_config, prompts)
+        if prompts.repeated(n, name) is not prompts:
+            message = (
+                f"{name} is {n}, and each sample of the batch runs once: AgentLoopWorker runs a batch as it is, and "
+                "AgentLoopManager repeats its samples"
+            )
+            warnings.warn(message, stacklevel=2)
+        return as_given(await self.run_batch(prompts), batch)
+
+    async def run_batch(self, prompts: Prompts) -> VerlBatch:
+        """`generate_sequences` of a batch that has been read."""
+        runs = await self._runs(prompts)
+        async with opened(self.addresses) as servers:
+            outputs, failed = await self._all(runs, servers)
+        judged = [run.judged(output) for run, output in zip(runs, outputs, strict=True) if output is not None]
+        rows = [row for row, output in enumerate(outputs) if output is not None]
+        agents = objects([self.rollout_config.agent.default_agent_loop] * len(rows))
+        made = padded_outputs(
+            [output for output in outputs if output is not None],
+            {"agent_name": agents, **prompts.kept(rows)},
+            prompt_length=self.rollout_config.prompt_length,
+            response_length=self.rollout_config.response_length,
+            pad_token_id=self._pad_token_id,
+        )
+        made.meta_info["failed_episodes"] = len(failed) + sum(each is not None for each in judged)
+        if self._on_failure == "drop":
+            made.meta_info["failed"] = [{"row": each.row, "error": str(each)} for each in failed]
+        return made
+
+    async def _runs(self, prompts: Prompts) -> list[SampleRun]:
+        validate = bool(prompts.meta.get("validate", False))
+        index = prompts.columns.get("index", range(len(prompts)))
+        info = await get_trajectory_info(int(prompts.meta.get("global_steps", -1)), list(index), validate)
+        groups = _groups(prompts, int(prompts.meta.get("global_steps", -1)))
+        sizes = Counter(groups)
+        self.failures.group_size = max((size for group, size in sizes.items() if group is not None), default=1)
+        traced = self._traced([str(each["sample_index"]) for each in info])
+        runs = []
+        for row, trajectory in enumerate(info):
+            sample = prompts.sample(row)
+            greedy = prompts.greedy or (not validate and not sample.pop("__do_sample__", True))
+            runs.append(
+                SampleRun(
+                    self._options,
+                    row,
+                    sample,
+                    self._sampling(validate) | (GREEDY if greedy else {}),
+                    trajectory,
+                    groups[row],
+                    sizes[groups[row]],
+                    seed=self._seed(row, trajectory),
+                    spans=str(trajectory["sample_index"]) in traced,
+                )
+            )
+        return runs
+
+    def _sampling(self, validate: bool) -> dict[str, Any]:
+        rollout = self.rollout_config
+        given = sampling_of(rollout, validate=validate)
+        return {**given, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
+
+    def _traced(self, samples: Sequence[str]) -> Collection[str]:
+        """The samples that have spans: `max_samples_per_step_per_worker` of them, drawn, with all their rollouts."""
+        most, of_batch = self.rollout_config.trace.max_samples_per_step_per_worker, dict.fromkeys(samples)
+        return of_batch if most is None or most >= len(of_batch) else random.sample(list(of_batch), most)
+
+    def _seed(self, row: int, trajectory: Mapping[str, Any]) -> int | None:
+        """With `full_determinism` the seed of a sample, by its place in its step; else None."""
+        rollout = self.rollout_config
+        if not rollout.full_determinism:
+            return None
+        text = f"{rollout.seed or 0}\0{_key(row, trajectory)}"
+        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
+
+    async def _all(
+        self, runs: Sequence[SampleRun], servers: Sequence[Server]
+    ) -> tuple[list[AgentLoopOutput | None], list[AgentLoopFailed]]:
+        """The outputs by row, None for those that failed, and the failures."""
+        room = asyncio.Semaphore(self._concurrency)
+        placement = Placement(len(servers), len(runs), by_hash=self.rollout_config.full_determinism)
+
+        async def one(run: SampleRun) -> AgentLoopOutput | AgentLoopFailed:
+            async with room:
+                key = _key(run.row, run.trajectory)
+                server = placement.choose(key) if self._chooser is None else self._chooser.server_of(key)
+                try:
+                    with placement.counted(server):
+                        output = await run.run(servers[server])
+                except AgentLoopFailed as error:
+                    self.failures.note(error.failed)
+                    if self._on_failure == "raise":
+                        raise
+                    return error
+                self.failures.note(run.judged(output))
+                return output
+
+        tasks = [asyncio.create_task(one(run)) for run in runs]
+        try:
+            await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if isinstance(error, TooManyFailedEpisodes)), errors[0])
+        results = [task.result() for task in tasks]
+        failed = [result for result in results if isinstance(result, AgentLoopFailed)]
+        if len(failed) == len(results):
+            raise failed[0]
+        return [None if isinstance(result, AgentLoopFailed) else result for result in results], failed
+
+
+def repeats(rollout: Config, prompts: Prompts) -> tuple[int, str]:
+    """How often each sample of a batch runs, and the setting that says so."""
+    name = "val_kwargs.n" if prompts.meta.get("validate") else "n"
+    return rollout.select(name), f"actor_rollout_ref.rollout.{name}"
+
+
+def _chooses(handles: Any) -> TypeGuard[AsyncLLMServerManager]:
+    """Whether it is a server manager that chooses servers by a method of its own."""
+    chooses = AsyncLLMServerManager._choose_server
+    return isinstance(handles, AsyncLLMServerManager) and type(handles)._choose_server is not chooses
+
+
+def _key(row: int, trajectory: Mapping[str, Any]) -> str:
+    """Which sample of which step it is: the same in every run of the step."""
+    return "-".join(str(each) for each in (trajectory["step"], trajectory["sample_index"], row, trajectory["validate"]))
+
+
+def _groups(prompts: Prompts, step: int) -> list[str | None]:
+    """The group of each sample: its `uid`, or its `index` in this batch; None if it has neither."""
+    if "uid" in prompts.columns:
+        return [None if uid is None else str(uid) for uid in prompts.columns["uid"]]
+    if "index" in prompts.columns:
+        of_batch = uuid4().hex[:8]
+        index = prompts.columns["index"]
+        return [None if each is None else f"{each}-step-{step}-{of_batch}" for each in index]
+    return [None] * len(prompts)
