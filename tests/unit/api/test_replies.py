@@ -101,7 +101,8 @@ def one_choice() -> FakeChoice:
     return FakeChoice(Attempt("key"))
 
 
-async def test_what_came_while_the_connection_was_full_is_written_at_once() -> None:
+async def test_what_came_while_the_connection_was_full_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "KEEPALIVE_S", 1e6)  # the timer of a silent stream would wake the writer, too
     choice = one_choice()
     client = Client([choice])
     choice.show("a")
