@@ -74,7 +74,8 @@ PLANTS = (
         "a_cancelled_waiter_of_the_pool_keeps_its_thread",
         "pool_of_threads",
         "proxy/resources/fair_pool.py",
-        "            if work.place.done() and not work.place.cancelled():\n                self._end(work)\n            else:\n    ",
+        "            if work.place.done() and not work.place.cancelled():\n"
+        "                self._end(work)\n            else:\n    ",
         "",
     ),
     Plant(

@@ -1,7 +1,8 @@
-"""The client for asyncio: it only sends the calls that `operations` yields."""
+"""The asyncio client: it only sends the calls that `operations` yields."""
 
 from __future__ import annotations
 
+# blocking: import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
@@ -143,13 +144,13 @@ class AsyncSession(StartedSession):
 
 
 class AsyncClient(Connection):
-    """Client of one server for asyncio: `Client`, awaited. Use it in an `async with` block, or call `aclose`.
+    """Asyncio client of one server. Use it as the context of `async with`, or call `aclose`.
 
     `url` is the server's address. `app` in its place is an ASGI application of this process, such as
     `tokengrove.testing.build_app(...)`, which is called without sockets; agents reach it by `http_client` only. The
-    block, or the first call, starts its lifespan on the running event loop, and raises what that raises. An
-    application that other clients have started is shared, and the last of them to be closed or collected stops it for
-    good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
+    block, or the first call, starts its lifespan on the running event loop, and raises what that raises.
+    An application that other clients have started is shared, and the last of them to be closed or collected stops it
+    for good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
 
     `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
     (`wait_s`) in addition. Every method raises a server's error as its class in `tokengrove.errors` (Unauthorized or
@@ -176,6 +177,7 @@ class AsyncClient(Connection):
             verify=trusted(httpx),
             transport=None if self.hold is None else AsyncTransport(self.hold),
         )
+        # blocking: weakref.finalize(self, self._http.close)  # for `with Client(url).session(...)`
 
     async def __aenter__(self) -> AsyncClient:
         if self.hold is not None:

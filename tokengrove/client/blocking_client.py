@@ -1,3 +1,4 @@
+# Written by `PYTHONPATH=docker python -m supply.blocking_client`: change async_client.py.
 """The blocking client: it only sends the calls that `operations` yields."""
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Session(StartedSession):
 
 
 class Client(Connection):
-    """Blocking client of one server. Use it in a `with` block, or call `close`.
+    """Blocking client of one server. Use it as the context of `with`, or call `close`.
 
     `url` is the server's address. `app` in its place is an ASGI application of this process, such as
     `tokengrove.testing.build_app(...)`, which is called without sockets; agents reach it by `http_client` only. The
@@ -177,7 +178,7 @@ class Client(Connection):
             verify=trusted(httpx),
             transport=None if self.hold is None else Transport(self.hold),
         )
-        weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
+        weakref.finalize(self, self._http.close)  # for `with Client(url).session(...)`
 
     def __enter__(self) -> Client:
         if self.hold is not None:
