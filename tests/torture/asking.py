@@ -19,7 +19,8 @@ class Reply(NamedTuple):
     """`id`: of the turn; empty if it was refused with `status`.
 
     `session`: that of the header, which only callers get that did not name it.
-    `sent`, `came`: of the try that was answered, in seconds of the loop.
+    `sent`, `came`: of the try that was answered, in seconds of the loop. `again`: earlier tries had no answer, so the
+    turn may have ended long before this reply of it came.
     """
 
     status: int
@@ -28,6 +29,7 @@ class Reply(NamedTuple):
     seed: int
     sent: float
     came: float
+    again: bool
 
 
 class Asker:
@@ -54,7 +56,7 @@ class Asker:
             "seed": seed,
             "stream": stream,
         }
-        for _ in range(tries):
+        for number in range(tries):
             sent = self._world.loop.time()
             exchange = await self._site.call(
                 "POST",
@@ -67,9 +69,9 @@ class Asker:
             came = self._world.loop.time()
             if exchange is not None and exchange.complete:
                 if exchange.status in refused:
-                    return Reply(exchange.status, "", "", seed, sent, came)
+                    return Reply(exchange.status, "", "", seed, sent, came, number > 0)
                 if exchange.status == 200 and (name := _id_in(exchange, stream=stream, refused=refused)) is not None:
-                    return Reply(200, name, _session_of(exchange), seed, sent, came)
+                    return Reply(200, name, _session_of(exchange), seed, sent, came, number > 0)
                 assert exchange.status in (200, *_BUSY), (exchange.status, exchange.content)
             await asyncio.sleep(random.uniform(0.02, 0.5))
         assert tries < _TRIES, f"no answer in {tries} tries at {address}"
