@@ -18,8 +18,8 @@ from tests.torture.sites import Called, Site, check_database
 _CLOSED, _GONE = 403, 404
 _WAIT_S = 500.0
 _IDLE_S = 4.0
-_ON_ITS_WAY_S = 1.5
-"""How long a reply may be on its way to its client: the steps of a slow loop take 0.2 s each."""
+_ON_ITS_WAY_S = 2.5
+"""How long a reply may be on its way to its client: each step of a slow loop takes 0.2 s."""
 
 
 @dataclass
