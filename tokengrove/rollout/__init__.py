@@ -1,5 +1,5 @@
-"""Runs agents against a server, as the users of other systems wrote them: a package for each system.
+"""Plays episodes of agents against a server: sessions, agents, scorers, and the processes and sandboxes they run in.
 
-Everything here imports `tokengrove.client` only and talks HTTP, so an agent runs the same in training, evaluation and
+Everything here talks HTTP through `tokengrove.client`, so an agent runs the same in training, evaluation and
 production. The environment around an agent holds the control key of its session; the agent has only its own key.
 """
