@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
+from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.reasons import Echo, FinishReason, Reason, Status
 
 if TYPE_CHECKING:
@@ -63,39 +64,6 @@ class Api(StrEnum):
     MESSAGES = "messages"
     GENERATE = "generate"
     COMPLETIONS = "completions"
-
-
-class SessionStatus(StrEnum):
-    """The state of a session. `expired`: ended by the server because it was idle."""
-
-    ACTIVE = "active"
-    ENDED = "ended"
-    EXPIRED = "expired"
-
-
-class Outcome(StrEnum):
-    """How an episode ended, as the environment reported it when it ended the session."""
-
-    FINISHED = "Finished"
-    FAILED = "Failed"
-    NO_DATA = "NoData"
-    TIMEOUT = "Timeout"
-
-
-class Credit(StrEnum):
-    """How a reward flows back: to the ancestors in the tree, or to all interactions completed earlier."""
-
-    TREE = "tree"
-    LINEAR = "linear"
-
-
-class RewardScope(StrEnum):
-    """Whose rewards a sample is rewarded with: those of its whole session, only those on its own path, or those of the
-    turns of its agent, wherever they are in the session."""
-
-    SESSION = "session"
-    PATH = "path"
-    AGENT = "agent"
 
 
 class ToolCall(NamedTuple):
@@ -254,13 +222,6 @@ class ToolChoice:
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     name: str | None = None
-
-
-class SamplingPolicy(StrEnum):
-    """Whose sampling a turn has: the request's, with the session's for what it leaves out; or the session's always."""
-
-    DEFAULT = "default"
-    OVERRIDE = "override"
 
 
 class SamplingParams(NamedTuple):
@@ -513,10 +474,9 @@ class SessionRecord:
     """The stored fields of a session, without its interactions. Times are Unix seconds.
 
     The `*_key_hash` fields are SHA-256 hex digests. `sampling`: of turns that do not say otherwise; `turn_options`:
-    sampling_policy (what wins), tool_parser and the others of `TURN_OPTIONS`. `limits`: max_turns, max_tokens_per_turn,
-    max_context_tokens, max_total_tokens, deadline_s, on_context_overflow. `keys_expire_at`: when its keys expire;
-    None: never. `group_size`: claims get it only together with its group, once that has so many sessions and all have
-    ended.
+    those of `tokengrove.options.start.TurnOptions` that are given, `limits`: of `Limits` there. `keys_expire_at`: when
+    its keys expire; None: never. `group_size`: claims get it only together with its group, once that has so many
+    sessions and all have ended.
     `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
     `reward_scope`: by which exports score it unless they ask for another; None: the tree decides. `score`: of the whole

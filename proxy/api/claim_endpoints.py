@@ -20,23 +20,26 @@ from starlette.responses import Response
 
 from proxy.api.bodies import Bodies
 from proxy.api.export_endpoint import ExportEndpoint
-from proxy.api.export_options import OPTION_FIELDS
-from proxy.api.export_request import SAMPLE_FILTERS, ParsedExport, check_export_fields, parse_export
+from proxy.api.export_request import (
+    SAMPLE_FILTERS,
+    SAMPLE_OPTIONS,
+    ParsedExport,
+    parse_export,
+    query_fields,
+    refuse_filters,
+)
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given, refuse
 from proxy.api.long_polls import LongPolls
+from proxy.api.option_body import made_of, read_given
 from proxy.api.repeated_calls import RepeatableCall, name_of
 from proxy.api.session_json import record_json
 from proxy.export_formats.create_encoder import encoder
 from proxy.protocols.fields import (
     check_text,
-    expect_bool,
     expect_list,
     expect_object,
     expect_str,
-    optional_float,
-    optional_int,
-    optional_object,
     optional_text,
 )
 from proxy.sessions.access import Access
@@ -45,15 +48,15 @@ from proxy.store.claim_queue import ClaimQueue
 from proxy.store.leases import Acknowledgement, Lease, LeaseRequest
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
-from proxy.types import SessionRecord, SessionStatus
+from proxy.types import SessionRecord
 from tokengrove.errors import InvalidRequest, NotFound, ProxyError, brief
+from tokengrove.options.claim import ClaimOptions
+from tokengrove.options.option import options_of
+from tokengrove.options.session import SessionStatus
 
 CLAIM_HEADER = "x-tokengrove-claim"
 
 _MAX_LIMIT = 1000
-_MAX_WAIT_S = 600.0
-_LEASE_S = 600.0
-_MAX_LEASE_S = 7 * 86_400.0
 # Polling interval of a waiting claim: leases that expire and sessions that end on another server notify nobody here.
 _WATCH_S = 0.5
 # Ids that can be sent in a header unchanged.
@@ -61,7 +64,7 @@ _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
 _CLAIM_ONLY = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
 # Fields of an export that would not select the sessions of a claim.
 _EXPORT_ONLY = ("session_id", "session_ids", "cursor")
-_FIELDS = ("limit", "group_size", "lease_s", "filter", "wait_s", "claim_id", "consumer", "renew", "export")
+_FIELDS = options_of(ClaimOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,54 +195,40 @@ def parse_claim(body: Mapping[str, Any], call_hash: str | None = None) -> Parsed
         _EXPORT_ONLY,
         "does not apply to a claim, which takes sessions in the order in which they ended; use 'filter'",
     )
-    refuse(body, OPTION_FIELDS, "is an export option: give it inside 'export'")
-    check_export_fields(body, _FIELDS)
-    filters = optional_object(body, "filter")
-    if filters.get("status") == SessionStatus.ACTIVE:
+    refuse(body, SAMPLE_OPTIONS, "is an export option: give it inside 'export'")
+    refuse_filters(body)
+    check_given(body, _FIELDS)
+    given = made_of(ClaimOptions, read_given({**body, "export": None}, _FIELDS))
+    if given.filter.status is SessionStatus.ACTIVE:
         raise InvalidRequest(
             "'filter.status' active matches no session: only ended ones can be claimed", param="filter.status"
         )
-    export = None if body.get("export") is None else _parse_export(expect_object(body["export"], "export"), filters)
-    chosen = export or parse_export({"filter": filters})
-    for name in SAMPLE_FILTERS:
-        if export is None and filters.get(name) is not None:
-            raise InvalidRequest(
-                f"'filter.{name}' selects samples, not sessions: add 'export', or export the sessions afterwards",
-                param=f"filter.{name}",
-            )
-    lease_s = optional_float(body, "lease_s", least=0.0, most=_MAX_LEASE_S)
-    limit = optional_int(body, "limit", least=1, most=_MAX_LIMIT) or 1
-    wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
-    renews = _renews(body)
-    claim = LeaseRequest(
-        claim_id=_claim_id(body, call_hash),
-        wanted=SessionQuery(**chosen.filters),
-        limit=0 if renews else limit,
-        lease_s=_LEASE_S if lease_s is None else lease_s,
-        group_size=optional_int(body, "group_size", least=1, most=_MAX_LIMIT),
-    )
-    return ParsedClaim(claim, 0.0 if renews else wait_s, export)
-
-
-def _renews(body: Mapping[str, Any]) -> bool:
-    """Whether to renew the lease of a claim and claim nothing new."""
-    renew = body.get("renew")
-    renews = renew is not None and expect_bool(renew, "renew")
-    if renews and body.get("claim_id") is None:
+    export = None if body.get("export") is None else _parse_export(expect_object(body["export"], "export"), body)
+    if export is None:
+        why = "selects samples, not sessions: add 'export', or export the sessions afterwards"
+        refuse(vars(given.filter), SAMPLE_FILTERS, why, "filter.")
+    if given.renew and given.claim_id is None:
         raise InvalidRequest("'renew' needs 'claim_id', the claim to renew", param="claim_id")
-    return renews
+    claim = LeaseRequest(
+        claim_id=_claim_id(given, call_hash),
+        wanted=SessionQuery(**query_fields(given.filter, named=False)),
+        limit=0 if given.renew else given.limit,
+        lease_s=given.lease_s,
+        group_size=given.group_size,
+    )
+    return ParsedClaim(claim, 0.0 if given.renew else given.wait_s, export)
 
 
-def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ParsedExport:
+def _parse_export(export: Mapping[str, Any], claim: Mapping[str, Any]) -> ParsedExport:
     refuse(export, _CLAIM_ONLY, "belongs to the claim: give it beside 'export', not inside")
-    check_export_fields(export, OPTION_FIELDS, "export.")
-    return parse_export({**export, "filter": filters})
+    refuse_filters(export)
+    check_given(export, SAMPLE_OPTIONS, "export.")
+    return parse_export({**export, "filter": claim.get("filter")})
 
 
-def _claim_id(body: Mapping[str, Any], call_hash: str | None) -> str:
+def _claim_id(given: ClaimOptions, call_hash: str | None) -> str:
     """The client's own id, by which it can repeat the claim; else a new one that begins with the consumer's name."""
-    for name in ("claim_id", "consumer"):
-        text = optional_text(body, name)
+    for name, text in (("claim_id", given.claim_id), ("consumer", given.consumer)):
         if text is not None and not _NAME.fullmatch(text):
             raise InvalidRequest(f"'{name}' must be 1 to 200 characters of A-Z a-z 0-9 _ . : @ -", param=name)
-    return str(body.get("claim_id") or f"{body.get('consumer') or 'claim'}-{call_hash or uuid.uuid4().hex}")
+    return given.claim_id or f"{given.consumer or 'claim'}-{call_hash or uuid.uuid4().hex}"

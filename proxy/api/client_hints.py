@@ -13,9 +13,10 @@ import orjson
 
 from proxy.api.headers import Headers
 from proxy.protocols.fields import check_text
-from proxy.trajectory.purpose import Purpose, purpose_of_prompt
+from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import TurnRequest
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.session import Purpose
 
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 

@@ -34,12 +34,14 @@ from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Include, LayoutOptions, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
 from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
+from tokengrove.options.export import Include, TooLong
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import LeftOut
 
 logger = logging.getLogger(__name__)
@@ -81,14 +83,16 @@ class ExportEndpoint:
         self._access.check_admin(key_of(request))
         wanted = await self.prepared(parse_export(await self._bodies.read_object(request)))
         encoding = encoder(wanted.format, wanted.options)
-        if wanted.session_ids and wanted.wait_s:
-            await self._polls.wait(self._waiter.wait_ended(wanted.session_ids, wanted.wait_s))
+        if wanted.page.session_ids and wanted.page.wait_s:
+            await self._polls.wait(self._waiter.wait_ended(wanted.page.session_ids, wanted.page.wait_s))
         records = await self._find(wanted)
-        if wanted.session_ids is not None and len(wanted.session_ids) == 1 and records:
+        if wanted.page.session_ids is not None and len(wanted.page.session_ids) == 1 and records:
             request_of(request.scope).enter(records[0].session_id, records[0].metadata)
         left_out = await self._left_out(wanted)
-        cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
-        return await self.respond(request, records[: wanted.limit], wanted, encoding, {"cursor": cursor, **left_out})
+        cursor = records[wanted.page.limit - 1].session_id if len(records) > wanted.page.limit else None
+        return await self.respond(
+            request, records[: wanted.page.limit], wanted, encoding, {"cursor": cursor, **left_out}
+        )
 
     async def prepared(self, wanted: ParsedExport) -> ParsedExport:
         """The export as this server can give it. Raises UnsupportedParameter."""
@@ -117,10 +121,10 @@ class ExportEndpoint:
 
     async def _left_out(self, wanted: ParsedExport) -> dict[str, Any]:
         """How many sessions the filter leaves out because they are for validation, on the first page."""
-        if wanted.cursor is not None or wanted.filters.get("validation") is not False:
+        if wanted.page.cursor is not None or wanted.filters.get("validation") is not False:
             return {}
         filters = {**wanted.filters, "validation": True}
-        number = await self._recordings.count_sessions(SessionQuery(session_ids=wanted.session_ids, **filters))
+        number = await self._recordings.count_sessions(SessionQuery(session_ids=wanted.page.session_ids, **filters))
         return {"left_out": {LeftOut.VALIDATION.value: number}} if number else {}
 
     async def _headers(self, page: Sequence[SessionRecord], end: Mapping[str, Any]) -> dict[str, str]:
@@ -192,7 +196,7 @@ class ExportEndpoint:
         await self._count(groups, alone, options)
         names = {record.group_id for record in page if record.group_id is not None}
         while names:
-            query = SessionQuery(session_ids=wanted.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters)
+            query = SessionQuery(session_ids=wanted.page.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters)
             query = replace(query, group_ids=names, ended_by=wanted.ended_by)
             records = await self._recordings.find_sessions(query)
             await self._count(groups, records, options)
@@ -219,11 +223,16 @@ class ExportEndpoint:
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
         """The sessions of the page, and one more if there is a next page. Raises SessionNotFound for an unknown id."""
         records = await self._recordings.find_sessions(
-            SessionQuery(session_ids=wanted.session_ids, after=wanted.cursor, limit=wanted.limit + 1, **wanted.filters)
+            SessionQuery(
+                session_ids=wanted.page.session_ids,
+                after=wanted.page.cursor,
+                limit=wanted.page.limit + 1,
+                **wanted.filters,
+            )
         )
-        if wanted.session_ids is not None and wanted.cursor is None and not wanted.filters:
-            missing = set(wanted.session_ids) - {record.session_id for record in records}
-            if missing and len(records) <= wanted.limit:
+        if wanted.page.session_ids is not None and wanted.page.cursor is None and not wanted.filters:
+            missing = set(wanted.page.session_ids) - {record.session_id for record in records}
+            if missing and len(records) <= wanted.page.limit:
                 raise SessionNotFound(f"there is no session {brief(min(missing))}", param="session_id")
         return records
 

@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.export_formats.encoder import ExportFormat
 from proxy.export_formats.image_table import ImageEntry, WantedImage
 from proxy.images.decode import decode_image
 from proxy.rendering import Renderer
 from proxy.store.stored_images import StoredImages
-from proxy.trajectory.layout_options import Images, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import PositionsOf
 from proxy.types import ImageFile
 from proxy.vision.sample_inputs import SampleInputs, load_sample_inputs
 from tokengrove.errors import ConfigurationError, NotFound, UnsupportedParameter
+from tokengrove.options.export import ExportFormat, Images
 
 _FIELD = "multi_modal_inputs"
 
@@ -41,7 +41,7 @@ class ExportImages:
         if options.multi_modal_inputs is False:
             return options
         if self._renderer.images is None:
-            if options.multi_modal_inputs is None:
+            if options.multi_modal_inputs == "auto":
                 return replace(options, multi_modal_inputs=False)
             why = self._renderer.blind or "this server's model sees no images"
             raise UnsupportedParameter(f"'{_FIELD}': {why}; leave it out, or give \"auto\"", param=_FIELD)

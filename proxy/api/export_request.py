@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
-from proxy.api.export_options import (
-    OPTION_FIELDS,
-    check_together,
-    parse_choice,
-    parse_format,
-    parse_options,
-)
-from proxy.api.known_fields import check_given, check_known, refuse
-from proxy.export_formats.encoder import ExportFormat
-from proxy.protocols.fields import (
-    check_text,
-    expect_bool,
-    expect_list,
-    expect_object,
-    expect_str,
-    json_type,
-    optional_float,
-    optional_int,
-    optional_object,
-    optional_text,
-)
-from proxy.store.values import Wanted
+import orjson
+
+from proxy.api.known_fields import refuse
+from proxy.api.option_body import made_of, read_given
+from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.layout_options import LayoutOptions
-from proxy.types import VALIDATE, Outcome, SessionStatus
-from tokengrove.errors import InvalidRequest
-
-SAMPLE_FILTERS = ("purpose", "agent", "min_version", "max_version_span")
-"""The filters that select turns or samples; the others select sessions."""
-_VALUE_FILTERS = ("metadata", "metrics")
-FILTERS = (
-    *("group_id", "task_id", "status", "outcome", "since", "validation", "rewarded", *_VALUE_FILTERS),
-    *SAMPLE_FILTERS,
+from proxy.trajectory.main_reward import RAW, MainReward
+from proxy.types import VALIDATE
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.options.export import (
+    EXPORT_GROUPS,
+    SAMPLE_GROUPS,
+    Drift,
+    ExportFormat,
+    Images,
+    Layout,
+    Padding,
+    PageOptions,
+    SampleOptions,
+    TooLong,
+    Unrewarded,
 )
-_RETRY_ORPHANS = "drop_retry_orphans"
-"""AReaL's field: whether to leave out answers that a retry replaced. They are left out in any case."""
-_OUTLINE = "outline"
-"""Whether samples have runs of tokens instead of arrays. Claims have no such field: they are for trainers."""
-_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", _RETRY_ORPHANS, _OUTLINE, *OPTION_FIELDS)
-_RANGE = ("min", "max")
-_FAR = sys.float_info.max
-_MAX_LIMIT = 1000
-_MAX_WAIT_S = 600.0
+from tokengrove.options.option import Option, options_of
+from tokengrove.options.session import RewardScope, SessionFilter, StoredFilter, Validation
 
-
-class Validation(StrEnum):
-    """What happens to validation sessions, whose metadata says `validate: true`."""
-
-    SKIP = "skip"
-    INCLUDE = "include"
-    ONLY = "only"
-
-
+FILTERS = options_of(SessionFilter)
+SAMPLE_FILTERS = tuple(name for name in FILTERS if name not in options_of(StoredFilter))
+"""The filters that select turns or samples; the others select sessions."""
+SAMPLE_OPTIONS = options_of(*SAMPLE_GROUPS)
+"""The fields that say how samples are made."""
+_EXPORT = options_of(*EXPORT_GROUPS)
+_PADDED = options_of(Padding)
+TOKEN_OPTIONS = {name: each for name, each in _EXPORT.items() if each.about.get("tokens")}
+"""The fields that decide what becomes of a token."""
 _VALIDATION = {Validation.SKIP: False, Validation.INCLUDE: None, Validation.ONLY: True}
 
 
@@ -67,104 +47,162 @@ _VALIDATION = {Validation.SKIP: False, Validation.INCLUDE: None, Validation.ONLY
 class ParsedExport:
     """A parsed body: which sessions, with which options, in which format, and which page.
 
-    `wait_s`: seconds to wait for the named sessions to end. `ended_by`: groups contain only sessions that had ended by
-    this place in the order of ends, that of a claim; None: all.
+    `page.session_ids`: the named sessions, also a single one. `filters`: fields of a SessionQuery. `ended_by`: groups
+    contain only sessions that had ended by this place in the order of ends, that of a claim; None: all.
     """
 
-    session_ids: tuple[str, ...] | None
+    page: PageOptions
     filters: Mapping[str, Any]
     options: LayoutOptions
     format: ExportFormat
-    wait_s: float
-    limit: int
-    cursor: str | None
     ended_by: int | None = None
 
 
 def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     """The export in a body. Raises InvalidRequest that names the field and the allowed values."""
-    check_export_fields(body, _FIELDS)
-    if body.get(_RETRY_ORPHANS) is not None:
-        expect_bool(body[_RETRY_ORPHANS], _RETRY_ORPHANS)
-    session_ids = _parse_session_ids(body)
-    filters = optional_object(body, "filter")
-    name, options = parse_format(body), parse_options(body, filters)
-    if body.get(_OUTLINE) is not None:
-        options = replace(options, outline=expect_bool(body[_OUTLINE], _OUTLINE))
+    refuse_filters(body)
+    given = read_given(body, _EXPORT)
+    page, name = _page(made_of(PageOptions, given)), _format(given)
+    options = _layout_options(given, page, name)
     check_together(name, options)
-    wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
-    if wait_s and session_ids is None:
-        raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids', the sessions to wait for", param="wait_s")
-    return ParsedExport(
-        session_ids=session_ids,
-        filters=parse_filters(filters, named=session_ids is not None),
-        options=options,
-        format=name,
-        wait_s=wait_s,
-        limit=optional_int(body, "limit", least=1, most=_MAX_LIMIT) or _MAX_LIMIT,
-        cursor=optional_text(body, "cursor"),
+    named = page.session_ids is not None
+    return ParsedExport(page, query_fields(page.filter, named=named), options, name)
+
+
+def parse_token_options(query: Mapping[str, str]) -> LayoutOptions:
+    """The options in a query that decide what becomes of a token. A value that is no text is JSON.
+
+    Raises InvalidRequest that names the parameter and the allowed values.
+    """
+    texts = {name: query[name] for name in TOKEN_OPTIONS if name in query}
+    given = read_given({name: _query_value(text, TOKEN_OPTIONS[name]) for name, text in texts.items()}, TOKEN_OPTIONS)
+    page = made_of(PageOptions, given)
+    refuse(vars(page.filter), options_of(StoredFilter), "selects sessions, and the turn is of one already", "filter.")
+    return _layout_options(given, page, ExportFormat.JSON)
+
+
+def refuse_filters(body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a filter outside of `filter`."""
+    refuse(body, FILTERS, "is a filter: give it inside 'filter'")
+
+
+def query_fields(chosen: StoredFilter, *, named: bool) -> dict[str, Any]:
+    """The fields of a SessionQuery. `named`: validation sessions are not left out, unless the filter says so."""
+    values = {name: getattr(chosen, name) for name in options_of(StoredFilter)}
+    fields = {name: value for name, value in values.items() if value not in (None, {})}
+    asked = named or VALIDATE in fields.get("metadata", ())
+    validation = fields.pop("validation", Validation.INCLUDE if asked else Validation.SKIP)
+    if (only := _VALIDATION[validation]) is not None:
+        fields["validation"] = only
+    return fields
+
+
+def check_together(name: ExportFormat, options: LayoutOptions) -> None:
+    """Raise UnsupportedParameter for an option that the format cannot represent."""
+    if name is ExportFormat.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
+        raise UnsupportedParameter(
+            "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
+            param="layout",
+        )
+    if options.outline and options.images is Images.BYTES:
+        raise UnsupportedParameter("'outline' has no bytes of images; use 'images': references", param="images")
+    if options.outline and name not in (ExportFormat.JSON, ExportFormat.JSONL):
+        raise UnsupportedParameter(f"'outline' does not work with format {name}; use json or jsonl", param="outline")
+    if name is ExportFormat.SAFETENSORS and options.include:
+        others = ", ".join(each for each in ExportFormat if each is not ExportFormat.SAFETENSORS)
+        raise UnsupportedParameter(f"'include' does not work with format {name}; use one of {others}", param="include")
+    compared = "advantages" if options.advantages else "step_advantages" if options.step_advantages else None
+    if name is ExportFormat.AREAL and compared is not None:
+        raise UnsupportedParameter(
+            f"format areal has no '{compared}': AReaL's trainer computes its own; choose another 'format'",
+            param=compared,
+        )
+
+
+def _page(page: PageOptions) -> PageOptions:
+    """The page with its sessions in `session_ids`. Raises InvalidRequest."""
+    if page.session_id is not None:
+        if page.session_ids is not None:
+            raise InvalidRequest("give 'session_id' or 'session_ids', not both", param="session_ids")
+        page = replace(page, session_ids=(page.session_id,))
+    if page.wait_s and page.session_ids is None:
+        message = "'wait_s' needs 'session_id' or 'session_ids', the sessions to wait for"
+        raise InvalidRequest(message, param="wait_s")
+    return page
+
+
+def _format(given: Mapping[str, Any]) -> ExportFormat:
+    """The format of an export: AReaL's if the body has `style` and no `format`, as AReaL's client sends it."""
+    default = ExportFormat.AREAL if "style" in given else ExportFormat.JSON
+    chosen: ExportFormat = given.get("format", default)
+    return chosen
+
+
+def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFormat) -> LayoutOptions:
+    """The options of layouts. An option that has no effect together with the others is refused by name."""
+    layout = _layout(given)
+    if layout is Layout.TREE and given.get("drift") is Drift.MASK:
+        raise InvalidRequest(
+            "'drift' does not apply to layout tree, where each node occurs once; leave it out", param="drift"
+        )
+    samples = made_of(SampleOptions, {**given, "layout": layout})
+    chosen = page.filter
+    compares = samples.advantages is not None or samples.step_advantages is not None
+    areal = "style" in given or name is ExportFormat.AREAL
+    resolved = {
+        **vars(samples),
+        # AReaL's own export gives each leaf the sum of its path, so its `style` and its format keep that.
+        "reward_scope": samples.reward_scope or (RewardScope.PATH if areal else None),
+        "unrewarded": samples.unrewarded or (Unrewarded.SKIP if compares else Unrewarded.ZERO),
+    }
+    return LayoutOptions(
+        **resolved,
+        purposes=chosen.purpose,
+        agents=chosen.agent,
+        reward=_reward(samples),
+        padding=_padding(given, layout),
+        freshness=Freshness(chosen.min_version, chosen.max_version_span),
+        outline=page.outline,
     )
 
 
-def check_export_fields(body: Mapping[str, Any], known: Sequence[str], at: str = "") -> None:
-    """Raise InvalidRequest for a filter outside of `filter`, or a field that is not in `known`. Nulls are allowed."""
-    refuse(body, FILTERS, "is a filter: give it inside 'filter'")
-    check_given(body, known, at)
+def _layout(given: Mapping[str, Any]) -> Layout:
+    """The layout. `style` is AReaL's name for `layout`."""
+    chosen = {given[name] for name in ("layout", "style") if name in given} or {Layout.CONCAT}
+    if len(chosen) > 1:
+        raise InvalidRequest("'style' is an alias of 'layout' and has another value: give one of them", param="style")
+    return Layout(chosen.pop())
 
 
-def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
-    one, many = optional_text(body, "session_id"), body.get("session_ids")
-    if many is None:
-        return None if one is None else (one,)
-    if one is not None:
-        raise InvalidRequest("give 'session_id' or 'session_ids', not both", param="session_ids")
-    ids = expect_list(many, "session_ids")
-    texts = (expect_str(item, f"session_ids[{index}]") for index, item in enumerate(ids))
-    return tuple(check_text(text, "session_ids") for text in texts)
+def _reward(samples: SampleOptions) -> MainReward:
+    name, granularity = samples.reward_name, samples.reward_granularity
+    if name == "":
+        raise InvalidRequest("'reward_name' is empty: leave it out for the main reward", param="reward_name")
+    if granularity is None:
+        return RAW if name is None else MainReward(name)
+    if name is not None:
+        message = "'reward_granularity' already names the reward (pass_rate or binary): leave out 'reward_name'"
+        raise InvalidRequest(message, param="reward_name")
+    return MainReward.at(granularity)
 
 
-def parse_filters(filters: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
-    """The fields of a SessionQuery. `named`: validation sessions are not left out, unless the filter says so.
-
-    Raises InvalidRequest that names the field.
-    """
-    check_known(filters, FILTERS, "filter.")
-    texts = {name: optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
-    parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
-    if (status := parse_choice(filters, "status", SessionStatus, "filter.")) is not None:
-        parsed["status"] = status
-    if (outcome := parse_choice(filters, "outcome", Outcome, "filter.")) is not None:
-        parsed["outcome"] = outcome
-    if (since := filters.get("since")) is not None:
-        if isinstance(since, bool) or not isinstance(since, int | float):
-            raise InvalidRequest(
-                f"'filter.since' must be a number of Unix seconds, not {json_type(since)}", param="filter.since"
-            )
-        parsed["since"] = float(since)
-    if filters.get("rewarded") is not None:
-        parsed["rewarded"] = expect_bool(filters["rewarded"], "filter.rewarded")
-    for name in _VALUE_FILTERS:
-        if values := _parse_values(filters, name):
-            parsed[name] = values
-    asked = named or VALIDATE in parsed.get("metadata", ())
-    validation = parse_choice(filters, "validation", Validation, "filter.")
-    if (chosen := _VALIDATION[validation or (Validation.INCLUDE if asked else Validation.SKIP)]) is not None:
-        parsed["validation"] = chosen
-    return parsed
+def _padding(given: Mapping[str, Any], layout: Layout) -> Padding | None:
+    if layout is not Layout.PADDED:
+        refuse(given, _PADDED, "applies only with layout padded")
+        return None
+    for name in ("prompt_length", "response_length"):
+        if name not in given:
+            raise InvalidRequest(f"layout padded needs '{name}', a number of tokens", param=name)
+    padding = made_of(Padding, given)
+    if padding.on_too_long is not TooLong.TRUNCATE:
+        refuse(given, ("keep",), "applies only with 'on_too_long': truncate")
+    return padding
 
 
-def _parse_values(filters: Mapping[str, Any], name: str) -> dict[str, Wanted]:
-    """The conditions on the values in `metadata` or `metrics`: by key a value, a list of values, or a range."""
-    given = filters.get(name)
-    values = {} if given is None else expect_object(given, f"filter.{name}")
-    return {key: parse_wanted(value, f"filter.{name}.{key}") for key, value in values.items()}
-
-
-def parse_wanted(value: Any, at: str) -> Wanted:
-    if not isinstance(value, dict):
-        return Wanted(tuple(value)) if isinstance(value, list) and value else Wanted((value,))
-    check_known(value, _RANGE, f"{at}.")
-    least, most = (optional_float(value, end, least=-_FAR, most=_FAR, at=f"{at}.") for end in _RANGE)
-    if least is None and most is None:
-        raise InvalidRequest(f"'{at}' is an object without 'min' and 'max': give a value, a list or a range", param=at)
-    return Wanted(least=least, most=most)
+def _query_value(text: str, option: Option) -> Any:
+    if isinstance(option.kind, type) and issubclass(option.kind, str):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise InvalidRequest(f"'{option.name}' must be JSON, as in the body of an export", param=option.name) from None

@@ -7,7 +7,8 @@ from typing import Any
 
 from proxy.api.session_json import record_json
 from proxy.trajectory.summary import Spread, Summary, spread, version_range
-from proxy.types import GroupSummary, SessionRecord, SessionStatus
+from proxy.types import GroupSummary, SessionRecord
+from tokengrove.options.session import SessionStatus
 
 _MOST_TASKS = 10
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import orjson
 
-from proxy.api.export_options import parse_choice
-from proxy.api.export_request import FILTERS, SAMPLE_FILTERS, parse_filters, parse_wanted
+from proxy.api.export_request import SAMPLE_FILTERS, query_fields
 from proxy.api.known_fields import check_known, refuse
-from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_text, optional_int, optional_text
+from proxy.api.option_body import read_choice, read_group
+from proxy.protocols.fields import expect_object, optional_int, optional_text
 from proxy.store.session_query import SessionQuery
 from proxy.store.values import Wanted
-from proxy.trajectory.purpose import Purpose
 from proxy.trajectory.summary import Summary
 from tokengrove.errors import InvalidRequest, brief
+from tokengrove.options.option import options_of
+from tokengrove.options.session import ListingFilter
 
 _LISTING_FIELDS = ("limit", "cursor", "filter", "order", "include")
 _GROUP_FIELDS = ("limit", "cursor", "filter")
@@ -30,8 +31,7 @@ STORED = ("session_ids", "version", "search")
 SUMMED = ("reward", "purpose", "forked")
 """Filters of listings alone, by what the turns of a session come to."""
 # Filters of exports that select turns or samples. Of these a listing has `purpose`: a turn of the session has it.
-_OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name != "purpose")
-_LISTED_FILTERS = tuple(name for name in FILTERS if name not in SAMPLE_FILTERS) + STORED + SUMMED
+_OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name not in options_of(ListingFilter))
 
 
 class Order(StrEnum):
@@ -97,7 +97,7 @@ def parse_listing(query: Mapping[str, str]) -> ParsedListing:
         given["cursor"] = given.pop("after")
     check_known(given, _LISTING_FIELDS)
     limit = _limit(given, _MAX_PAGE, _MAX_PAGE)
-    newest = parse_choice(given, "order", Order) is Order.NEWEST
+    newest = "order" in given and read_choice(given["order"], Order, "order") is Order.NEWEST
     fields, summed = parse_listing_filters(_filter(given.get("filter")))
     wanted = SessionQuery(after=optional_text(given, "cursor"), newest=newest, **fields)
     return ParsedListing(wanted, summed, limit, _include(given.get("include")))
@@ -127,41 +127,15 @@ def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
 def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], SummaryFilter]:
     """The fields of a SessionQuery, and the conditions on summaries. Raises InvalidRequest that names the field."""
     refuse(filters, _OF_SAMPLES, "selects samples, not sessions; export the sessions with it", "filter.")
-    check_known(filters, _LISTED_FILTERS, "filter.")
-    own = {name: filters[name] for name in (*STORED, *SUMMED) if filters.get(name) is not None}
-    shared = {name: value for name, value in filters.items() if name not in (*STORED, *SUMMED)}
-    fields = parse_filters(shared, named=True)
-    for name in ("version", "reward"):
-        if name in own:
-            own[name] = _number(own[name], f"filter.{name}")
-    if (search := optional_text(own, "search", "filter.")) is not None:
-        if not 0 < len(search) <= _LONGEST_SEARCH:
-            message = f"'filter.search' must have 1 to {_LONGEST_SEARCH} characters, not {len(search)}"
-            raise InvalidRequest(message, param="filter.search")
-        fields["search"] = search
-    if "session_ids" in own:
-        fields["session_ids"] = _ids(own["session_ids"])
-    if "version" in own:
-        fields["version"] = own["version"]
-    purpose = parse_choice(own, "purpose", Purpose, "filter.")
-    forked = expect_bool(own["forked"], "filter.forked") if "forked" in own else None
-    return fields, SummaryFilter(own.get("reward"), purpose, forked)
-
-
-def _ids(value: Any) -> tuple[str, ...]:
-    ids = expect_list(value, "filter.session_ids")
-    if len(ids) > _MAX_PAGE:
+    chosen = read_group(ListingFilter, filters, "filter.")
+    if (search := chosen.search) is not None and not 0 < len(search) <= _LONGEST_SEARCH:
+        message = f"'filter.search' must have 1 to {_LONGEST_SEARCH} characters, not {len(search)}"
+        raise InvalidRequest(message, param="filter.search")
+    if len(chosen.session_ids or ()) > _MAX_PAGE:
         raise InvalidRequest(f"'filter.session_ids' has more than {_MAX_PAGE} ids", param="filter.session_ids")
-    return tuple(expect_text(each, f"filter.session_ids[{index}]") for index, each in enumerate(ids))
-
-
-def _number(value: Any, at: str) -> Wanted:
-    """A number, a list of numbers of which one must be equal, or a range of numbers."""
-    wanted = parse_wanted(value, at)
-    for each in wanted.choices:
-        if isinstance(each, bool) or not isinstance(each, int | float) or not -(2**63) <= each < 2**63:
-            raise InvalidRequest(f"'{at}' must be a number, a list of numbers or a range", param=at)
-    return wanted
+    own = {name: value for name in STORED if (value := getattr(chosen, name)) is not None}
+    summed = SummaryFilter(*(getattr(chosen, name) for name in SUMMED))
+    return {**query_fields(chosen, named=True), **own}, summed
 
 
 def _filter(text: str | None) -> Mapping[str, Any]:

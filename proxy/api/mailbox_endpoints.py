@@ -25,8 +25,9 @@ from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.conversation import message_dict, tool_dict
-from proxy.types import SessionStatus, TurnRequest
+from proxy.types import TurnRequest
 from tokengrove.errors import EngineIncapable, InvalidRequest, brief
+from tokengrove.options.session import SessionStatus
 
 _MAX_WAIT_S = 600.0
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import note
 from proxy.api.bodies import Bodies
+from proxy.api.export_request import TOKEN_OPTIONS, parse_token_options
 from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known, refuse
 from proxy.api.pace import Pace
@@ -21,7 +22,6 @@ from proxy.api.reward_request import ending_rewards
 from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
-from proxy.api.token_options import TOKEN_OPTIONS, parse_token_options
 from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
@@ -42,8 +42,9 @@ from proxy.store.stored_images import StoredImages
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
 from proxy.turns.turns import Turns
-from proxy.types import Interaction, SessionStatus
+from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.session import SessionStatus
 
 _MAX_GRANT = 10**9
 

@@ -13,10 +13,10 @@ from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
-from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.types import Interaction, Message, SessionRecord
 from tokengrove.errors import InvalidRequest, NotFound, brief
+from tokengrove.options.export import Unrewarded
 from tokengrove.reasons import Explained
 from tokengrove.texts import message_text
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.selection import TrainSelection, marked
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.trajectory.selection import marked
+from proxy.types import Interaction, SessionRecord
+from tokengrove.options.export import Layout, TrainSelection
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Reason, Status
 
 # A logprob comes from a float32 log-softmax, whose rounding may lift it above 0.
@@ -218,7 +220,7 @@ def _check_trained_once(stored: Stored) -> Faults:
     """In a concat export each sampled token is trained exactly once, unless it was marked as not trainable."""
     record, nodes = stored.record, _whole(stored)
     assert isinstance(record, SessionRecord)
-    options = LayoutOptions(Layout.CONCAT, train=TrainSelection(constrained=True))
+    options = LayoutOptions(layout=Layout.CONCAT, train=TrainSelection(constrained=True))
     samples, failed = _attempt(lambda: export_session(record, nodes, options))
     if failed:
         yield None, f"it cannot be exported: {failed}"

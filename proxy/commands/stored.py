@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from proxy.api.export_request import parse_export
+from proxy.api.export_request import parse_export, parse_token_options
 from proxy.api.http import decode_json, encode_json
 from proxy.api.listing import Listing
 from proxy.api.listing_endpoints import Lists
 from proxy.api.pace import Pace
 from proxy.api.summaries import Summaries
-from proxy.api.token_options import parse_token_options
 from proxy.api.turn_json import Part, find_turn, tree_json, turn_json
 from proxy.api.turn_tokens import tokens_json
 from proxy.commands.database_url import database_url_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from proxy.export_formats.areal import ArealEncoder
 from proxy.export_formats.arrow import ArrowEncoder, ParquetEncoder
-from proxy.export_formats.encoder import Encoder, ExportFormat
+from proxy.export_formats.encoder import Encoder
 from proxy.export_formats.image_table import ImageTable
 from proxy.export_formats.npz import NpzEncoder
 from proxy.export_formats.safetensors import SafetensorsEncoder
 from proxy.export_formats.text import JsonEncoder, JsonlEncoder
 from proxy.trajectory.columns import columns_of, text_labels
 from proxy.trajectory.layout_options import LayoutOptions
+from tokengrove.options.export import ExportFormat
 
 
 def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:

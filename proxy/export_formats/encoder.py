@@ -8,26 +8,12 @@ iterate them in a worker thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Any, Protocol
 
 import orjson
 
 from proxy.export_formats.image_table import Pieces
 from proxy.trajectory.sample_row import SampleRow
-
-
-class ExportFormat(StrEnum):
-    """The formats of an export, as its field `format` names them."""
-
-    JSON = "json"
-    JSONL = "jsonl"
-    AREAL = "areal"
-    NPZ = "npz"
-    SAFETENSORS = "safetensors"
-    ARROW = "arrow"
-    PARQUET = "parquet"
-
 
 Entry = Mapping[str, Any]
 """The `session_id` and certificate of one session, and its counts of masked, dropped and stale samples."""

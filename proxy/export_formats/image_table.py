@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
-from proxy.trajectory.layout_options import Images, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import SampleRow
 from proxy.types import ImageFile
+from tokengrove.options.export import Images
 
 AUTO = "auto"
 """The name of the detail that no client set."""

@@ -14,8 +14,9 @@ from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
-from proxy.types import Outcome, SessionRecord, SessionStatus
+from proxy.types import SessionRecord
 from tokengrove.errors import EndedOtherwise, brief
+from tokengrove.options.session import Outcome, SessionStatus
 
 
 class Endings:

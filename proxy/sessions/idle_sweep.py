@@ -10,8 +10,8 @@ from proxy.sessions.endings import Endings
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
-from proxy.types import SessionStatus
 from tokengrove.errors import ProxyError
+from tokengrove.options.session import SessionStatus
 
 logger = logging.getLogger(__name__)
 

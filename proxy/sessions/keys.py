@@ -10,8 +10,9 @@ import hmac
 from dataclasses import dataclass
 
 from proxy.store.key_index import KeyIndex
-from proxy.types import SessionRecord, SessionStatus
+from proxy.types import SessionRecord
 from tokengrove.errors import Forbidden, Unauthorized
+from tokengrove.options.session import SessionStatus
 
 # Bound of cached unknown keys and of cached paths. An agent that sends a key of its own costs no lookup per turn.
 _MAX_REMEMBERED = 4096

@@ -18,19 +18,12 @@ from proxy.telemetry.log_lines import Value
 from proxy.telemetry.session_labels import labels_of
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
-from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord, SessionStatus
+from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord
 from tokengrove.errors import SessionClosed, SessionNotFound, brief
+from tokengrove.options.session import SessionStatus
 
 Changes = Mapping[str, Mapping[str, Any]]
 """By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
-
-LIMIT_COUNTS = frozenset(
-    {
-        *("max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"),
-        *("max_images", "max_image_bytes"),
-    }
-)
-LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
 _seq_of = attrgetter("seq")
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.settings import Settings
-from proxy.types import Credit, RewardScope, SessionRecord
-
-TURN_OPTIONS = ("sampling_policy", "tool_parser", "parallel_tool_calls", "chat_template_kwargs")
-"""What a session sets for all of its turns, beside `sampling` and `limits`."""
+from proxy.types import SessionRecord
+from tokengrove.options.option import options_of
+from tokengrove.options.start import TurnOptions
 
 
 class NewRecords:
     """Builds records of new sessions. `weight_version` returns the engine's current weight version."""
 
     def __init__(self, settings: Settings, weight_version: Callable[[], int]) -> None:
-        self._discount, self._credit, self._weight_version = settings.discount, Credit(settings.credit), weight_version
+        self._discount, self._credit, self._weight_version = settings.discount, settings.credit, weight_version
 
     def build(self, session_id: str, task_id: str, body: Mapping[str, Any]) -> SessionRecord:
         """The record of a session that starts now with the validated fields of `body`."""
@@ -28,12 +27,12 @@ class NewRecords:
             group_id=body.get("group_id"),
             group_size=body.get("group_size"),
             sampling=body.get("sampling") or {},
-            turn_options={name: body[name] for name in TURN_OPTIONS if name in body},
+            turn_options={name: body[name] for name in options_of(TurnOptions) if name in body},
             limits=body.get("limits") or {},
             metadata=body.get("metadata") or {},
             discount=self._discount if body.get("discount") is None else body["discount"],
-            reward_scope=RewardScope(body["reward_scope"]) if body.get("reward_scope") else None,
-            credit=Credit(body["credit"]) if body.get("credit") else self._credit,
+            reward_scope=body.get("reward_scope"),
+            credit=body.get("credit") or self._credit,
             weight_version=self._weight_version(),
             created_at=now,
             updated_at=now,

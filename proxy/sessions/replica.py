@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from proxy.sessions.attempts import Attempt, Stage, recall, reply_id
 from proxy.sessions.live_session import LiveSession
 from proxy.store.news import MutableFields, News, Seen
-from proxy.types import Interaction, SessionStatus
+from proxy.types import Interaction
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 # Below every state of a stored session.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.sessions.live_session import Changes, LiveSession
-from proxy.trajectory.purpose import Purpose, derive_purposes
+from proxy.trajectory.purpose import derive_purposes
 from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest, NotFound, brief
+from tokengrove.options.session import Purpose
 
 # An error names at most this many turns.
 _NAMED = 20

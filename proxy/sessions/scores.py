@@ -8,8 +8,8 @@ from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
-from proxy.types import SessionStatus
 from tokengrove.errors import SessionNotFound
+from tokengrove.options.session import SessionStatus
 
 
 class Scores:

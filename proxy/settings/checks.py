@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from urllib.parse import urlsplit
 
@@ -69,19 +68,9 @@ def check_text(flag: str, text: str) -> None:
         raise ConfigurationError(f"{flag} is empty; give a value, or leave it out for the default")
 
 
-def check_finite(flag: str, number: float) -> None:
-    if not math.isfinite(number):
-        raise ConfigurationError(f"{flag} {number} is not a finite number; leave it out for the default")
-
-
 def check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: str) -> None:
     """Raise ConfigurationError for the first part of a list that does not have the form, or if there is none."""
     parts = listed(text)
     wrong = next((part for part in parts if not form.fullmatch(part.lower())), None if parts or text is None else text)
     if wrong is not None:
         raise ConfigurationError(f"{flag} {wrong!r} is not {meaning}; separate several by commas")
-
-
-def check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{flag} {value} must be one of {', '.join(c for c in choices if c)}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.settings.kinds import KINDS, convert, did_you_mean, masked
+from proxy.settings.kinds import SETTINGS, convert, did_you_mean, masked
 from tokengrove.errors import ConfigurationError
 
 
@@ -42,9 +42,9 @@ def _checked(path: Path, text: str, name: str, value: Any) -> tuple[Any, str]:
     place = f"{name} in {path}{_line(text, name)}"
     if isinstance(value, dict):
         raise ConfigurationError(f"{place} is a table; the file has no tables: write each setting as `name = value`")
-    if name not in KINDS:
-        raise ConfigurationError(f"{place} is no setting{did_you_mean(name.replace('-', '_').lower(), KINDS)}")
-    return convert(place, value, KINDS[name]), place
+    if name not in SETTINGS:
+        raise ConfigurationError(f"{place} is no setting{did_you_mean(name.replace('-', '_').lower(), SETTINGS)}")
+    return convert(place, value, SETTINGS[name]), place
 
 
 def _line(text: str, name: str) -> str:

@@ -7,159 +7,180 @@ documented line; a test compares them.
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass
 
 from proxy.settings import checks
-from proxy.types import Credit
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.option import flag_of, option, options_of
+from tokengrove.options.session import Credit
 
-
-def _setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
-    """`secret`: the value is a key."""
-    return field(default=default, metadata={"help": help_text, "secret": secret})
+# Above it Pillow takes an image for a decompression bomb.
+_MOST_PIXELS = 89_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How one server runs. Build it with keyword arguments, or with `read_settings`. Raises ConfigurationError."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
-    port: int = _setting(8080, "Port to listen on; 0 picks a free port.")
-    workers: int = _setting(
-        1, "Processes that serve the port as one server; more than 1 need PostgreSQL and engine servers."
+    host: str = option("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
+    port: int = option(8080, "Port to listen on; 0 picks a free port.", least=0, most=65535)
+    workers: int = option(
+        1, "Processes that serve the port as one server; more than 1 need PostgreSQL and engine servers.", above=0
     )
-    public_url: str | None = _setting(
+    public_url: str | None = option(
         None, "URL of this server for agents, used in base_url; none: the URL of the request."
     )
-    model: str | None = _setting(
+    model: str | None = option(
         None, "Hugging Face causal model: a local folder, or ORG/NAME[@REVISION] of the hub; none: a tiny random one."
     )
-    tokenizer: str | None = _setting(None, "Tokenizer, named like a model; none: the model's.")
-    served_model_name: str | None = _setting(None, "Model name in /v1/models; none: that on the hub, or of the folder.")
-    engine: str = _setting(
+    tokenizer: str | None = option(None, "Tokenizer, named like a model; none: the model's.")
+    served_model_name: str | None = option(None, "Model name in /v1/models; none: that on the hub, or of the folder.")
+    engine: str = option(
         "auto",
-        "auto (sglang with a GPU, else transformers), sglang, transformers, scripted, mailbox, package.module:Class, "
-        "or URL[,URL...] of inference servers.",
+        "auto (sglang with a GPU, else transformers), sglang, transformers, scripted, mailbox, "
+        "package.module:Class, or URL[,URL...] of inference servers.",
     )
-    engine_arg: tuple[str, ...] = _setting(
+    engine_arg: tuple[str, ...] = option(
         (), "Engine option as key=value, repeatable (variable: separated by ;). SGLang takes its ServerArgs fields."
     )
-    family: str | None = _setting(None, "Model family for rendering and parsing; none: from the model's config.json.")
-    tool_parser: str | None = _setting(None, "Tool-call format; none: the family's.")
-    reasoning_parser: str | None = _setting(None, "Reasoning format; none: the family's.")
-    thinking_retention: str = _setting(
-        "all", "Reasoning of earlier turns in the prompt: all (kept as sampled) or template (as the template does)."
+    family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
+    tool_parser: str | None = option(None, "Tool-call format; none: the family's.")
+    reasoning_parser: str | None = option(None, "Reasoning format; none: the family's.")
+    thinking_retention: str = option(
+        "all",
+        "Reasoning of earlier turns in the prompt: all (kept as sampled) or template (as the template does).",
+        choices=("all", "template"),
     )
-    database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
-    migrate: bool | None = _setting(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
-    admin_key: str | None = _setting(
+    database_url: str = option("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
+    migrate: bool | None = option(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
+    admin_key: str | None = option(
         None,
         "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps.",
         secret=True,
     )
-    metrics_key: str | None = _setting(
+    metrics_key: str | None = option(
         None,
         "Key that /metrics needs, or several separated by commas; the admin key opens it too. None: it is open.",
         secret=True,
     )
-    metrics_port: int | None = _setting(
-        None, "Port of its own for /metrics, /health and /ready; /metrics is not on --port then. None: it is."
+    metrics_port: int | None = option(
+        None,
+        "Port of its own for /metrics, /health and /ready; /metrics is not on --port then. None: it is.",
+        least=1,
+        most=65535,
     )
-    rewards_by: str | None = _setting(
-        None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
+    rewards_by: str | None = option(
+        None,
+        "Key that sets rewards: control or session; none: session without --admin-key, else control.",
+        choices=("control", "session"),
     )
-    require_key: bool = _setting(False, "Refuse requests that have no key but the secret in the path of base_url.")
-    allow_chosen_keys: bool = _setting(False, "Let callers choose session keys even beyond loopback.")
-    key_lifetime_s: float | None = _setting(None, "Seconds until a session's keys expire; none: never.")
-    forwarded_allow_ips: str | None = _setting(
+    require_key: bool = option(False, "Refuse requests that have no key but the secret in the path of base_url.")
+    allow_chosen_keys: bool = option(False, "Let callers choose session keys even beyond loopback.")
+    key_lifetime_s: float | None = option(None, "Seconds until a session's keys expire; none: never.", above=0)
+    forwarded_allow_ips: str | None = option(
         None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks separated by commas, or *."
     )
-    allowed_hosts: str | None = _setting(
+    allowed_hosts: str | None = option(
         None,
         "Names under which the server may be called besides loopback's and the public URL's: NAME or *.SUFFIX, "
         "separated by commas. Checked without --admin-key, or where it is given.",
     )
-    allowed_origins: str | None = _setting(
+    allowed_origins: str | None = option(
         None,
-        "Origins of web pages and webviews that may call the server: https://HOST, https://*.SUFFIX or SCHEME://*, "
-        "separated by commas.",
+        "Origins of web pages and webviews that may call the server: https://HOST, https://*.SUFFIX or "
+        "SCHEME://*, separated by commas.",
     )
-    page: bool = _setting(True, "Serve the page for people, at / (to browsers) and /ui.")
-    capacity_control: bool = _setting(False, "Admit only starts granted by /rl/grant_capacity; further ones get 429.")
-    max_live_sessions: int | None = _setting(None, "Limit of live sessions; further starts get 429.")
-    session_idle_s: float | None = _setting(
-        None, "Seconds without use until a session expires (its data stays); none: never."
+    page: bool = option(True, "Serve the page for people, at / (to browsers) and /ui.")
+    capacity_control: bool = option(False, "Admit only starts granted by /rl/grant_capacity; further ones get 429.")
+    max_live_sessions: int | None = option(None, "Limit of live sessions; further starts get 429.", above=0)
+    session_idle_s: float | None = option(
+        None, "Seconds without use until a session expires (its data stays); none: never.", above=0
     )
-    max_staleness: int | None = _setting(
-        None, "Start a session only if it will be at most this many weight versions old when trained; else 429."
-    )
-    batch_size: int | None = _setting(
-        None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
-    )
-    max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
-    shared_running_requests: int | None = _setting(
+    max_staleness: int | None = option(
         None,
-        "Choices that several senders generate at once before who has many waits in turn; none: as many as the engine "
-        "runs, or 256.",
+        "Start a session only if it will be at most this many weight versions old when trained; else 429.",
+        least=0,
     )
-    max_connections: int = _setting(
-        8192, "Limit of client connections of a process; less if its limit of open files has no room for them."
+    batch_size: int | None = option(
+        None, "Sessions that the trainer consumes per weight version; required by --max-staleness.", above=0
     )
-    strict_sampling: bool = _setting(
+    max_turns_in_flight: int = option(4096, "Limit of turns that run at once; further ones get 429.", above=0)
+    shared_running_requests: int | None = option(
+        None,
+        "Choices that several senders generate at once before who has many waits in turn; none: as many as the "
+        "engine runs, or 256.",
+        above=0,
+    )
+    max_connections: int = option(
+        8192, "Limit of client connections of a process; less if its limit of open files has no room for them.", above=0
+    )
+    strict_sampling: bool = option(
         False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."
     )
-    max_context_tokens: int | None = _setting(None, "Limit of prompt plus output tokens; none: the model's.")
-    max_tokens_per_turn: int | None = _setting(None, "Limit of sampled tokens in one turn.")
-    max_body_bytes: int = _setting(32 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
-    max_inflight_body_bytes: int | None = _setting(
-        None, "Limit of the request bodies that are held at once, in bytes; none: eight times --max-body-bytes."
+    max_context_tokens: int | None = option(None, "Limit of prompt plus output tokens; none: the model's.", above=0)
+    max_tokens_per_turn: int | None = option(None, "Limit of sampled tokens in one turn.", above=0)
+    max_body_bytes: int = option(32 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.", above=0)
+    max_inflight_body_bytes: int | None = option(
+        None,
+        "Limit of the request bodies that are held at once, in bytes; none: eight times --max-body-bytes.",
+        above=0,
     )
-    session_memory_bytes: int = _setting(
-        512 * 1024 * 1024, "Memory of the sessions that stay loaded while turns run, in bytes; others are read again."
+    session_memory_bytes: int = option(
+        512 * 1024 * 1024,
+        "Memory of the sessions that stay loaded while turns run, in bytes; others are read again.",
+        above=0,
     )
-    image_memory_bytes: int = _setting(
-        256 * 1024 * 1024, "Memory of the images that were used last, in bytes; others are read from the database."
+    image_memory_bytes: int = option(
+        256 * 1024 * 1024,
+        "Memory of the images that were used last, in bytes; others are read from the database.",
+        above=0,
     )
-    max_session_images: int = _setting(10_000, "Limit of the different images in one session.")
-    max_session_image_bytes: int = _setting(
-        1024 * 1024 * 1024, "Limit of the bytes of all images in one session; equal ones count once."
+    max_session_images: int = option(10_000, "Limit of the different images in one session.", above=0)
+    max_session_image_bytes: int = option(
+        1024 * 1024 * 1024, "Limit of the bytes of all images in one session; equal ones count once.", above=0
     )
-    max_body_values: int = _setting(
-        1_250_000, "Limit of the values in a request body; an array, an object or a key counts as 12."
+    max_body_values: int = option(
+        1_250_000, "Limit of the values in a request body; an array, an object or a key counts as 12.", above=0
     )
-    max_request_images: int = _setting(
-        1000, "Limit of the images of one request, those of its history included; more get 400."
+    max_request_images: int = option(
+        1000, "Limit of the images of one request, those of its history included; more get 400.", above=0
     )
-    max_image_bytes: int = _setting(20 * 1024 * 1024, "Limit of an image in bytes, as it is sent; larger ones get 400.")
-    max_image_pixels: int = _setting(
-        36_000_000, "Limit of an image's width times height, at most 89000000; checked before it is decoded."
+    max_image_bytes: int = option(
+        20 * 1024 * 1024, "Limit of an image in bytes, as it is sent; larger ones get 400.", above=0
     )
-    allow_image_urls: bool = _setting(
+    max_image_pixels: int = option(
+        36_000_000,
+        "Limit of an image's width times height, at most 89000000; checked before it is decoded.",
+        above=0,
+        most=_MOST_PIXELS,
+    )
+    allow_image_urls: bool = option(
         False, "Fetch images that a request names by http(s) URL; otherwise they get 400. Data URLs need no permission."
     )
-    image_hosts: str | None = _setting(
+    image_hosts: str | None = option(
         None,
-        "Hosts that images are fetched from: NAME or *.SUFFIX, separated by commas; a NAME may have a private address. "
-        "None: all public hosts.",
+        "Hosts that images are fetched from: NAME or *.SUFFIX, separated by commas; a NAME may have a private "
+        "address. None: all public hosts.",
     )
-    image_url_timeout_s: float = _setting(10.0, "Seconds that fetching an image may take; then 400.")
-    engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
-    stream_interval: int | None = _setting(
-        None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run."
+    image_url_timeout_s: float = option(10.0, "Seconds that fetching an image may take; then 400.", above=0)
+    engine_timeout_s: float = option(600.0, "Seconds to wait for the engine's next token; then 504.", above=0)
+    stream_interval: int | None = option(
+        None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run.", above=0
     )
-    pause_timeout_s: float = _setting(
-        120.0, "Seconds that a request waits for a paused engine, or for a server; then 503."
+    pause_timeout_s: float = option(
+        120.0, "Seconds that a request waits for a paused engine, or for a server; then 503.", least=0
     )
-    database_wait_s: float = _setting(
-        60.0, "Seconds that turns and control calls wait for a database that is away; then 503. 0: not at all."
+    database_wait_s: float = option(
+        60.0, "Seconds that turns and control calls wait for a database that is away; then 503. 0: not at all.", least=0
     )
-    shutdown_timeout_s: float = _setting(30.0, "Seconds that running turns may take to finish at shutdown.")
-    discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
-    credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
-    log_level: str = _setting("info", "debug, info, warning or error.")
-    log_format: str = _setting("pretty", "pretty (for people) or json (one object a line).")
-    log_content: bool = _setting(
+    shutdown_timeout_s: float = option(30.0, "Seconds that running turns may take to finish at shutdown.", least=0)
+    discount: float = option(
+        1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.", least=0, most=1
+    )
+    credit: Credit = option(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
+    log_level: str = option("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("pretty", "pretty (for people) or json (one object a line).", choices=("pretty", "json"))
+    log_content: bool = option(
         False, "Log the beginning of each turn's new messages and answer, with --log-level debug."
     )
 
@@ -198,51 +219,23 @@ class Settings:
 
 
 _KEY_LENGTH = 16
-# Above it Pillow takes an image for a decompression bomb.
-_MOST_PIXELS = 89_000_000
-_POSITIVE = (
-    *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
-    *(
-        "max_live_sessions",
-        "session_idle_s",
-        "max_turns_in_flight",
-        "shared_running_requests",
-        "batch_size",
-        "stream_interval",
-        "workers",
-    ),
-    *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "image_memory_bytes", "max_connections"),
-    *("max_session_images", "max_session_image_bytes"),
-    *("max_request_images", "max_image_bytes", "max_image_pixels", "image_url_timeout_s"),
-)
 
 
 def _check(settings: Settings) -> None:
     """Raise ConfigurationError for the first setting that is not valid."""
-    for spec in fields(settings):
-        value = getattr(settings, spec.name)
+    for name, each in options_of(Settings).items():
+        value = getattr(settings, name)
         if isinstance(value, str):
-            checks.check_text(_flag(spec.name), value)
-        elif isinstance(value, float):
-            checks.check_finite(_flag(spec.name), value)
+            checks.check_text(each.flag, value)
+        each.check(value)
     checks.check_host(settings.host)
     if not settings.loopback and not settings.admin_key:
         raise ConfigurationError(
             f"--host {settings.host} is reachable from other machines: set TOKENGROVE_ADMIN_KEY (or --admin-key), "
             "or listen on 127.0.0.1"
         )
-    if not 0 <= settings.port <= 65535:
-        raise ConfigurationError(f"--port {settings.port} must be between 0 and 65535")
-    if settings.metrics_port is not None and not 1 <= settings.metrics_port <= 65535:
-        raise ConfigurationError(f"--metrics-port {settings.metrics_port} must be between 1 and 65535")
     if settings.metrics_port == settings.port:
         raise ConfigurationError(f"--metrics-port {settings.port} is --port; choose another, or leave it out")
-    if not 0.0 <= settings.discount <= 1.0:
-        raise ConfigurationError(f"--discount {settings.discount} must be between 0 and 1")
-    checks.check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
-    checks.check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
-    checks.check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
-    checks.check_choice("--log-format", settings.log_format, ("pretty", "json"))
     if settings.log_content and settings.log_level != "debug":
         raise ConfigurationError("--log-content has no effect without --log-level debug; add it, or leave this out")
     checks.check_key("--admin-key", settings.admin_key)
@@ -263,17 +256,6 @@ def _check(settings: Settings) -> None:
     checks.check_listed("--image-hosts", settings.image_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
     if settings.image_hosts is not None and not settings.allow_image_urls:
         raise ConfigurationError("--image-hosts has no effect without --allow-image-urls; add it, or leave this out")
-    if settings.max_image_pixels > _MOST_PIXELS:
-        raise ConfigurationError(
-            f"--max-image-pixels {settings.max_image_pixels} must be at most {_MOST_PIXELS}: no larger image is decoded"
-        )
-    for name in _POSITIVE:
-        value = getattr(settings, name)
-        if value is not None and value <= 0:
-            raise ConfigurationError(f"{_flag(name)} {value} is not positive; give a number above 0")
-    for name in ("shutdown_timeout_s", "pause_timeout_s", "database_wait_s", "max_staleness"):
-        if (getattr(settings, name) or 0) < 0:
-            raise ConfigurationError(f"{_flag(name)} {getattr(settings, name)} is negative; give 0 or more")
     if settings.all_body_bytes < 2 * settings.max_body_bytes:
         raise ConfigurationError(
             f"--max-inflight-body-bytes {settings.all_body_bytes} must be at least twice --max-body-bytes "
@@ -292,16 +274,12 @@ def _check(settings: Settings) -> None:
         )
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _check_open(settings: Settings) -> None:
     """Raise ConfigurationError for what has no effect on a server that takes any key or none."""
     for name in ("require_key", "key_lifetime_s"):
         if getattr(settings, name):
             raise ConfigurationError(
-                f"{_flag(name)} has no effect without --admin-key: the server then takes any key or none; "
+                f"{flag_of(name)} has no effect without --admin-key: the server then takes any key or none; "
                 "set TOKENGROVE_ADMIN_KEY, or leave it out"
             )
 

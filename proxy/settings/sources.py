@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from proxy.settings.config_file import read_config_file, readable_secret
-from proxy.settings.kinds import KINDS
+from proxy.settings.kinds import SETTINGS
 from proxy.settings.settings import Settings
 from proxy.settings.variables import CONFIG_VARIABLE, read_variables, variable_of
 from tokengrove import initial_block
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.option import flag_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,12 @@ class Sources:
             raise _with_origins(error, self.origins) from None
 
 
-def flag_of(name: str) -> str:
-    """The flag of a setting."""
-    return f"--{name.replace('_', '-')}"
-
-
 def read_sources(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
     *,
     config: Path | None = None,
-    only: Collection[str] = tuple(KINDS),
+    only: Collection[str] = tuple(SETTINGS),
 ) -> Sources:
     """Read settings from flags (None: not given), variables, and a file, which TOKENGROVE_CONFIG names if not `config`.
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.settings.kinds import KINDS, did_you_mean, parse
+from proxy.settings.kinds import SETTINGS, did_you_mean, read_variable
 from tokengrove.errors import ConfigurationError
 
 VARIABLE_PREFIX = "TOKENGROVE_"
@@ -33,9 +33,9 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(VARIABLE_PREFIX) or text == "" or _is_of_others(variable, text):
             continue
         name = variable.removeprefix(VARIABLE_PREFIX).lower()
-        if variable_of(name) != variable or name not in KINDS:
+        if variable_of(name) != variable or name not in SETTINGS:
             raise ConfigurationError(_unknown(variable))
-        values[name] = parse(variable, text, KINDS[name])
+        values[name] = read_variable(variable, text, SETTINGS[name])
     return values
 
 
@@ -46,5 +46,5 @@ def _is_of_others(variable: str, text: str) -> bool:
 
 
 def _unknown(variable: str) -> str:
-    near = did_you_mean(variable, [CONFIG_VARIABLE, *map(variable_of, KINDS)])
+    near = did_you_mean(variable, [CONFIG_VARIABLE, *map(variable_of, SETTINGS)])
     return f"the variable {variable} is no setting{near or ';'} `tokengrove serve --help` lists the variables"

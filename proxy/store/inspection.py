@@ -25,8 +25,9 @@ from proxy.store.sql import checksums, codec, reads, rows
 from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
 from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, unreplied
-from proxy.types import Credit, ImagePart, Interaction, SessionRecord, SessionStatus
+from proxy.types import ImagePart, Interaction, SessionRecord
 from tokengrove.errors import ConfigurationError, ProxyError
+from tokengrove.options.session import Credit, SessionStatus
 from tokengrove.reasons import Status
 
 # Everything that decoding a broken value raises, from any of the libraries below.

@@ -19,8 +19,8 @@ from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.images import drop_strays
 from proxy.store.sql.locks import is_deadlock
 from proxy.store.sql.tables import interactions, sessions
-from proxy.types import SessionStatus
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.session import SessionStatus
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
 _BATCH = 200

@@ -13,7 +13,8 @@ from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import outlines, reads, recent, writes
 from proxy.store.writer import Phase
-from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord, SessionStatus
+from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 P = ParamSpec("P")

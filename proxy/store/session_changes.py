@@ -15,7 +15,8 @@ from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import deletions, reads, rows, writes
-from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
+from proxy.types import SessionRecord
+from tokengrove.options.session import Credit, Outcome, SessionStatus
 
 _NO_OUTCOME = "none"
 _REWARDS = frozenset({"reward", "rewards", "token_rewards"})

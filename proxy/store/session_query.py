@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from proxy.store.values import Wanted
-from proxy.types import Json, Outcome, SessionStatus
+from proxy.types import Json
+from tokengrove.options.session import Outcome, SessionStatus
 
 MAX_SESSION_IDS = 10_000
 """Upper bound of the session ids in one statement: 32,766 is the lowest bound of bound values among our databases."""

@@ -12,26 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from proxy.trajectory.scores import Compared, Peer, State
-from proxy.types import RewardScope
+from tokengrove.options.export import Baseline
+from tokengrove.options.session import RewardScope
 
 # Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
 _EPSILON = 1e-6
-
-
-class Baseline(StrEnum):
-    """How a value is turned into an advantage within its group of n values.
-
-    `grpo`: A_i = (r_i - mean(r)) / (std(r) + 1e-6), where std divides by n - 1 (Bessel's correction); Shao et al.
-    2024, "DeepSeekMath", section 4.1.2. `leave_one_out`: A_i = r_i - mean(r_j for j != i); Ahmadian et al. 2024, "Back
-    to Basics" (RLOO), equation 8. The same formulas compare steps of equal state: Feng et al. 2025, "Group-in-Group
-    Policy Optimization" (GiGPO), section 3.2.
-    """
-
-    GRPO = "grpo"
-    LEAVE_ONE_OUT = "leave_one_out"
 
 
 @dataclass(slots=True)

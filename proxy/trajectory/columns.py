@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.trajectory.layout_options import Images, Include, Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import MROPE
+from tokengrove.options.export import Images, Include, Layout, Padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from proxy.trajectory.advantages import Baseline, Group, Groups, group_of
+from proxy.trajectory.advantages import Group, Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels, Weighting
 from proxy.trajectory.scored_session import ScoredSession
 from proxy.trajectory.token_arrays import Placement
-from proxy.types import Interaction, RewardScope
+from proxy.types import Interaction
+from tokengrove.options.export import Baseline
+from tokengrove.options.session import RewardScope
 
 
 @dataclass(frozen=True, slots=True)

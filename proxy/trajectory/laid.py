@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.sample_row import Labels, SampleRow
 from proxy.trajectory.untrained import warnings
+from tokengrove.options.export import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ import numpy as np
 from proxy.trajectory.advantages import Groups
 from proxy.trajectory.comparison import Comparison
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Images, Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.made_rows import MadeRows
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
 from proxy.trajectory.path_sample import PathSample
-from proxy.trajectory.paths import Drift, Path, leaves, path_nodes, path_to
+from proxy.trajectory.paths import Path, leaves, path_nodes, path_to
 from proxy.trajectory.sample_maker import Decode, SampleMaker
 from proxy.trajectory.sample_row import PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
@@ -32,6 +32,7 @@ from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Interaction, SessionRecord
+from tokengrove.options.export import Drift, Images, Layout
 from tokengrove.reasons import Unrecomputable, Untrained
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-from proxy.trajectory.purpose import Purpose
 from proxy.types import Json
-
-
-class Granularity(StrEnum):
-    """ROLL's `reward_granularity`: which result of an episode its reward is, `pass_rate` or `binary`."""
-
-    PASS_RATE = "pass_rate"
-    BINARY = "binary"
+from tokengrove.options.export import Granularity
+from tokengrove.options.session import Purpose
 
 
 class Scored(Protocol):

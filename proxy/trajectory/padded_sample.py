@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.layout_options import Keep, Padding, TooLong
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import MROPE, Columns, Labels, PositionsOf
 from proxy.trajectory.token_arrays import Placement, Span
 from proxy.types import PlacedImage
+from tokengrove.options.export import Keep, Padding, TooLong
 
 # verl counts the messages of both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2

@@ -10,23 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from proxy.trajectory.tree import Branch, images_of, token_ids
 from proxy.types import Ids, PlacedImage
+from tokengrove.options.export import Drift
 
 # An older output is searched together with this many tokens of the prompt before it. They contain the assistant's
 # header; without them, a short output would be found in a user's text.
 _ANCHOR = 3
-
-
-class Drift(StrEnum):
-    """The policy for a child whose prompt does not begin with its parent's tokens (see the module)."""
-
-    FORK = "fork"
-    MASK = "mask"
 
 
 @dataclass(frozen=True, slots=True)

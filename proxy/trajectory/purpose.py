@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import lru_cache
 from itertools import takewhile
 
 from proxy.types import Interaction, Message, Role
+from tokengrove.options.session import Purpose
 from tokengrove.reasons import Status
 
 _MONTH = (
@@ -39,16 +39,6 @@ _DATES = re.compile(
 )
 # Dates of equal prompts differ in length by some characters each; a longer difference is no date.
 _DATES_DIFFER = 200
-
-
-class Purpose(StrEnum):
-    """`main`: the agent's own work. `aux`: a side call that is not a title, summary or sub-agent call."""
-
-    MAIN = "main"
-    TITLE = "title"
-    SUMMARY = "summary"
-    SUBAGENT = "subagent"
-    AUX = "aux"
 
 
 # Phrases of known clients. A title call has one in its system prompt. A compaction has one at the beginning of a line

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from proxy.types import Credit
+from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 

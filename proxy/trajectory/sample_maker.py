@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.comparison import Comparison
 from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
-from proxy.trajectory.layout_options import Include
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import Labels, PositionsOf, scalar
@@ -23,6 +22,7 @@ from proxy.trajectory.token_arrays import BoolArray, Placement, fill
 from proxy.trajectory.tree import Branch, images_of, token_ids
 from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Ids, Interaction, PlacedImage, ids_of
+from tokengrove.options.export import Include
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.recomputable import first_reason
 from proxy.trajectory.token_arrays import FloatArray, Placement
-from proxy.types import PlacedImage, RewardScope, SessionRecord
+from proxy.types import PlacedImage, SessionRecord
+from tokengrove.options.session import RewardScope
 
 Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]

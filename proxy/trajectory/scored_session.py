@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.scores import Compared, SessionScores, State, Unrewarded, score_session
+from proxy.trajectory.scores import Compared, SessionScores, State, score_session
 from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
-from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
+from tokengrove.options.export import Unrewarded
+from tokengrove.options.session import Outcome, RewardScope, SessionStatus
 from tokengrove.reasons import LeftOut
 
 
@@ -83,7 +85,7 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
         drift=options.drift,
         scope=options.reward_scope or record.reward_scope,
         given=None if options.reward.replaces(complete, record.metrics) else record.score,
-        unrewarded=options.unrewarded,
+        unrewarded=options.unrewarded or Unrewarded.ZERO,
     )
     discount = record.discount if options.discount is None else options.discount
     return ScoredSession(

@@ -11,22 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import fsum
 from typing import NamedTuple
 
 from proxy.trajectory.alternatives import RewardedAnswers, rewarded_answers
-from proxy.trajectory.paths import Drift, leaves, path_nodes
+from proxy.trajectory.paths import leaves, path_nodes
 from proxy.trajectory.tree import Branch
-from proxy.types import RewardScope
-
-
-class Unrewarded(StrEnum):
-    """What happens to sessions without a final score: their samples are left out, or they count as rewarded with 0."""
-
-    SKIP = "skip"
-    ZERO = "zero"
-
+from tokengrove.options.export import Drift, Unrewarded
+from tokengrove.options.session import RewardScope
 
 Peer = tuple[str | None] | None
 """Whose scores of a group a score is compared with: those of one agent, whose name is in the tuple; None: of all."""

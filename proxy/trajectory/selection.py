@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
+from tokengrove.options.export import TrainSelection, TurnSelection
 from tokengrove.reasons import Untrained
-
-
-class TurnSelection(StrEnum):
-    """`all` turns, or only the `last` ones: those that no turn continues."""
-
-    ALL = "all"
-    LAST = "last"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSelection:
-    """The turns to train. `turns` may be indexes, which count the turns of a conversation from its root, 0.
-
-    `purposes` and `agents`: None selects all. `exclude` are ids of interactions. `constrained`: train answers that were
-    sampled under a grammar too, whose logprobs are those of the masked distribution.
-    """
-
-    turns: TurnSelection | frozenset[int] = TurnSelection.ALL
-    purposes: frozenset[str] | None = None
-    agents: frozenset[str] | None = None
-    exclude: frozenset[str] = frozenset()
-    constrained: bool = False
-
-
-EVERYTHING = TrainSelection()
 
 
 def chosen_turns(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:

@@ -13,9 +13,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from proxy.trajectory.paths import Drift, path_to
+from proxy.trajectory.paths import path_to
 from proxy.trajectory.tree import Branch, token_ids
 from proxy.types import Ids, Interaction
+from tokengrove.options.export import Drift
 
 _SHOWN = 16
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Layout
 from proxy.trajectory.ledger import equal_runs
 from proxy.trajectory.token_arrays import IntArray
 from proxy.trajectory.token_path import PartKind, PathPart
 from proxy.types import PlacedImage
+from tokengrove.options.export import Layout
 from tokengrove.reasons import Explained, Status, TokenState
 
 

@@ -19,7 +19,8 @@ from proxy.trajectory.sample_row import (
     turn_labels,
 )
 from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
-from proxy.types import PlacedImage, RewardScope, SessionRecord
+from proxy.types import PlacedImage, SessionRecord
+from tokengrove.options.session import RewardScope
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@ sampling, where that wins over the request's."""
 
 from __future__ import annotations
 
-from proxy.types import SamplingParams, SamplingPolicy, SessionRecord, TurnRequest
+from proxy.types import SamplingParams, SessionRecord, TurnRequest
+from tokengrove.options.start import SamplingPolicy
 
 _SHAPING = frozenset(
     {

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from proxy.export_formats.create_encoder import encoder
-from proxy.export_formats.encoder import ExportFormat
-from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, Logprobs, SessionRecord
 from tests.exports import entries
 from tests.interactions import interaction
 from tests.support import Server, assistant, call_text, function_tool, says, serving, user
 from tokengrove.client import Export, operations
 from tokengrove.client.readers.read import READERS, read_page
+from tokengrove.options.export import ExportFormat, Layout, Padding, TrainSelection
 
 TOOLS = [function_tool("add", {"a": {"type": "integer"}})]
 CALL = call_text("add", '{"a": 1}')
@@ -100,7 +99,7 @@ def test_logprobs_without_the_mask_stand_beside_the_masked_ones(name: str, layou
     if name == "areal" and layout in (Layout.TREE, Layout.PADDED):
         return
     padding = Padding(4, 8) if layout is Layout.PADDED else None
-    options = LayoutOptions(layout, padding=padding, train=TrainSelection(constrained=True))
+    options = LayoutOptions(layout=layout, padding=padding, train=TrainSelection(constrained=True))
     encoding = encoder(ExportFormat(name), options)
     content = b""
     for session, nodes in (("with", with_unmasked()), ("without", with_unmasked()[:1])):

@@ -12,18 +12,18 @@ import pytest
 
 from proxy.export_formats import arrow
 from proxy.export_formats.create_encoder import encoder
-from proxy.export_formats.encoder import ExportFormat
 from proxy.trajectory import sample_maker
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.token_arrays import TokenArrays
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 from tests.support import Server, assistant, says, serving, user
+from tokengrove.options.export import ExportFormat, Layout
 
 TURNS = 40
 STREAMED = (ExportFormat.JSON, ExportFormat.JSONL, ExportFormat.AREAL, ExportFormat.ARROW, ExportFormat.PARQUET)
-OPTIONS = LayoutOptions(Layout.INDIVIDUAL)
+OPTIONS = LayoutOptions(layout=Layout.INDIVIDUAL)
 
 
 class Watched:

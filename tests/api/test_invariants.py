@@ -35,7 +35,7 @@ from proxy.store.writer import Change, Writer
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.tree import token_ids
-from proxy.types import Credit, Interaction
+from proxy.types import Interaction
 from tests.support import (
     Server,
     assistant,
@@ -48,6 +48,7 @@ from tests.support import (
     tool_result,
     user,
 )
+from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 TOOLS = [function_tool("add", {"a": {"type": "integer"}})]

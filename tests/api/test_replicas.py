@@ -16,9 +16,10 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.acting import act
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.store.sql import reads
-from proxy.types import Credit, SessionRecord
+from proxy.types import SessionRecord
 from tests.exports import entries
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
+from tokengrove.options.session import Credit
 
 CHAT = "/s/v1/chat/completions"
 ADMIN = {"authorization": "Bearer admin"}

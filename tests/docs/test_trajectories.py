@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
-from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import LayoutOptions
 from tests.docs.pages import ROOT
 from tests.exports import entries
 from tests.support import Server, says, serving, user
+from tokengrove.options.export import Baseline, Layout, Padding
 from tokengrove.reasons import Unrecomputable, Untrained
 
 PAGE = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.settings.kinds import masked
-from proxy.settings.sources import flag_of
-from proxy.types import Credit
 from tokengrove import commands
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.option import flag_of
+from tokengrove.options.session import Credit
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [spec.name for spec in fields(Settings)]
@@ -92,7 +92,8 @@ def test_an_empty_text_is_refused_by_its_flag(name: str) -> None:
 def test_a_number_that_is_not_finite_is_refused_with_its_flag_and_its_variable(name: str, number: str) -> None:
     variable = f"TOKENGROVE_{name.upper()}"
     with pytest.raises(
-        ConfigurationError, match=rf"^{flag_of(name)} {number} is not .*{flag_of(name)} is {variable}\)"
+        ConfigurationError,
+        match=rf"^{flag_of(name)} must be a finite number, not {number} .*{flag_of(name)} is {variable}\)",
     ):
         read_settings({}, {variable: number})
 

@@ -190,7 +190,7 @@ class OpenAIProxyClient:
         if (chosen := self._discount if discount is None else discount) is not None:
             options["discount"] = chosen
         if credit is not None:
-            options["credit"] = credit
+            options["credit"] = credit  # type: ignore[typeddict-item]  # the server checks words
         return options
 
     async def _run(self, steps: Steps[Any], within_s: float | None = None) -> None:

@@ -7,39 +7,6 @@ from typing import Literal, TypedDict
 
 from tokengrove.client.values import Float32, Json, Number
 
-SamplingPolicy = Literal["default", "override"]
-
-
-class SessionOptions(TypedDict, total=False):
-    """Optional fields of `start_session`.
-
-    `group_size`: the number of sessions of the group; claims get them together, once all have ended.
-    `key_lifetime_s`: seconds until the session's keys expire. `discount` (0 to 1) and `credit` (`tree` or `linear`):
-    how rewards flow back to earlier turns. `reward_scope`: whose rewards score the session, unless an export says
-    otherwise; `path` if answers to one prompt that are sampled one after the other are alternatives. `limits`,
-    `sampling`: as in `POST /rl/start_session`. `sampling_policy`: with `override` the session's sampling wins over the
-    requests'. `tool_parser`: a name of `--tool-parser`. `parallel_tool_calls`: false ends each answer after its first
-    call. `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
-    `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
-    """
-
-    group_id: str
-    group_size: int
-    session_id: str
-    api_key: str
-    key_lifetime_s: float
-    metadata: Mapping[str, Json]
-    sampling: Mapping[str, Json]
-    sampling_policy: SamplingPolicy
-    tool_parser: str
-    parallel_tool_calls: bool
-    chat_template_kwargs: Mapping[str, Json]
-    limits: Mapping[str, Json]
-    discount: float
-    credit: str
-    reward_scope: Literal["session", "path", "agent"]
-    grant_capacity: bool
-
 
 class GenerateOptions(TypedDict, total=False):
     """How to sample from token ids.
@@ -138,143 +105,6 @@ class EndOptions(RewardOptions, total=False):
     finished: bool
 
 
-Format = Literal["json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet"]
-Comparison = Literal["grpo", "leave_one_out"]
-
-
-class Train(TypedDict, total=False):
-    """What to train: turns (`all`, `last` or indexes), purposes and agents; the rest stays in the sample as context.
-
-    `constrained`: train what was sampled under a grammar (forced calls, JSON answers) too.
-    """
-
-    turns: Literal["all", "last"] | Sequence[int]
-    purposes: str | Sequence[str]
-    agents: str | Sequence[str]
-    exclude: Sequence[str]
-    constrained: bool
-
-
-class SampleOptions(TypedDict, total=False):
-    """How samples are built and transferred; fields and defaults are those of `/trajectories/export`.
-
-    Samples are the same in every format. `prompt_length`, `response_length` (tokens), `pad_token_id`, `on_too_long` and
-    `keep` apply only to layout padded. `images`: `bytes` fills `Export.images`; by default samples say where images
-    stand. `multi_modal_inputs`: what the model's processor made of them, and positions; "auto": if the model sees.
-    """
-
-    layout: Literal["individual", "concat", "tree", "padded"]
-    format: Format
-    discount: float
-    credit: str
-    drift: Literal["fork", "mask"]
-    train: Train
-    include: str | Sequence[str]
-    reward_name: str
-    reward_granularity: Literal["pass_rate", "binary"]
-    reward_scope: Literal["session", "path", "agent"]
-    unrewarded: Literal["skip", "zero"]
-    mask_unfinished: bool
-    advantages: Comparison
-    step_advantages: Comparison
-    prompt_length: int
-    response_length: int
-    pad_token_id: int
-    on_too_long: Literal["refuse", "drop", "truncate"]
-    keep: Literal["head", "tail", "middle"]
-    images: Literal["bytes", "references", "none"]
-    multi_modal_inputs: bool | Literal["auto"]
-
-
-class TokenOptions(TypedDict, total=False):
-    """The export of which `include=["tokens"]` tells; fields and defaults are those of an export.
-
-    `filter`: its `purpose`, `agent`, `min_version` and `max_version_span`.
-    """
-
-    layout: Literal["individual", "concat", "tree", "padded"]
-    drift: Literal["fork", "mask"]
-    train: Train
-    reward_name: str
-    reward_granularity: Literal["pass_rate", "binary"]
-    reward_scope: Literal["session", "path", "agent"]
-    unrewarded: Literal["skip", "zero"]
-    mask_unfinished: bool
-    prompt_length: int
-    response_length: int
-    on_too_long: Literal["refuse", "drop", "truncate"]
-    keep: Literal["head", "tail", "middle"]
-    filter: SessionFilter
-
-
-class ExportOptions(SampleOptions, total=False):
-    """How to export. `limit`: sessions per page. `wait_s`: how long to wait until the named sessions have ended."""
-
-    wait_s: float
-    limit: int
-
-
-class SessionFilter(TypedDict, total=False):
-    """Which sessions to select; `since` (Unix seconds) keeps those that ended then or later, and live ones.
-
-    `metadata` and `metrics` say what each key must be: a value, a list of values, or `{"min": ..., "max": ...}`.
-    `rewarded`: only sessions with, or without, a reward. `validation`: what to do with sessions whose metadata has
-    `validate: true` (default: skip, but include where sessions are named).
-
-    `purpose` and `agent` select turns; `min_version` and `max_version_span` leave out samples that are too stale to
-    train on. These four apply to samples, so a claim takes them only together with `export`.
-    """
-
-    group_id: str
-    task_id: str
-    status: str
-    outcome: str
-    since: float
-    metadata: Mapping[str, Json]
-    metrics: Mapping[str, Json]
-    rewarded: bool
-    validation: Literal["skip", "include", "only"]
-    purpose: str | Sequence[str]
-    agent: str | Sequence[str]
-    min_version: int
-    max_version_span: int
-
-
-class ListingFilter(SessionFilter, total=False):
-    """Which sessions to list: what else a listing filters by. It takes none of `agent` and the versions of samples.
-
-    `reward` (the score of the session) and `version` (of the weights, at its start): a number, a list of numbers, or
-    `{"min": ..., "max": ...}`. `forked`: with, or without, a turn that went back. `search`: a part of its id, its
-    task's or its group's. `purpose`: one that at least one turn has. `session_ids`: at most 1000.
-    """
-
-    session_ids: Sequence[str]
-    reward: Number | Sequence[Number] | Mapping[str, Number]
-    version: Number | Sequence[Number] | Mapping[str, Number]
-    forked: bool
-    search: str
-
-
-class ClaimOptions(TypedDict, total=False):
-    """How to claim: at most `limit` sessions (default 1), leased for `lease_s`, waiting up to `wait_s` for the first.
-
-    With `group_size`, only groups with so many sessions that have all ended are claimed, each whole; without it, that
-    of the sessions' start counts.
-    `consumer` is the prefix of the claim's id, so that others see who holds a session. Repeating a claim with its
-    `claim_id` returns what it holds and renews the lease; with `renew` it claims nothing new, and with `lease_s` 0 it
-    gives the sessions back.
-    """
-
-    limit: int
-    group_size: int
-    lease_s: float
-    wait_s: float
-    consumer: str
-    claim_id: str
-    renew: bool
-    export: SampleOptions
-
-
 class Delivery(TypedDict, total=False):
     """An answer for `deliver`, and the request that it is for.
 
@@ -294,3 +124,290 @@ class Delivery(TypedDict, total=False):
     error: str | Mapping[str, Json]
     finish_reason: Literal["stop", "length"]
     version: int
+
+
+# Written by `PYTHONPATH=docker python -m supply.option_tables`: change tokengrove/options.
+Format = Literal["json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet"]
+
+
+class Limits(TypedDict, total=False):
+    """The limits of a session.
+
+    `max_turns`: The most turns.
+    `max_total_tokens`: The most sampled tokens of all turns.
+    `max_tokens_per_turn`: The most sampled tokens of a turn.
+    `max_context_tokens`: The most tokens of a prompt with its answer.
+    `on_context_overflow`: What a turn beyond the context gets: a 400, or an empty answer with finish reason `length`.
+        Default: error.
+    `deadline_s`: How long the session may take turns. In seconds.
+    `max_images`: The most different images.
+    `max_image_bytes`: The most bytes of its images; equal ones count once.
+    """
+
+    max_turns: int
+    max_total_tokens: int
+    max_tokens_per_turn: int
+    max_context_tokens: int
+    on_context_overflow: Literal["error", "length"]
+    deadline_s: float
+    max_images: int
+    max_image_bytes: int
+
+
+class SessionOptions(TypedDict, total=False):
+    """How to start a session.
+
+    `sampling_policy`: Whether requests may choose their own sampling, or the session's holds in any case. Default:
+        default.
+    `tool_parser`: Format of tool calls, by a name of `--tool-parser`. Default: the server's.
+    `parallel_tool_calls`: False ends each answer after its first call. Default: true.
+    `chat_template_kwargs`: Options of the chat template for all turns, such as `enable_thinking`.
+    `session_id`: Id of the session. Default: `task_id` and a number.
+    `group_id`: Group of the session, whose members are compared with each other.
+    `group_size`: Number of sessions of the group; claims get them together, once all have ended.
+    `api_key`: Key of the agent. Default: a new one.
+    `key_lifetime_s`: Time until the session's keys expire. In seconds. Default: the server's.
+    `metadata`: Any object.
+    `sampling`: Sampling of all turns, by the names of chat completions.
+    `limits`: Limits of the session.
+    `discount`: Discount of rewards that flow back to earlier turns. Default: the server's.
+    `credit`: How rewards flow back: to ancestors in the tree, or to all earlier turns. Default: the server's.
+    `reward_scope`: Which rewards score the session, unless an export says otherwise; path if answers to one prompt that
+        are sampled one after the other are alternatives. Default: by its tree.
+    `grant_capacity`: Grant the start that this session takes, in one step (`--capacity-control`).
+    """
+
+    sampling_policy: Literal["default", "override"]
+    tool_parser: str
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Json]
+    session_id: str
+    group_id: str
+    group_size: int
+    api_key: str
+    key_lifetime_s: float
+    metadata: Mapping[str, Json]
+    sampling: Mapping[str, Json]
+    limits: Limits
+    discount: float
+    credit: Literal["tree", "linear"]
+    reward_scope: Literal["session", "path", "agent"]
+    grant_capacity: bool
+
+
+class Train(TypedDict, total=False):
+    """What to train; the rest stays in the samples as context.
+
+    `turns`: Turns to train: all, the last ones, or indexes from 0 of a conversation. Default: all.
+    `purposes`: Train only turns of these purposes.
+    `agents`: Train only turns of these agents.
+    `exclude`: Do not train the interactions with these ids.
+    `constrained`: Also train what was sampled under a grammar: forced tool calls and JSON answers.
+    """
+
+    turns: Literal["all", "last"] | Sequence[int]
+    purposes: str | Sequence[str]
+    agents: str | Sequence[str]
+    exclude: str | Sequence[str]
+    constrained: bool
+
+
+class SessionFilter(TypedDict, total=False):
+    """Which sessions, turns and samples to select. A claim takes `purpose`, `agent` and the versions only together with
+    `export`.
+
+    `group_id`: Only sessions of this group.
+    `task_id`: Only sessions of this task.
+    `status`: Only sessions of this status.
+    `outcome`: Only sessions of this outcome.
+    `since`: Only sessions that ended at this time or later, and live ones. In Unix seconds.
+    `metadata`: Only sessions with this metadata.
+    `metrics`: Only sessions with this metric.
+    `rewarded`: Only sessions with, or without, a reward.
+    `validation`: What to do with sessions whose metadata has `validate: true`. Default: skip, but include where
+        sessions are named.
+    `purpose`: Only turns of these purposes.
+    `agent`: Only turns of these agents.
+    `min_version`: Only samples whose trained tokens all have at least this weight version.
+    `max_version_span`: Only samples whose trained tokens span at most this many weight versions.
+    """
+
+    group_id: str
+    task_id: str
+    status: Literal["active", "ended", "expired"]
+    outcome: Literal["Finished", "Failed", "NoData", "Timeout"]
+    since: float
+    metadata: Mapping[str, Json]
+    metrics: Mapping[str, Json]
+    rewarded: bool
+    validation: Literal["skip", "include", "only"]
+    purpose: str | Sequence[str]
+    agent: str | Sequence[str]
+    min_version: int
+    max_version_span: int
+
+
+class ListingFilter(TypedDict, total=False):
+    """Which sessions to list.
+
+    `group_id`: Only sessions of this group.
+    `task_id`: Only sessions of this task.
+    `status`: Only sessions of this status.
+    `outcome`: Only sessions of this outcome.
+    `since`: Only sessions that ended at this time or later, and live ones. In Unix seconds.
+    `metadata`: Only sessions with this metadata.
+    `metrics`: Only sessions with this metric.
+    `rewarded`: Only sessions with, or without, a reward.
+    `validation`: What to do with sessions whose metadata has `validate: true`. Default: skip, but include where
+        sessions are named.
+    `session_ids`: Only these sessions, at most 1000.
+    `reward`: Only sessions of this score.
+    `version`: Only sessions that began at this weight version.
+    `forked`: Only sessions with, or without, a turn that went back.
+    `search`: Only sessions whose id, task or group contains this text, in any case of ASCII letters.
+    `purpose`: Only sessions with a turn of this purpose.
+    """
+
+    group_id: str
+    task_id: str
+    status: Literal["active", "ended", "expired"]
+    outcome: Literal["Finished", "Failed", "NoData", "Timeout"]
+    since: float
+    metadata: Mapping[str, Json]
+    metrics: Mapping[str, Json]
+    rewarded: bool
+    validation: Literal["skip", "include", "only"]
+    session_ids: Sequence[str]
+    reward: Number | Sequence[Number] | Mapping[str, Number]
+    version: Number | Sequence[Number] | Mapping[str, Number]
+    forked: bool
+    search: str
+    purpose: Literal["main", "title", "summary", "subagent", "aux"]
+
+
+class SampleOptions(TypedDict, total=False):
+    """How samples are made and sent.
+
+    `layout`: How a session becomes samples. Default: concat.
+    `discount`: Discount of the returns. Default: the session's.
+    `credit`: How rewards flow back to earlier turns. Default: the session's.
+    `drift`: How to export turns that cannot be joined to their parents: in a new sample, or in the same one, which
+        trains only answers that are still there as sampled. Default: fork.
+    `train`: What to train; the rest stays as context.
+    `include`: Also include the messages or the text of turns.
+    `images`: What samples have of images: where they stand, also their bytes (each once a page), or nothing. Default:
+        references.
+    `multi_modal_inputs`: Also what the model's processor made of images, and the positions of vision models; auto: if
+        the model is one.
+    `reward_name`: Name of the reward that counts. Default: the unnamed one.
+    `reward_granularity`: As in ROLL: the metric of that name is the reward, else the score.
+    `reward_scope`: Which rewards are summed into a sample's reward. Default: that of the session's start, else by its
+        score and tree; path with format areal or style.
+    `unrewarded`: What happens to sessions that run, failed or have no reward: they are left out, or count with the
+        rewards they have, else as 0. Default: skip with advantages, else zero.
+    `mask_unfinished`: Train nothing of sessions that ended with `finished: false`.
+    `advantages`: Add a column of advantages within each group.
+    `step_advantages`: Add a column of advantages among the turns of a group with the same `state_hash`.
+    `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
+    `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
+    `pad_token_id`: Token id of the padding. Default: 0.
+    `on_too_long`: What to do with samples that do not fit. Default: refuse.
+    `keep`: Part of a truncated response to keep. Default: head.
+    `format`: Format of the samples. Default: json; for `tokengrove export` as the file is named, or jsonl in a folder.
+    """
+
+    layout: Literal["individual", "concat", "tree", "padded"]
+    discount: float
+    credit: Literal["tree", "linear"]
+    drift: Literal["fork", "mask"]
+    train: Train
+    include: str | Sequence[str]
+    images: Literal["bytes", "references", "none"]
+    multi_modal_inputs: bool | Literal["auto"]
+    reward_name: str
+    reward_granularity: Literal["pass_rate", "binary"]
+    reward_scope: Literal["session", "path", "agent"]
+    unrewarded: Literal["skip", "zero"]
+    mask_unfinished: bool
+    advantages: Literal["grpo", "leave_one_out"]
+    step_advantages: Literal["grpo", "leave_one_out"]
+    prompt_length: int
+    response_length: int
+    pad_token_id: int
+    on_too_long: Literal["refuse", "drop", "truncate"]
+    keep: Literal["head", "tail", "middle"]
+    format: Format
+
+
+class ExportOptions(SampleOptions, total=False):
+    """How to export.
+
+    `wait_s`: Wait until the named sessions have ended. In seconds. Default: 0.
+    `limit`: Sessions per page, or per file of a folder. Default: 1000; for `tokengrove export` 100.
+    """
+
+    wait_s: float
+    limit: int
+
+
+class TokenOptions(TypedDict, total=False):
+    """The export that `include=["tokens"]` shows a turn in.
+
+    `filter`: Which sessions, turns and samples.
+    `layout`: How a session becomes samples. Default: concat.
+    `drift`: How to export turns that cannot be joined to their parents: in a new sample, or in the same one, which
+        trains only answers that are still there as sampled. Default: fork.
+    `train`: What to train; the rest stays as context.
+    `reward_name`: Name of the reward that counts. Default: the unnamed one.
+    `reward_granularity`: As in ROLL: the metric of that name is the reward, else the score.
+    `reward_scope`: Which rewards are summed into a sample's reward. Default: that of the session's start, else by its
+        score and tree; path with format areal or style.
+    `unrewarded`: What happens to sessions that run, failed or have no reward: they are left out, or count with the
+        rewards they have, else as 0. Default: skip with advantages, else zero.
+    `mask_unfinished`: Train nothing of sessions that ended with `finished: false`.
+    `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
+    `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
+    `on_too_long`: What to do with samples that do not fit. Default: refuse.
+    `keep`: Part of a truncated response to keep. Default: head.
+    """
+
+    filter: SessionFilter
+    layout: Literal["individual", "concat", "tree", "padded"]
+    drift: Literal["fork", "mask"]
+    train: Train
+    reward_name: str
+    reward_granularity: Literal["pass_rate", "binary"]
+    reward_scope: Literal["session", "path", "agent"]
+    unrewarded: Literal["skip", "zero"]
+    mask_unfinished: bool
+    prompt_length: int
+    response_length: int
+    on_too_long: Literal["refuse", "drop", "truncate"]
+    keep: Literal["head", "tail", "middle"]
+
+
+class ClaimOptions(TypedDict, total=False):
+    """How to claim sessions.
+
+    `limit`: The most sessions to claim. Default: 1.
+    `group_size`: Claim only groups of so many sessions that have all ended, each group whole. Default: that of the
+        sessions' start.
+    `lease_s`: Length of the lease; 0 gives the sessions back. In seconds. Default: 600.
+    `wait_s`: How long to wait for a first session. In seconds. Default: 0.
+    `consumer`: Prefix of the claim's id, so that others see who holds a session.
+    `claim_id`: Id of this claim, to repeat it or to renew its lease. Default: a new id.
+    `renew`: Renew the lease of `claim_id` and claim nothing new.
+    `export`: Answer with samples, made with these options of an export.
+    """
+
+    limit: int
+    group_size: int
+    lease_s: float
+    wait_s: float
+    consumer: str
+    claim_id: str
+    renew: bool
+    export: SampleOptions
+
+
+# The end of what is written.

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from tokengrove.commands.rollout import AsJson, Config, OwnServer, Quiet, Words, play
-from tokengrove.commands.signatures import takes_run_flags
+from tokengrove.commands.run_flags import takes_run_flags
 
 
 @takes_run_flags

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
-from tokengrove.commands.export_flags import ExportFlags
+from tokengrove.commands.export_flags import export_body, takes_export_flags
 from tokengrove.commands.failure import fail
-from tokengrove.commands.signatures import takes_export_flags
 from tokengrove.errors import ConfigurationError, ProxyError
+from tokengrove.options.option import flag_of
 from tokengrove.server_part import server_part
 
 Url = Annotated[str | None, typer.Option(help="URL of a running server: export training samples from it.")]
@@ -54,7 +53,7 @@ def export(
         return
     from tokengrove.client import ServerUnreachable, export_files
 
-    body = ExportFlags(**{name: value for name, value in flags.items() if value is not None}).body()
+    body = export_body(flags)
     try:
         name = export_files.format_of(output, body.pop("format", None))
         tally = export_files.export_files(url, admin_key, output, body, name)
@@ -74,8 +73,7 @@ def export(
 
 def _check_of_one_kind(url: str | None, of_a_backup: dict[str, Any], of_samples: dict[str, Any]) -> None:
     """Raise ConfigurationError for a flag of the other kind of export, which would have no effect."""
-    defaults = {spec.name: spec.default or None for spec in fields(ExportFlags)}
     strays, kind = (of_samples, "--url") if url is None else (of_a_backup, "--all")
     for name, value in strays.items():
-        if value is not None and value != defaults.get(name):
-            raise ConfigurationError(f"--{name.replace('_', '-')} applies only with {kind}")
+        if value is not None and value != []:
+            raise ConfigurationError(f"{flag_of(name)} applies only with {kind}")

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from tokengrove import initial_block
-from tokengrove.commands.signatures import takes_run_flags
+from tokengrove.commands.run_flags import takes_run_flags
 
 _COMMAND = "tokengrove.command"
 

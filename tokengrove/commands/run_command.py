@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokengrove.commands.agents_output import agents_on_stderr
 from tokengrove.commands.failure import fail
 from tokengrove.commands.few_warnings import few_warnings
-from tokengrove.commands.run_flags import command_options_of, named_values, options_of
+from tokengrove.commands.run_flags import command_options_of, named_values, run_options_of
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.rollout.run_options import RunOptions
 
@@ -77,7 +77,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 def _chosen(asked: Asked) -> _Chosen:
     """The options of the file and of the flags, which win. Raises ConfigurationError."""
-    given = options_of(asked.flags)
+    given = run_options_of(asked.flags)
     words = list(asked.words)
     if words and not (asked.config is not None and _is_change(words[0])):
         given["agent"] = words.pop(0)

@@ -5,41 +5,31 @@ A flag that is not given is None: the value of the file of `--config`, or the de
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, fields
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
-from tokengrove.commands.export_flags import ExportFlags
+from tokengrove.commands.export_flags import export_body, run_export_flags
+from tokengrove.commands.signatures import Command, flag_parameter, with_flags
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.option import Option, options_of
 from tokengrove.rollout.command_options import CommandOptions
 from tokengrove.rollout.run_options import RunOptions
 
-EXPORT_PANELS = ("How samples are made", "What is trained", "Layout padded")
-"""The panels of `tokengrove export` whose flags apply here: which sessions are exported is the run's matter."""
-
-_OF_SESSIONS = ("discount", "credit")
-"""Fields of an export that a run gives to its sessions (`--session discount=0.9`), so that all exports agree."""
+_RUN, _COMMAND = options_of(RunOptions), options_of(CommandOptions)
 
 
-def export_fields() -> list[Field[Any]]:
-    """The flags of an export that `rollout` and `eval` have, too."""
-    return [
-        spec
-        for spec in fields(ExportFlags)
-        if spec.metadata["panel"] in EXPORT_PANELS and spec.name not in _OF_SESSIONS
-    ]
+def takes_run_flags(command: Command) -> Command:
+    """Add a flag for each option of a run with a panel, of a command, and of an export that fits a run."""
+    run = [_run_flag(option) for option in _RUN.values() if "panel" in option.about]
+    commands = [flag_parameter(option) for option in _COMMAND.values()]
+    return with_flags(command, [*run, *commands, *run_export_flags().values()])
 
 
-def export_body(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the export that flags ask for; empty without flags. Raises ConfigurationError."""
-    chosen: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
-    if not chosen:
-        return {}
-    body = ExportFlags(**chosen).body()
-    if "layout" not in chosen:
-        del body["layout"]
-    return body
+def _run_flag(option: Option) -> inspect.Parameter:
+    variable = "TOKENGROVE_ADMIN_KEY" if option.name == "admin_key" else None
+    return flag_parameter(option, envvar=variable)
 
 
 def named_values(flag: str, given: Sequence[str]) -> dict[str, Any]:
@@ -62,30 +52,32 @@ def _json(text: str) -> Any:
         return text
 
 
-def options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+def run_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options that flags give, by the names of `RunOptions`. Raises ConfigurationError."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    hints, of_export = get_type_hints(RunOptions), {spec.name for spec in export_fields()}
+    given = _given(flags)
     options: dict[str, Any] = {}
-    for name in given.keys() & hints.keys():
+    for name in given.keys() & _RUN.keys():
         value = given[name]
-        if get_origin(hints[name]) is Mapping:
-            options[name] = named_values(f"--{name.replace('_', '-')}", value)
+        if get_origin(_RUN[name].kind) is Mapping:
+            options[name] = named_values(_RUN[name].flag, value)
         else:
             options[name] = tuple(value) if isinstance(value, list) else value
-    if export := export_body({name: given[name] for name in given.keys() & of_export}):
+    if export := export_body({name: given[name] for name in given.keys() & run_export_flags().keys()}):
         options["export"] = export
     return options
 
 
 def command_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a command that flags give, by the names of `CommandOptions`. Raises ConfigurationError."""
-    hints = get_type_hints(CommandOptions)
-    given = {name: value for name, value in flags.items() if name in hints and value is not None and value != []}
+    given = {name: value for name, value in _given(flags).items() if name in _COMMAND}
     for name, value in given.items():
-        if get_origin(hints[name]) is Mapping:
-            given[name] = dict(_named_text(f"--{name.replace('_', '-')}", text) for text in value)
+        if get_origin(_COMMAND[name].kind) is Mapping:
+            given[name] = dict(_named_text(_COMMAND[name].flag, text) for text in value)
     return given
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value != []}
 
 
 def _named_text(flag: str, text: str) -> tuple[str, str]:

@@ -1,37 +1,16 @@
-"""Decorators that give a command one flag for each field of a dataclass, so that typer lists and parses every field."""
+"""Gives a command one flag for each option of a group, so that typer lists and parses them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from tokengrove.commands.export_flags import ExportFlags
-from tokengrove.commands.run_flags import export_fields
-from tokengrove.rollout.command_options import CommandOptions
-from tokengrove.rollout.run_options import RunOptions
+from tokengrove.options.option import Conditions, Option, flag_of
 
 Command = Callable[..., None]
-
-
-def takes_export_flags(command: Command) -> Command:
-    """Add a flag for each field of ExportFlags."""
-    hints = get_type_hints(ExportFlags)
-    return with_flags(command, [_export_flag(spec, hints[spec.name]) for spec in fields(ExportFlags)])
-
-
-def takes_run_flags(command: Command) -> Command:
-    """Add a flag for each field of RunOptions with a panel, of CommandOptions, and of ExportFlags if it fits a run.
-    A flag that is not given is None: the configuration file or the default then applies.
-    """
-    hints, of_command, of_export = map(get_type_hints, (RunOptions, CommandOptions, ExportFlags))
-    own = [_run_flag(spec, hints[spec.name]) for spec in fields(RunOptions) if "panel" in spec.metadata]
-    commands = [_run_flag(spec, of_command[spec.name]) for spec in fields(CommandOptions)]
-    exports = [_export_only_flag(spec, of_export[spec.name]) for spec in export_fields()]
-    return with_flags(command, [*own, *commands, *exports])
 
 
 def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
@@ -43,46 +22,66 @@ def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
     return command
 
 
-def _export_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
-    about = spec.metadata
-    option = typer.Option(flag_name(spec), help=about["help"], rich_help_panel=about["panel"], **about["bounds"])
-    return parameter(spec, kind, option, spec.default or None)
+def flag_parameter(option: Option, *, help: str | None = None, negated: bool = False, **more: Any) -> inspect.Parameter:
+    """The parameter of an option's flag. A flag that is not given is None: what else is configured then applies.
 
-
-def _run_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
-    about, kind = spec.metadata, tuple[str, ...] if get_origin(kind) is Mapping else kind
-    bounds: dict[str, Any] = {name: bound for name, bound in about["bounds"].items() if kind in (int, int | None)}
-    named: dict[str, Any] = {} if spec.name != "admin_key" else {"envvar": "TOKENGROVE_ADMIN_KEY"}
-    text = about["help"] + _default_of_a_run(spec)
-    option = typer.Option(
-        flag_name(spec), help=text, rich_help_panel=about["panel"], show_default=False, **bounds, **named
+    `negated`: a switch also has the flag `--no-NAME`.
+    """
+    negated = negated and option.kind is bool
+    kind = bool if negated else _parsed(option)
+    if kind is int:
+        bounds = {"min": option.about.get("least"), "max": option.about.get("most")}
+        more |= {end: int(bound) for end, bound in bounds.items() if bound is not None}
+    flag = typer.Option(
+        f"{option.flag}/{flag_of(f'no_{option.parameter}')}" if negated else option.flag,
+        help=help or described(option),
+        rich_help_panel=option.about.get("panel"),
+        show_default=False,
+        **more,
     )
-    return parameter(spec, kind, option, None)
+    return inspect.Parameter(
+        option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, flag]
+    )
 
 
-def _default_of_a_run(spec: Field[Any]) -> str:
-    """The default, where the help does not tell it."""
-    if spec.default in (None, (), False) or spec.default is MISSING or "default" in spec.metadata["help"]:
-        return ""
-    return f" Default: {spec.default}."
+def described(option: Option) -> str:
+    """The help of an option, with its words and its default."""
+    words, text = option.choices, option.help
+    if not all(word in text for word in words):
+        text = f"{text.removesuffix('.')} ({_listed(words)})."
+    if form := _form(option):
+        text += f" {form}."
+    return text if option.kind is bool or not option.default_text else f"{text} Default: {option.default_text}."
 
 
-def _export_only_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
-    about = spec.metadata
-    option = typer.Option(flag_name(spec), help=about["help"], rich_help_panel=about["panel"], **about["bounds"])
-    return parameter(spec, kind, option, None)
+def _form(option: Option) -> str:
+    """How the value of a flag is written, if its type does not say it."""
+    if option.kind is Conditions:
+        return "KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; repeatable"
+    if get_origin(option.kind) is Mapping:
+        return "NAME=VALUE; repeatable"
+    if option.repeats:
+        return "Repeatable"
+    if _is_word_bool(option):
+        return "True or false"
+    return f"In {option.about['unit']}" if "unit" in option.about else ""
 
 
-def parameter(spec: Field[Any], kind: Any, option: Any, default: Any) -> inspect.Parameter:
-    """A tuple is a flag that may be repeated."""
-    parsed: Any = kind | None
-    for each in (str, int):
-        if kind == tuple[each, ...]:  # type: ignore[valid-type]
-            parsed = list[each] | None  # type: ignore[valid-type]
-    annotation = Annotated[parsed, option]
-    return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}"
 
 
-def flag_name(spec: Field[Any]) -> str:
-    """The flag of a field."""
-    return f"--{spec.name.replace('_', '-')}"
+def _is_word_bool(option: Option) -> bool:
+    """Whether its flag has a value: without one it is neither true nor false."""
+    return option.kind is bool and option.default is None
+
+
+def _parsed(option: Option) -> Any:
+    """The type that typer reads."""
+    if option.repeats:
+        return list[int] if get_args(option.kind)[:1] == (int,) else list[str]
+    if option.kind in (int, float):
+        return option.kind
+    is_switch = option.default is False or option.default is True
+    return bool if is_switch else str

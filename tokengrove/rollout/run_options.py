@@ -5,14 +5,13 @@ This module is apart from `tokengrove.runs` so that `tokengrove --help` does not
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from tokengrove.errors import ConfigurationError
-from tokengrove.rollout.option_values import flag
+from tokengrove.options.option import flag_of, option, options_of
 
 if TYPE_CHECKING:
     from tokengrove.client.options import SessionOptions
@@ -43,18 +42,6 @@ _OWN_FIELDS = {
 """Fields of `start_session` that are no entries of `session`, and why."""
 
 
-def _option(panel: str, text: str, default: Any = None, **bounds: float) -> Any:
-    about = {"help": text, "panel": panel, "bounds": bounds}
-    return field(default=default, metadata=about)
-
-
-def _mapping(panel: str, text: str) -> Any:
-    """An option of names and values; as a flag NAME=VALUE, repeatable, where VALUE is JSON, else text."""
-    return field(
-        default_factory=dict, metadata={"help": f"{text} NAME=VALUE; repeatable.", "panel": panel, "bounds": {}}
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """What to play, where, how often, and what becomes of it. `checked` says what is wrong with it.
@@ -63,87 +50,106 @@ class RunOptions:
     tasks are given to `run_episodes`. `folder` None keeps nothing on disk: such a run cannot be resumed.
     """
 
-    agent: str | None = field(default=None, metadata={"help": "Class path of the agent."})
-    command: tuple[str, ...] = field(default=(), metadata={"help": "Program with its arguments that is the agent."})
-    agent_arg: Mapping[str, Any] = _mapping(_WHAT, "Argument of the agent's class, or option of the command:")
-    data: str | None = _option(
-        _WHAT, "Tasks: a .jsonl, .json, .csv or .parquet file, a folder of Harbor tasks, or package.module:tasks."
+    agent: str | None = option(None, "Class path of the agent.")
+    command: tuple[str, ...] = option((), "Program with its arguments that is the agent.")
+    agent_arg: Mapping[str, Any] = option({}, "Argument of the agent's class, or option of the command.", panel=_WHAT)
+    data: str | None = option(
+        None,
+        "Tasks: a .jsonl, .json, .csv or .parquet file, a folder of Harbor tasks, or package.module:tasks.",
+        panel=_WHAT,
     )
-    task_id_field: str | None = _option(
-        _WHAT, "Field of the data that has the task's id (default: task_id, else the row's number and a hash of it)."
+    task_id_field: str | None = option(
+        None,
+        "Field of the data that has the task's id.",
+        panel=_WHAT,
+        otherwise="task_id, else the row's number and a hash of it",
     )
-    limit: int | None = _option(_WHAT, "Only the first tasks, this many.", min=1)
-    reward: str | None = _option(_WHAT, "package.module:function that rewards an episode.")
-    scorer: tuple[str, ...] = _option(_WHAT, "package.module:function that scores turns or episodes; repeatable.", ())
-    success: float = _option(_WHAT, "Reward from which on an episode counts as passed, for pass@k.", 1.0)
-    url: str | None = _option(_WHERE, "URL of a running server (default: start one for the run).")
-    admin_key: str | None = _option(_WHERE, "Admin key of the server, if it has one.")
-    executor: str = _option(_WHERE, "local (this process), process (several) or ray (a Ray cluster).", "local")
-    workers: int | None = _option(_WHERE, "Processes of --executor process (default: CPU cores).", min=1)
-    ray_address: str | None = _option(_WHERE, "Address of the Ray cluster (default: Ray's own rule).")
-    ray_cpus: float | None = _option(_WHERE, "CPUs of a Ray worker.", min=0)
-    ray_episodes: int | None = _option(_WHERE, "Episodes that a Ray worker plays at once.", min=1)
-    ray_runtime_env: Mapping[str, Any] = _mapping(_WHERE, "Entry of Ray's runtime environment:")
-    group_size: int = _option(_HOW, "Episodes of each task, compared with each other.", 1, min=1, max=_MAX_GROUP)
-    concurrency: int = _option(_HOW, "Episodes at once.", 64, min=1)
-    passes: int = _option(_HOW, "How often the data is played; each pass has groups of its own.", 1, min=1)
-    seed: int | None = _option(
-        _HOW, "Seed of the run: agents and sampling get one for each episode (default: agents only, drawn at random)."
+    limit: int | None = option(None, "Only the first tasks, this many.", panel=_WHAT, least=1)
+    reward: str | None = option(None, "package.module:function that rewards an episode.", panel=_WHAT)
+    scorer: tuple[str, ...] = option((), "package.module:function that scores turns or episodes.", panel=_WHAT)
+    success: float = option(1.0, "Reward from which on an episode counts as passed, for pass@k.", panel=_WHAT)
+    url: str | None = option(None, "URL of a running server.", panel=_WHERE, otherwise="start one for the run")
+    admin_key: str | None = option(None, "Admin key of the server, if it has one.", panel=_WHERE)
+    executor: str = option(
+        "local", "local (this process), process (several) or ray (a Ray cluster).", panel=_WHERE, choices=EXECUTORS
     )
-    timeout_s: float | None = _option(_FAILURES, "Seconds that an agent may play (default: no limit).", min=0)
-    start_timeout_s: float = _option(
-        _FAILURES, "Seconds that an episode waits for a full server to take its session.", 600.0, min=0
+    workers: int | None = option(None, "Processes of --executor process.", panel=_WHERE, least=1, otherwise="CPU cores")
+    ray_address: str | None = option(None, "Address of the Ray cluster.", panel=_WHERE, otherwise="Ray's own rule")
+    ray_cpus: float | None = option(None, "CPUs of a Ray worker.", panel=_WHERE, least=0)
+    ray_episodes: int | None = option(None, "Episodes that a Ray worker plays at once.", panel=_WHERE, least=1)
+    ray_runtime_env: Mapping[str, Any] = option({}, "Entry of Ray's runtime environment.", panel=_WHERE)
+    group_size: int = option(
+        1, "Episodes of each task, compared with each other.", panel=_HOW, least=1, most=_MAX_GROUP
     )
-    scoring_timeout_s: float = _option(
-        _FAILURES, "Seconds that the reward function and the scorers may take.", 600.0, min=0
+    concurrency: int = option(64, "Episodes at once.", panel=_HOW, least=1)
+    passes: int = option(1, "How often the data is played; each pass has groups of its own.", panel=_HOW, least=1)
+    seed: int | None = option(
+        None,
+        "Seed of the run: agents and sampling get one for each episode.",
+        panel=_HOW,
+        otherwise="agents only, drawn at random",
     )
-    retries: int = _option(_FAILURES, "How often an episode is played again after a failure.", 2, min=0)
-    retry_on: tuple[str, ...] = _option(
-        _FAILURES,
-        f"Failures after which it is played again: {', '.join(RETRYABLE)}; repeatable (default: server, worker).",
+    timeout_s: float | None = option(
+        None, "Seconds that an agent may play.", panel=_FAILURES, least=0, otherwise="no limit"
+    )
+    start_timeout_s: float = option(
+        600.0, "Seconds that an episode waits for a full server to take its session.", panel=_FAILURES, least=0
+    )
+    scoring_timeout_s: float = option(
+        600.0, "Seconds that the reward function and the scorers may take.", panel=_FAILURES, least=0
+    )
+    retries: int = option(2, "How often an episode is played again after a failure.", panel=_FAILURES, least=0)
+    retry_on: tuple[str, ...] = option(
         ("server", "worker"),
+        "Failures after which it is played again.",
+        panel=_FAILURES,
+        choices=RETRYABLE,
+        otherwise="server, worker",
     )
-    max_failures: int = _option(
-        _FAILURES, "Failed episodes that are no error (default 0): with more, the exit code is 1.", 0, min=0
+    max_failures: int = option(
+        0, "Failed episodes that are no error; with more, the exit code is 1.", panel=_FAILURES, least=0
     )
-    max_failed_episodes: int | None = _option(
-        _FAILURES,
-        "Failed episodes in a row after which the run stops; -1: never (default: three groups' worth, or one more than "
-        "--max-failures).",
-        min=-1,
+    max_failed_episodes: int | None = option(
+        None,
+        "Failed episodes in a row after which the run stops; -1: never.",
+        panel=_FAILURES,
+        least=-1,
+        otherwise="three groups' worth, or one more than --max-failures",
     )
-    fail_fast: bool = _option(_FAILURES, "Stop as soon as more than --max-failures episodes have failed.", False)
-    sampling: Mapping[str, Any] = _mapping(_SESSIONS, "Sampling of all turns (temperature, max_tokens, ...):")
-    sampling_policy: str | None = _option(
-        _SESSIONS, "default: requests may choose otherwise; override: --sampling holds in any case."
+    fail_fast: bool = option(False, "Stop as soon as more than --max-failures episodes have failed.", panel=_FAILURES)
+    sampling: Mapping[str, Any] = option({}, "Sampling of all turns (temperature, max_tokens, ...).", panel=_SESSIONS)
+    sampling_policy: str | None = option(
+        None,
+        "default: requests may choose otherwise; override: --sampling holds in any case.",
+        panel=_SESSIONS,
+        choices=("default", "override"),
     )
-    limits: Mapping[str, Any] = _mapping(_SESSIONS, "Limit of a session (max_turns, max_total_tokens, ...):")
-    session: Mapping[str, Any] = _mapping(_SESSIONS, "Further field of start_session (discount, credit, ...):")
-    metadata: Mapping[str, Any] = _mapping(_SESSIONS, "Metadata of the sessions:")
-    validation: bool = field(default=False, metadata={"help": "The sessions measure the policy: never trained on."})
-    folder: str | None = _option(_RESULTS, "Folder that keeps runs, each in a folder of its own.", "runs")
-    name: str | None = _option(
-        _RESULTS, "Name of the run (default: made of the data's name and of the options). The same name resumes it."
+    limits: Mapping[str, Any] = option({}, "Limit of a session (max_turns, max_total_tokens, ...).", panel=_SESSIONS)
+    session: Mapping[str, Any] = option({}, "Further field of start_session (discount, credit, ...).", panel=_SESSIONS)
+    metadata: Mapping[str, Any] = option({}, "Metadata of the sessions.", panel=_SESSIONS)
+    validation: bool = option(False, "The sessions measure the policy: never trained on.")
+    folder: str | None = option("runs", "Folder that keeps runs, each in a folder of its own.", panel=_RESULTS)
+    name: str | None = option(
+        None,
+        "Name of the run. The same name resumes it.",
+        panel=_RESULTS,
+        otherwise="made of the data's name and of the options",
     )
-    retry_failed: bool = _option(_RESULTS, "When a run is resumed, also play its failed episodes again.", False)
-    output: str | None = _option(
-        _RESULTS, "File or folder of the training samples (default: samples.* in the run's folder; eval: none)."
+    retry_failed: bool = option(False, "When a run is resumed, also play its failed episodes again.", panel=_RESULTS)
+    output: str | None = option(
+        None,
+        "File or folder of the training samples.",
+        panel=_RESULTS,
+        otherwise="samples.* in the run's folder; eval: none",
     )
-    export_failed: bool = _option(_RESULTS, "Export the sessions of failed episodes, too.", False)
-    export: Mapping[str, Any] = field(
-        default_factory=dict, metadata={"help": "Fields of /trajectories/export: layout, format, ..."}
-    )
+    export_failed: bool = option(False, "Export the sessions of failed episodes, too.", panel=_RESULTS)
+    export: Mapping[str, Any] = option({}, "Fields of /trajectories/export: layout, format, ...")
 
     def checked(self) -> RunOptions:
         """Return these options. Raises ConfigurationError that names the option which is wrong."""
         self._check_agent()
-        for spec in fields(self):
-            _check_bounds(spec.name, getattr(self, spec.name), spec.metadata.get("bounds", {}))
-        _check_one_of("executor", self.executor, EXECUTORS)
-        for kind in self.retry_on:
-            _check_one_of("retry_on", kind, RETRYABLE)
-        if self.sampling_policy is not None:
-            _check_one_of("sampling_policy", self.sampling_policy, ("default", "override"))
+        for name, each in options_of(RunOptions).items():
+            each.check(getattr(self, name))
         if self.max_failed_episodes == 0:
             raise ConfigurationError("--max-failed-episodes must be at least 1, or -1 for no end, not 0")
         _check_session_fields(self.session)
@@ -164,7 +170,7 @@ class RunOptions:
             raise ConfigurationError(f"--workers applies to --executor process, not to {self.executor}")
         for name in ("ray_address", "ray_cpus", "ray_episodes", "ray_runtime_env"):
             if getattr(self, name) not in (None, {}) and self.executor != "ray":
-                raise ConfigurationError(f"{flag(name)} applies to --executor ray, not to {self.executor}")
+                raise ConfigurationError(f"{flag_of(name)} applies to --executor ray, not to {self.executor}")
 
     def _check_output(self) -> None:
         if self.folder is None and self.name is not None:
@@ -198,22 +204,6 @@ class RunOptions:
         }
         options: SessionOptions = {name: value for name, value in given.items() if value not in (None, {})}  # type: ignore[assignment]
         return options
-
-
-def _check_bounds(name: str, value: object, bounds: Mapping[str, float]) -> None:
-    if not bounds or value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigurationError(f"{flag(name)} {value!r} is not a number")
-    if value < bounds.get("min", -math.inf) or value > bounds.get("max", math.inf):
-        least, most = bounds.get("min"), bounds.get("max")
-        told = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ConfigurationError(f"{flag(name)} must be {told}, not {value}")
-
-
-def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{flag(name)} must be one of {', '.join(known)}, not {value!r}")
 
 
 def _check_session_fields(given: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ import orjson
 
 from tokengrove.errors import ConfigurationError
 from tokengrove.old_names import with_new_names
+from tokengrove.options.option import flag_of
 from tokengrove.rollout.episodes import Task
-from tokengrove.rollout.option_values import flag
 from tokengrove.rollout.run_options import RunOptions
 from tokengrove.runs.journal import Journal
 from tokengrove.runs.tasks import digest_of
@@ -172,7 +172,7 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         told = {
             "tasks": f"it had {before.get('tasks')} tasks, now there are {value}",
             "data": "the tasks of --data are others",
-        }.get(name, f"{flag(name)} was {_told(before.get(name))} and is now {_told(value)}")
+        }.get(name, f"{flag_of(name)} was {_told(before.get(name))} and is now {_told(value)}")
         raise ConfigurationError(f"the run in {path} is another one: {told}; give another --name, or the same options")
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, case, func, or_, select
 
 from proxy.store.sql.tables import WAITING, sessions
-from proxy.types import SessionStatus
+from tokengrove.options.session import SessionStatus
 
 
 class Backlog(NamedTuple):

@@ -16,7 +16,8 @@ from proxy.store.sql import rows
 from proxy.store.sql.begun import PENDING
 from proxy.store.sql.reads import filtered
 from proxy.store.sql.tables import intents, interactions, sessions
-from proxy.types import GroupSummary, Outline, SessionStatus
+from proxy.types import GroupSummary, Outline
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 # A purpose is derived from the prompts of the roots that do not state theirs. Nothing else reads a message.

@@ -30,8 +30,9 @@ from proxy.store.sql.begun import LIVES, PENDING
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.store.values import Wanted
-from proxy.types import Credit, Interaction, ListedSession, SessionRecord, SessionStatus
+from proxy.types import Interaction, ListedSession, SessionRecord
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.session import Credit, SessionStatus
 from tokengrove.reasons import Status
 
 

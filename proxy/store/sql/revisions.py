@@ -11,7 +11,7 @@ from proxy.store.news import MutableFields, News, Seen
 from proxy.store.sql import codec, reads, rows
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
-from proxy.types import SessionStatus
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 Wanted = tuple[str, Seen]

@@ -16,21 +16,18 @@ from proxy.store.notes import note_fields, notes_of
 from proxy.store.sql import checksums, codec
 from proxy.types import (
     Api,
-    Credit,
     Interaction,
     Logprobs,
     Message,
-    Outcome,
     PlacedImage,
-    RewardScope,
     Role,
     SamplingParams,
     SessionRecord,
-    SessionStatus,
     Tool,
     ids_of,
 )
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.reasons import FinishReason, Reason, Status
 
 RowValues = dict[str, Any]

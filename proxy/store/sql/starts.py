@@ -15,8 +15,8 @@ from proxy.store.refusals import no_capacity, too_many_live, too_stale
 from proxy.store.sql import rows
 from proxy.store.sql.locks import pass_alone
 from proxy.store.sql.tables import capacity, sessions
-from proxy.types import Outcome, SessionStatus
 from tokengrove.errors import KeyInUse, brief
+from tokengrove.options.session import Outcome, SessionStatus
 
 _STARTS, _PRUNED = "starts", "pruned"
 _LIVE = sessions.c.status == SessionStatus.ACTIVE.value

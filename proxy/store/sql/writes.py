@@ -40,8 +40,9 @@ from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
-from proxy.types import Credit, ImageFile, Interaction
+from proxy.types import ImageFile, Interaction
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
+from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]

@@ -13,7 +13,7 @@ from proxy.api.session_request import parse_start
 from tokengrove.errors import InvalidRequest
 
 FILTERS = (
-    "group_id, task_id, status, outcome, since, validation, rewarded, metadata, metrics, "
+    "group_id, task_id, status, outcome, since, metadata, metrics, rewarded, validation, "
     "purpose, agent, min_version, max_version_span"
 )
 
@@ -35,7 +35,7 @@ FILTERS = (
             "; did you mean 'train.turns'?",
             "turns, purposes, agents, exclude, constrained",
         ),
-        ({"layot": "tree"}, "layot", "; did you mean 'layout'?", "multi_modal_inputs"),
+        ({"layot": "tree"}, "layot", "; did you mean 'layout'?", "style"),
     ],
 )
 def test_an_unknown_field_of_an_export_is_named_with_the_nearest_known_one(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from proxy.api.listing import _together
 from proxy.api.listing_json import group_json, summary_json
 from proxy.trajectory.summary import Summary
-from proxy.types import GroupSummary, SessionRecord, SessionStatus
+from proxy.types import GroupSummary, SessionRecord
+from tokengrove.options.session import SessionStatus
 
 
 def summary(score: float | None = None, versions: tuple[int, int] | None = None) -> Summary:

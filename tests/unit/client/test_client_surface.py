@@ -11,16 +11,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from starlette.routing import Route
 
-from proxy.api import (
-    claim_endpoints,
-    delivery,
-    export_options,
-    export_request,
-    listing_request,
-    reward_request,
-    session_request,
-    token_options,
-)
+from proxy.api import delivery, listing_request, reward_request, session_request
 from proxy.app import build_app
 from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
 from proxy.sessions.issued_keys import KeyKind
@@ -137,24 +128,11 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
 
 
 def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
-    """`style` is AReaL's name of `layout`, `request_id` an older one; pages are the client's own matter.
-
-    `drop_retry_orphans` is AReaL's and has no effect. `outline` is a method of its own: its samples have no arrays.
-    """
-    areals = {"style", "drop_retry_orphans"}
-    sample_options = set(export_options.OPTION_FIELDS) - {"style"}
+    """The others are written from the options. `request_id` is an older name."""
     fields = {
-        options.SessionOptions: {*session_request._START_FIELDS} - {"task_id"},
         options.RewardOptions: {*reward_request.REWARD_FIELDS} - {"reward"},
         options.EndOptions: {*session_request._END_FIELDS},
-        options.SessionFilter: {*export_request.FILTERS},
-        options.ListingFilter: {*export_request.FILTERS, *listing_request.STORED, *listing_request.SUMMED},
-        options.SampleOptions: sample_options,
-        options.ExportOptions: {*export_request._FIELDS}
-        - {"session_id", "session_ids", "filter", "cursor", "outline", *areals},
-        options.TokenOptions: {*token_options.TOKEN_OPTIONS},
         options.Delivery: {*delivery._FIELDS} - {"request_id"},
-        options.ClaimOptions: {*claim_endpoints._FIELDS} - {"filter"},
     }
     for kind, names in fields.items():
         assert get_type_hints(kind).keys() == names, kind.__name__

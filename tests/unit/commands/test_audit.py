@@ -9,11 +9,12 @@ import pytest
 
 from proxy.commands.audit import Audit, audit, check_session
 from proxy.store.inspection import Stored, inspecting
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
 from tests.support import assistant, says, serving, user
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Reason
 
 

@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.api.export_request import parse_export
-from proxy.export_formats.encoder import ExportFormat
 from proxy.store.values import Wanted
-from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.layout_options import Images, Include, Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.main_reward import MainReward
-from proxy.trajectory.paths import Drift
-from proxy.trajectory.scores import RewardScope, Unrewarded
-from proxy.trajectory.selection import TrainSelection, TurnSelection
-from proxy.types import Credit, Outcome, SessionStatus
 from tokengrove.client.export_files import export_files
 from tokengrove.commands.export import export
-from tokengrove.commands.export_flags import ExportFlags
+from tokengrove.commands.export_flags import export_body
 from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.options.export import (
+    EXPORT_GROUPS,
+    Baseline,
+    Drift,
+    ExportFormat,
+    Images,
+    Include,
+    Keep,
+    Layout,
+    Padding,
+    TooLong,
+    TrainSelection,
+    TurnSelection,
+    Unrewarded,
+)
+from tokengrove.options.option import options_of
+from tokengrove.options.session import Credit, Outcome, RewardScope, SessionFilter, SessionStatus
 
 
-def test_without_flags_the_server_decides_all_but_the_layout() -> None:
-    assert ExportFlags().body() == {"layout": "concat"}
+def made(**flags: Any) -> dict[str, Any]:
+    return export_body(flags)
+
+
+def test_without_flags_the_server_decides() -> None:
+    assert made() == {}
 
 
 def test_flags_of_value_0_are_sent() -> None:
-    body = ExportFlags(since=0.0, min_version=0, max_version_span=0, discount=0.0, pad_token_id=0, wait_s=0.0).body()
+    body = made(since=0.0, min_version=0, max_version_span=0, discount=0.0, pad_token_id=0, wait_s=0.0)
     assert body["filter"] == {"since": 0.0, "min_version": 0, "max_version_span": 0}
     assert {body[name] for name in ("discount", "pad_token_id", "wait_s")} == {0}
 
 
 def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
-    flags = ExportFlags(
+    flags = made(
         session=("a", "b"),
         group="g",
         task="t",
@@ -72,8 +86,9 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         on_too_long="truncate",
         keep="tail",
     )
-    wanted = parse_export(flags.body())
-    assert (wanted.session_ids, wanted.format, wanted.limit, wanted.wait_s) == (
+    wanted = parse_export(flags)
+    page = wanted.page
+    assert (page.session_ids, wanted.format, page.limit, page.wait_s) == (
         ("a", "b"),
         ExportFormat.PARQUET,
         7,
@@ -100,6 +115,7 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
             exclude=frozenset({"i1"}),
         ),
         reward=MainReward("style"),
+        reward_name="style",
         reward_scope=RewardScope.PATH,
         unrewarded=Unrewarded.ZERO,
         mask_unfinished=True,
@@ -110,55 +126,56 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         images=Images.BYTES,
         multi_modal_inputs=True,
     )
-    assert parse_export(ExportFlags(train_turns="last").body()).options.train.turns is TurnSelection.LAST
-    binary = parse_export(ExportFlags(reward_granularity="binary").body()).options.reward
+    assert parse_export(made(train_turns="last")).options.train.turns is TurnSelection.LAST
+    binary = parse_export(made(reward_granularity="binary")).options.reward
     assert binary != MainReward("style") and binary != parse_export({}).options.reward
 
 
 def test_values_are_read_as_json_or_text_with_ranges_and_several_choices() -> None:
-    flags = ExportFlags(
+    flags = made(
         metadata=("env=sokoban", "env=maze", "level=2", "note=a=b", "seed=null"),
         metric=("pass_rate>=0.5", "pass_rate<=1", "won=true"),
         rewarded="true",
         validation="only",
     )
-    body = flags.body()["filter"]
+    body = flags["filter"]
     assert body["metadata"] == {"env": ["sokoban", "maze"], "level": 2, "note": "a=b", "seed": None}
     assert body["metrics"] == {"pass_rate": {"min": 0.5, "max": 1}, "won": True}
-    wanted = parse_export(flags.body()).filters
+    wanted = parse_export(flags).filters
     assert (wanted["rewarded"], wanted["validation"]) == (True, True)
     assert wanted["metadata"]["env"] == Wanted(("sokoban", "maze"))
     assert wanted["metrics"]["pass_rate"] == Wanted(least=0.5, most=1.0)
-    assert parse_export(ExportFlags(rewarded="false").body()).filters["rewarded"] is False
+    assert parse_export(made(rewarded="false")).filters["rewarded"] is False
     with pytest.raises(InvalidRequest, match=r"'filter\.rewarded' must be true or false"):
-        parse_export(ExportFlags(rewarded="yes").body())
+        parse_export(made(rewarded="yes"))
 
 
 @pytest.mark.parametrize("given", ["env", "=x", ">=1", "won>true", "rate>=fast"])
 def test_a_value_that_cannot_be_read_is_refused_by_its_flag(given: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--metric {given} is not valid"):
-        ExportFlags(metric=(given,)).body()
+        made(metric=(given,))
 
 
 def test_a_value_and_a_range_of_one_key_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="--metadata level>=1"):
-        ExportFlags(metadata=("level=1", "level>=1")).body()
+        made(metadata=("level=1", "level>=1"))
 
 
 def test_versions_are_filters() -> None:
-    options = parse_export(ExportFlags(min_version=3, max_version_span=1).body()).options
+    options = parse_export(made(min_version=3, max_version_span=1)).options
     assert options.freshness == Freshness(min_version=3, max_version_span=1)
 
 
 def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:
     with pytest.raises(ConfigurationError, match="--train-turns 0,x is not valid"):
-        ExportFlags(train_turns="0,x").body()
+        made(train_turns="0,x")
 
 
-def test_the_command_has_every_flag() -> None:
+def test_every_option_of_an_export_that_a_flag_can_give_has_one() -> None:
     parameters = inspect.signature(export).parameters
-    assert {spec.name for spec in fields(ExportFlags)} <= set(parameters)
-    assert all(spec.metadata["help"] for spec in fields(ExportFlags))
+    bodies = {"session_id", "cursor", "filter", "train", "style", "outline", "drop_retry_orphans"}
+    options = options_of(*EXPORT_GROUPS, SessionFilter, TrainSelection)
+    assert {each.parameter for name, each in options.items() if name not in bodies} <= set(parameters)
 
 
 @pytest.mark.parametrize("asked", [{"images": "bytes"}, {"multi_modal_inputs": True}])

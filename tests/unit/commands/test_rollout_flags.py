@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tokengrove.commands import run_command
 from tokengrove.commands.application import app
 from tokengrove.commands.rollout import rollout
-from tokengrove.commands.run_flags import options_of
+from tokengrove.commands.run_flags import run_options_of
 from tokengrove.errors import ConfigurationError
 from tokengrove.rollout.episodes import FailureKind
 from tokengrove.rollout.run_options import RETRYABLE, RunOptions
@@ -165,8 +165,8 @@ def test_all_kinds_of_failures_but_the_end_of_the_run_can_be_retried() -> None:
 
 def test_values_are_json_or_text() -> None:
     given = {"metadata": ["a=1", "b=x=y", 'c={"d": null}', "e="], "limit": 3, "name": None, "scorer": []}
-    assert options_of(given) == {"metadata": {"a": 1, "b": "x=y", "c": {"d": None}, "e": ""}, "limit": 3}
-    assert options_of({}) == {}
+    assert run_options_of(given) == {"metadata": {"a": 1, "b": "x=y", "c": {"d": None}, "e": ""}, "limit": 3}
+    assert run_options_of({}) == {}
 
 
 def test_flags_win_over_the_file_and_mappings_are_merged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

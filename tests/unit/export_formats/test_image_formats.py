@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from proxy.export_formats.create_encoder import encoder
-from proxy.export_formats.encoder import ExportFormat
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
-from proxy.trajectory.layout_options import Images, Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import ImageFile, Interaction, PlacedImage, SessionRecord
 from tests.interactions import interaction
@@ -24,6 +23,7 @@ from tokengrove.client.images import ImageBytes, concatenated
 from tokengrove.client.readers.read import read, read_page
 from tokengrove.client.values import Export
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.export import ExportFormat, Images, Layout, Padding
 
 RED, BLUE = "a" * 64, "b" * 64
 FILES = {
@@ -33,10 +33,10 @@ FILES = {
 FORMATS = tuple(ExportFormat)
 PADDING = Padding(prompt_length=20, response_length=20)
 LAYOUTS = {
-    "individual": LayoutOptions(Layout.INDIVIDUAL),
-    "concat": LayoutOptions(Layout.CONCAT),
-    "tree": LayoutOptions(Layout.TREE),
-    "padded": LayoutOptions(Layout.PADDED, padding=PADDING),
+    "individual": LayoutOptions(layout=Layout.INDIVIDUAL),
+    "concat": LayoutOptions(layout=Layout.CONCAT),
+    "tree": LayoutOptions(layout=Layout.TREE),
+    "padded": LayoutOptions(layout=Layout.PADDED, padding=PADDING),
 }
 TOGETHER = [
     (name, layout)

@@ -258,9 +258,9 @@ async def test_a_program_that_cannot_be_started_fails_the_episode(commands: Comm
         (("true",), {"command_timeout_s": "1"}, "--command-timeout-s must be a number"),
         (("true",), {"command_timeout_s": float("nan")}, "--command-timeout-s must be a finite number"),
         (("true",), {"any_exit_code": "yes"}, "--any-exit-code must be true or false"),
-        (("true",), {"exit_codes": ["a"]}, "--exit-codes must be a whole number"),
+        (("true",), {"exit_codes": ["a"]}, "--exit-codes must be a list, each an integer"),
         (("true",), {"server_url": "host:8080"}, "--server-url must begin with http:// or https://"),
-        (("true",), {"env": "A=B"}, "--env takes names with values"),
+        (("true",), {"env": "A=B"}, "--env must be a mapping"),
         (("true",), {"stdin": "file"}, "--stdin must be one of prompt, task, none"),
     ],
 )

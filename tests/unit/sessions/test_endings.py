@@ -13,10 +13,10 @@ from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
-from proxy.types import SessionStatus
 from tests.databases import execute
 from tests.support import default_url, says, serving, until, user
 from tokengrove.errors import SessionClosed, StoreUnavailable
+from tokengrove.options.session import SessionStatus
 
 
 class HeldCommit:

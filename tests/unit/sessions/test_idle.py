@@ -17,9 +17,9 @@ from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
-from proxy.types import SessionStatus
 from tests.databases import execute
 from tests.support import says, serving, user
+from tokengrove.options.session import SessionStatus
 
 USES = ["running", "waiting"]
 

@@ -13,8 +13,9 @@ from proxy.sessions import recent_rewards
 from proxy.sessions.recent_rewards import RecentRewards
 from proxy.store.ended import Ended
 from proxy.store.session_query import SessionQuery
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.session import SessionStatus
 
 
 class Stored:

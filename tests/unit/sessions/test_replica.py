@@ -17,8 +17,9 @@ from proxy.sessions.settling import note_written
 from proxy.store.news import News, Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 

@@ -8,7 +8,8 @@ from proxy.store.leases import Acknowledgement, LeaseRequest
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import backlog
 from proxy.store.store import Store
-from proxy.types import Credit, SessionRecord, SessionStatus
+from proxy.types import SessionRecord
+from tokengrove.options.session import Credit, SessionStatus
 
 ACTIVE = SessionRecord("s", "t", discount=1.0, credit=Credit.TREE, created_at=1.0, updated_at=1.0)
 

@@ -15,21 +15,19 @@ from proxy.store.sql import codec, rows
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import (
     Api,
-    Credit,
     ImagePart,
     Interaction,
     Message,
-    Outcome,
     PlacedImage,
     Role,
     SamplingParams,
     SessionRecord,
-    SessionStatus,
     Tool,
     ToolCall,
     ids_of,
 )
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.session import Credit, Outcome, SessionStatus
 from tokengrove.reasons import Echo, FinishReason, Reason, Status
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)

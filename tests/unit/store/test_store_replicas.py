@@ -16,8 +16,9 @@ from proxy.store.news import News, Seen
 from proxy.store.sql import locks, reads
 from proxy.store.sql.revisions import Wanted
 from proxy.store.store import Store
-from proxy.types import Interaction, SessionRecord, SessionStatus
+from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
 Build = Callable[..., Interaction]

@@ -14,9 +14,10 @@ from proxy.store.session_query import SessionQuery
 from proxy.store.sql import reads
 from proxy.store.sql.checksums import OF_STARTS
 from proxy.store.store import Store
-from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
+from proxy.types import SessionRecord
 from tests.databases import execute
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
+from tokengrove.options.session import Credit, Outcome, SessionStatus
 
 FULL = SessionRecord(
     session_id="a/b~c",

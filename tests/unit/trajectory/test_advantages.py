@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.advantages import Baseline, Groups, RunningStatistics, group_of
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.advantages import Groups, RunningStatistics, group_of
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.export import Baseline, Layout
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
@@ -72,7 +73,7 @@ def grouped(sessions: list[tuple[SessionRecord, list[Interaction]]], options: La
 
 
 def exported(baseline: Baseline) -> list[list[list[float]]]:
-    options = LayoutOptions(Layout.CONCAT, advantages=baseline, step_advantages=baseline)
+    options = LayoutOptions(layout=Layout.CONCAT, advantages=baseline, step_advantages=baseline)
     groups = grouped(SESSIONS, options)
     rows = [lay_out(record, nodes, options, groups).rows[0].columns() for record, nodes in SESSIONS]
     return [[row["advantages"].tolist(), row["step_advantages"].tolist()] for row in rows]

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import Interaction, SessionRecord
 from tests import golden
 from tests.interactions import forests, interaction
+from tokengrove.options.export import Keep, Layout, Padding, TooLong
 
 RECORD = SessionRecord("s", discount=1.0)
 
@@ -30,7 +31,7 @@ def family() -> list[Interaction]:
 
 def cut(nodes: list[Interaction], keep: Keep, prompt: int = 2, response: int = 3, **limits: int) -> Laid:
     padding = Padding(prompt, response, on_too_long=TooLong.TRUNCATE, keep=keep)
-    return lay_out(RECORD, nodes, LayoutOptions(Layout.PADDED, padding=padding, freshness=Freshness(**limits)))
+    return lay_out(RECORD, nodes, LayoutOptions(layout=Layout.PADDED, padding=padding, freshness=Freshness(**limits)))
 
 
 def columns(laid: Laid, name: str) -> list[list[int]]:

@@ -6,11 +6,11 @@ import pytest
 
 from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.export import Layout, TrainSelection
 
 
 def fork() -> list[Interaction]:
@@ -24,7 +24,7 @@ def fork() -> list[Interaction]:
 
 
 def lay(layout: Layout, train: TrainSelection | None = None, **freshness: int) -> Laid:
-    options = LayoutOptions(layout, train=train or TrainSelection(), freshness=Freshness(**freshness))
+    options = LayoutOptions(layout=layout, train=train or TrainSelection(), freshness=Freshness(**freshness))
     return lay_out(SessionRecord("s"), fork(), options)
 
 
@@ -98,7 +98,7 @@ def test_one_stale_token_costs_a_tree_its_turn_only() -> None:
         interaction("last", parent="old", prefix=6, suffix=[7], output=[8], seq=2, version=5),
     ]
     nodes[1].versions = ((1, 4), (2, 5))
-    laid = lay_out(SessionRecord("s"), nodes, LayoutOptions(Layout.TREE, freshness=Freshness(min_version=5)))
+    laid = lay_out(SessionRecord("s"), nodes, LayoutOptions(layout=Layout.TREE, freshness=Freshness(min_version=5)))
     (row,) = laid.rows
     assert row.columns()["loss_mask"].tolist() == [0, 1, 0, 0, 0, 0, 0, 1]
     assert (laid.stale, laid.ledger.untrained()) == (1, {"stale": 3})
@@ -120,5 +120,5 @@ def test_one_output_of_two_versions_has_a_version_span() -> None:
     node = interaction("x", suffix=[1], output=[2, 3, 4])
     node.versions = ((1, 5), (2, 7))
     for span, count in ((1, 0), (2, 1)):
-        options = LayoutOptions(Layout.INDIVIDUAL, freshness=Freshness(max_version_span=span))
+        options = LayoutOptions(layout=Layout.INDIVIDUAL, freshness=Freshness(max_version_span=span))
         assert len(lay_out(SessionRecord("s"), [node], options).rows) == count

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.trajectory.layout_options import Images, Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.paths import Drift
 from proxy.trajectory.sample_row import SampleRow
 from proxy.trajectory.token_path import token_path
 from proxy.trajectory.token_states import TokenStates
 from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import Interaction, PlacedImage, SessionRecord, ids_of
 from tests.interactions import interaction
+from tokengrove.options.export import Drift, Images, Keep, Layout, Padding, TooLong
 from tokengrove.reasons import TokenState
 
 RECORD = SessionRecord("s", discount=1.0)
@@ -82,7 +82,7 @@ def layouts(draw: st.DrawFn) -> LayoutOptions:
         prompt, response = draw(st.integers(1, 40)), draw(st.integers(1, 20))
         padding = Padding(prompt, response, on_too_long=too_long, keep=draw(st.sampled_from(Keep)))
     drift = Drift.FORK if layout is Layout.TREE else draw(st.sampled_from(Drift))
-    return LayoutOptions(layout, drift=drift, padding=padding)
+    return LayoutOptions(layout=layout, drift=drift, padding=padding)
 
 
 def runs(ids: Sequence[int], drawn: Drawn) -> list[tuple[str, int, int]]:
@@ -166,7 +166,7 @@ def with_result(node: Interaction) -> list[Interaction]:
 def test_an_image_that_begins_a_prompt_is_kept() -> None:
     node = interaction("a", suffix=[*[FIRST_PLACEHOLDER] * 3, 2], output=[7, 8])
     node.images = (PlacedImage("d" * 64, 0, 3, 56, 56),)
-    (row,) = lay_out(RECORD, [node], LayoutOptions(Layout.PADDED, padding=Padding(6, 2))).rows
+    (row,) = lay_out(RECORD, [node], LayoutOptions(layout=Layout.PADDED, padding=Padding(6, 2))).rows
     assert told(row) == [("d" * 64, 2, 3)]
 
 
@@ -178,14 +178,14 @@ def test_a_span_tells_digest_place_and_size() -> None:
 
 def test_padding_moves_the_spans_of_the_prompt_and_of_the_response() -> None:
     padding = Padding(prompt_length=12, response_length=12)
-    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     assert told(row) == [("d" * 64, 6, 4), ("e" * 64, 16, 2)]
 
 
 @pytest.mark.parametrize("prompt_length", range(3, 8))
 def test_a_prompt_cut_inside_of_an_image_loses_the_image_and_its_marks(prompt_length: int) -> None:
     padding = Padding(prompt_length, response_length=4, on_too_long=TooLong.TRUNCATE)
-    (row,) = lay_out(RECORD, [turn_with_image()], LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, [turn_with_image()], LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     columns, labels = row.columns(), row.labels()
     whole = prompt_length == 7
     assert columns["prompt_lengths"].tolist() == [7 if whole else 1]
@@ -196,7 +196,7 @@ def test_a_prompt_cut_inside_of_an_image_loses_the_image_and_its_marks(prompt_le
 @pytest.mark.parametrize(("keep", "expected"), [(Keep.HEAD, [7, 8, 3]), (Keep.TAIL, [9])])
 def test_a_response_cut_inside_of_an_image_loses_the_image(keep: Keep, expected: list[int]) -> None:
     padding = Padding(prompt_length=20, response_length=4, on_too_long=TooLong.TRUNCATE, keep=keep)
-    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     length = row.columns()["response_lengths"].item()
     assert row.columns()["responses"][:length].tolist() == expected
     assert [digest for digest, _, _ in told(row)] == ["d" * 64]
@@ -204,7 +204,7 @@ def test_a_response_cut_inside_of_an_image_loses_the_image(keep: Keep, expected:
 
 def test_an_image_in_the_kept_end_of_a_response_moves_with_it() -> None:
     padding = Padding(prompt_length=20, response_length=6, on_too_long=TooLong.TRUNCATE, keep=Keep.TAIL)
-    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, with_result(turn_with_image()), LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     assert row.columns()["responses"].tolist() == [3, OPEN, *[FIRST_PLACEHOLDER + 1] * 2, CLOSE, 9]
     assert told(row) == [("d" * 64, 14, 4), ("e" * 64, 22, 2)]
 
@@ -213,14 +213,14 @@ def test_an_image_that_ends_the_prompt_is_not_cut_by_the_answer() -> None:
     node = interaction("a", suffix=[1, *[FIRST_PLACEHOLDER] * 3], output=[7])
     node.images = (PlacedImage("d" * 64, 1, 3),)
     padding = Padding(prompt_length=4, response_length=4, on_too_long=TooLong.TRUNCATE)
-    (row,) = lay_out(RECORD, [node], LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, [node], LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     assert row.columns()["prompts"].tolist() == ids_of([1, *[FIRST_PLACEHOLDER] * 3]).tolist()
 
 
 @pytest.mark.parametrize("layout", [Layout.CONCAT, Layout.INDIVIDUAL, Layout.TREE])
 def test_a_placeholder_that_was_sampled_is_not_trained_and_has_its_reason(layout: Layout) -> None:
     node = interaction("a", suffix=[1, 2], output=[7, FIRST_PLACEHOLDER, 8])
-    laid = lay_out(RECORD, [node], LayoutOptions(layout, placeholders=frozenset({FIRST_PLACEHOLDER})))
+    laid = lay_out(RECORD, [node], LayoutOptions(layout=layout, placeholders=frozenset({FIRST_PLACEHOLDER})))
     (row,) = laid.rows
     assert row.columns()["loss_mask"].tolist() == [0, 0, 1, 0, 1]
     assert row.columns()["logprobs"].tolist() == [0, 0, -0.5, 0, -0.5]

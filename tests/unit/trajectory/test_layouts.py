@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
-from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.paths import Drift
 from proxy.types import Interaction, SessionRecord
 from tests import golden
 from tests.interactions import forests, interaction
+from tokengrove.options.export import Baseline, Drift, Keep, Layout, Padding, TooLong
 
 RECORD = SessionRecord("s", discount=1.0, group_id="g")
 
@@ -31,12 +30,12 @@ def fork() -> list[Interaction]:
 
 
 def padded(nodes: list[Interaction], prompt: int, response: int, **more: Any) -> list[dict[str, Any]]:
-    options = LayoutOptions(Layout.PADDED, padding=Padding(prompt, response, **more))
+    options = LayoutOptions(layout=Layout.PADDED, padding=Padding(prompt, response, **more))
     return [row.columns() for row in lay_out(RECORD, nodes, options).rows]
 
 
 def test_a_tree_has_each_token_once_with_parents_positions_and_masks() -> None:
-    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.TREE)).rows
     columns = {name: values.tolist() for name, values in row.columns().items()}
     assert columns["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 9, 9, 10]
     assert columns["loss_mask"] == [0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1]
@@ -54,15 +53,15 @@ def test_a_turn_without_tokens_has_a_position_in_the_tree() -> None:
     nothing = interaction("nothing", parent="root", prefix=4, suffix=[], output=[], seq=1)
     more = interaction("more", parent="root", suffix=[5], output=[6], seq=2)
     for nodes, positions in (([root, nothing], [0, 4]), ([root, nothing, more], [0, 4, 0])):
-        (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
+        (row,) = lay_out(RECORD, nodes, LayoutOptions(layout=Layout.TREE)).rows
         assert row.columns()["node_positions"].tolist() == positions
         assert row.columns()["node_offsets"].tolist() == [0, 4, 4, 6][: len(nodes) + 1]
 
 
 def test_the_paths_of_a_tree_are_the_samples_of_concat() -> None:
-    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.TREE)).rows
     tree = row.columns()
-    for sample, node in zip(lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows, (1, 2, 3), strict=True):
+    for sample, node in zip(lay_out(RECORD, fork(), LayoutOptions(layout=Layout.CONCAT)).rows, (1, 2, 3), strict=True):
         path = []
         while node >= 0:
             path.append(node)
@@ -77,21 +76,21 @@ def test_the_paths_of_a_tree_are_the_samples_of_concat() -> None:
 def test_trees_and_concat_train_each_trainable_token_exactly_once(nodes: list[Interaction]) -> None:
     expected = sum((1 if node.spans else len(node.output_ids)) for node in nodes if node.trainable)
     for layout in (Layout.CONCAT, Layout.TREE):
-        rows = lay_out(RECORD, nodes, LayoutOptions(layout)).rows
+        rows = lay_out(RECORD, nodes, LayoutOptions(layout=layout)).rows
         assert sum(int(row.columns()["loss_mask"].sum()) for row in rows) == expected
         weights = sum(row.columns()["weight"].item() for row in rows)
         assert weights == pytest.approx(1.0 if expected else 0.0)
-    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(layout=Layout.TREE)).rows
     assert len(row.columns()["input_ids"]) == sum(len(n.prompt_suffix) + len(n.output_ids) for n in nodes)
 
 
 def test_a_tree_keeps_the_ancestors_of_a_selected_node_as_context() -> None:
     nodes = fork()
     nodes[1].agent = "x"
-    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE, agents=frozenset({"x"}))).rows
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(layout=Layout.TREE, agents=frozenset({"x"}))).rows
     assert row.columns()["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert lay_out(RECORD, [], LayoutOptions(Layout.TREE)).rows == []
+    assert lay_out(RECORD, [], LayoutOptions(layout=Layout.TREE)).rows == []
 
 
 @pytest.mark.parametrize("case", golden.load("padded"))
@@ -130,7 +129,7 @@ def test_a_truncated_sample_keeps_the_chosen_part_and_counts_the_rest(
     keep: Keep, kept: list[int], mask: list[int]
 ) -> None:
     padding = Padding(1, 3, on_too_long=TooLong.TRUNCATE, keep=keep)
-    (row,) = lay_out(RECORD, fork()[:2], LayoutOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, fork()[:2], LayoutOptions(layout=Layout.PADDED, padding=padding)).rows
     columns = row.columns()
     assert columns["prompts"].tolist() == [2]
     assert (columns["responses"].tolist(), columns["response_mask"].tolist()) == (kept, mask)
@@ -140,7 +139,7 @@ def test_a_truncated_sample_keeps_the_chosen_part_and_counts_the_rest(
 
 def test_a_dropped_sample_is_counted_and_its_shared_tokens_are_trained_elsewhere() -> None:
     padding = Padding(2, 4, on_too_long=TooLong.DROP)
-    laid = lay_out(RECORD, fork(), LayoutOptions(Layout.PADDED, padding=padding))
+    laid = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.PADDED, padding=padding))
     assert [row.labels()["interaction_id"] for row in laid.rows] == ["b"]
     assert laid.dropped == 2 and laid.rows[0].columns()["weight"].tolist() == [1.0]
     assert laid.rows[0].columns()["response_mask"].tolist() == [1, 1, 0, 1]
@@ -155,7 +154,7 @@ def test_rows_have_the_columns_of_the_schema(layout: Layout, advantages: Baselin
     if rare:
         for node in nodes:
             node.token_rewards = node.unmasked_logprobs = node.logprobs
-    options = LayoutOptions(layout, advantages=advantages, step_advantages=advantages, padding=padding)
+    options = LayoutOptions(layout=layout, advantages=advantages, step_advantages=advantages, padding=padding)
     for row in lay_out(RECORD, nodes, options).rows:
         columns = row.columns()
         expected = {column.name: column for column in columns_of(options)}
@@ -170,7 +169,7 @@ def test_with_drift_mask_the_padded_sample_is_the_last_prompt_and_output() -> No
         interaction("p", suffix=[1, 2, 3], output=[4, 5], seq=0),
         interaction("c", parent="p", suffix=[9, 1, 2, 3, 4, 5, 6], output=[8], seq=1),
     ]
-    options = LayoutOptions(Layout.PADDED, drift=Drift.MASK, padding=Padding(4, 4))
+    options = LayoutOptions(layout=Layout.PADDED, drift=Drift.MASK, padding=Padding(4, 4))
     (row,) = lay_out(RECORD, nodes, options).rows
     assert row.columns()["prompts"].tolist() == [9, 1, 2, 3]
     assert row.columns()["response_mask"].tolist() == [1, 1, 0, 1]
@@ -179,7 +178,7 @@ def test_with_drift_mask_the_padded_sample_is_the_last_prompt_and_output() -> No
 def test_the_raw_reward_of_a_tree_is_that_of_its_last_turn() -> None:
     nodes = fork()
     nodes[-1].reward = 0.25
-    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(layout=Layout.TREE)).rows
     assert row.columns()["raw_rewards"].tolist() == [0.25]
 
 

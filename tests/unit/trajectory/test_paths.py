@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session
 from proxy.trajectory.path_sample import PathSample
-from proxy.trajectory.paths import Drift, find_all
+from proxy.trajectory.paths import find_all
 from proxy.types import Interaction, SessionRecord, ids_of
 from tests.interactions import interaction
+from tokengrove.options.export import Drift, Layout
 
 RECORD = SessionRecord("s", discount=1.0)
 
 
 def export(nodes: list[Interaction], drift: Drift) -> list[PathSample]:
-    return export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT, drift=drift))
+    return export_session(RECORD, nodes, LayoutOptions(layout=Layout.CONCAT, drift=drift))
 
 
 def drifted(*, kept: bool) -> list[Interaction]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session
-from proxy.trajectory.purpose import Purpose, derive_purposes, purpose_of_prompt
+from proxy.trajectory.purpose import derive_purposes, purpose_of_prompt
 from proxy.types import Api, Interaction, Message, Role, SessionRecord, Tool, TurnRequest
 from tests.interactions import interaction
+from tokengrove.options.export import Layout
+from tokengrove.options.session import Purpose
 
 TOOLS = (Tool("read"),)
 
@@ -122,18 +124,18 @@ def test_exports_filter_on_purpose_and_shared_tokens_move_to_another_leaf() -> N
         interaction("c", parent="a", prefix=2, seq=2),
     ]
     record = SessionRecord("s")
-    everything = export_session(record, nodes, LayoutOptions(Layout.CONCAT))
+    everything = export_session(record, nodes, LayoutOptions(layout=Layout.CONCAT))
     assert [int(sample.arrays.loss_mask.sum()) for sample in everything] == [2, 1]
-    options = LayoutOptions(Layout.CONCAT, purposes=frozenset({"main"}))
+    options = LayoutOptions(layout=Layout.CONCAT, purposes=frozenset({"main"}))
     (main,) = export_session(record, nodes, options)
     assert (main.last.id, main.purpose, int(main.arrays.loss_mask.sum())) == ("c", "main", 2)
-    singles = export_session(record, nodes, LayoutOptions(Layout.INDIVIDUAL, purposes=frozenset({"summary"})))
+    singles = export_session(record, nodes, LayoutOptions(layout=Layout.INDIVIDUAL, purposes=frozenset({"summary"})))
     assert [sample.last.id for sample in singles] == ["b"]
 
 
 def test_exports_filter_on_agents() -> None:
     nodes = [replace(interaction("a", seq=0), agent="x"), replace(interaction("b", seq=1), agent="y")]
-    options = LayoutOptions(Layout.CONCAT, agents=frozenset({"y"}))
+    options = LayoutOptions(layout=Layout.CONCAT, agents=frozenset({"y"}))
     assert [sample.last.id for sample in export_session(SessionRecord("s"), nodes, options)] == ["b"]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from proxy.trajectory.returns import compute_returns
-from proxy.types import Credit, Interaction
+from proxy.types import Interaction
 from tests import golden
 from tests.interactions import interaction
+from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 Tree = Sequence[tuple[str, str | None, float | None]]

@@ -7,19 +7,21 @@ from typing import Any
 import pytest
 
 from proxy.trajectory.certificate import certificate
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session, lay_out
 from proxy.trajectory.path_sample import PathSample
-from proxy.types import Credit, Interaction, SamplingParams, SessionRecord
+from proxy.types import Interaction, SamplingParams, SessionRecord
 from tests import golden
 from tests.interactions import interaction
+from tokengrove.options.export import Layout
+from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 RECORD = SessionRecord("s", discount=1.0)
 
 
 def export(nodes: list[Interaction], layout: Layout, discount: float | None = None) -> list[PathSample]:
-    return export_session(RECORD, nodes, LayoutOptions(layout, discount))
+    return export_session(RECORD, nodes, LayoutOptions(layout=layout, discount=discount))
 
 
 def pair(**child: float) -> list[Interaction]:
@@ -102,7 +104,7 @@ def test_a_certificate_counts_missing_calls() -> None:
 
 def test_an_export_may_choose_another_credit_rule() -> None:
     nodes = [interaction("a", seq=0), interaction("b", seq=1, reward=1.0)]
-    options = LayoutOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
+    options = LayoutOptions(layout=Layout.INDIVIDUAL, discount=0.9, credit=Credit.LINEAR)
     assert [sample.rewards.item() for sample in export_session(RECORD, nodes, options)] == pytest.approx([0.9, 1.0])
 
 
@@ -128,7 +130,7 @@ def test_recomputable_is_the_first_reason_why_logprobs_are_not_the_models(
 ) -> None:
     node = interaction("p")
     node.sampling, node.grammar = sampling, grammar
-    (sample,) = lay_out(RECORD, [node], LayoutOptions(layout)).rows
+    (sample,) = lay_out(RECORD, [node], LayoutOptions(layout=layout)).rows
     assert sample.labels()["recomputable"] == sample.labels()["turns"][0]["recomputable"] == reason
 
 

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.trajectory.advantages import Baseline, Groups, group_of
+from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
-from proxy.trajectory.scores import Compared, Unrewarded
-from proxy.trajectory.selection import TrainSelection
-from proxy.types import Interaction, Outcome, RewardScope, SessionRecord, SessionStatus
+from proxy.trajectory.scores import Compared
+from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.export import Baseline, Layout, Padding, TrainSelection, Unrewarded
+from tokengrove.options.session import Outcome, RewardScope, SessionStatus
 from tokengrove.reasons import Reason
 
 PADDED = Padding(prompt_length=8, response_length=16)
@@ -62,7 +63,7 @@ BEST_OF_4 = turns(("a", None, None), ("x1", "a", 1.0), ("x2", "a", 0.0), ("x3", 
 
 
 def options(layout: Layout, **more: Any) -> LayoutOptions:
-    return LayoutOptions(layout, padding=PADDED if layout is Layout.PADDED else None, **more)
+    return LayoutOptions(layout=layout, padding=PADDED if layout is Layout.PADDED else None, **more)
 
 
 def laid(nodes: Sequence[Interaction], chosen: LayoutOptions, **record: Any) -> Laid:

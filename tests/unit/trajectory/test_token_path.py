@@ -12,31 +12,30 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.api.turn_tokens import tokens_json
-from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.padded_sample import PaddedSample
 from proxy.trajectory.path_sample import PathSample
-from proxy.trajectory.paths import Drift
-from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.trajectory.token_path import PartKind, TokenPath, token_path
 from proxy.trajectory.token_states import StateRun, TokenStates
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
+from tokengrove.options.export import Drift, Keep, Layout, Padding, TooLong, TrainSelection, TurnSelection
 from tokengrove.reasons import Status, TokenState
 
 CUT = Padding(8, 6, on_too_long=TooLong.TRUNCATE, keep=Keep.MIDDLE)
 DROP = Padding(5, 9, on_too_long=TooLong.DROP)
 OPTIONS = (
     LayoutOptions(),
-    LayoutOptions(Layout.INDIVIDUAL),
-    LayoutOptions(Layout.TREE),
-    LayoutOptions(Layout.PADDED, padding=CUT),
-    LayoutOptions(Layout.PADDED, padding=DROP),
+    LayoutOptions(layout=Layout.INDIVIDUAL),
+    LayoutOptions(layout=Layout.TREE),
+    LayoutOptions(layout=Layout.PADDED, padding=CUT),
+    LayoutOptions(layout=Layout.PADDED, padding=DROP),
     LayoutOptions(drift=Drift.MASK),
-    LayoutOptions(Layout.PADDED, padding=CUT, drift=Drift.MASK),
+    LayoutOptions(layout=Layout.PADDED, padding=CUT, drift=Drift.MASK),
     LayoutOptions(train=TrainSelection(turns=TurnSelection.LAST)),
-    LayoutOptions(Layout.TREE, train=TrainSelection(turns=frozenset([0]))),
+    LayoutOptions(layout=Layout.TREE, train=TrainSelection(turns=frozenset([0]))),
 )
 RECORD = SessionRecord("s")
 
@@ -80,7 +79,7 @@ def test_a_path_has_every_token_in_one_part_and_one_state(
 
 @given(forests(), st.sampled_from(OPTIONS))
 @example(drifted(), LayoutOptions(drift=Drift.MASK))
-@example(drifted(), LayoutOptions(Layout.PADDED, padding=CUT, drift=Drift.MASK))
+@example(drifted(), LayoutOptions(layout=Layout.PADDED, padding=CUT, drift=Drift.MASK))
 def test_states_are_those_of_the_exported_masks(interactions: list[Interaction], options: LayoutOptions) -> None:
     nodes = build_tree(interactions)
     for row in lay_out(RECORD, interactions, options).rows:
@@ -104,7 +103,7 @@ def test_states_are_those_of_the_exported_masks(interactions: list[Interaction],
 
 @given(forests(), st.sampled_from(OPTIONS))
 @example(drifted(), LayoutOptions(drift=Drift.MASK))
-@example(drifted(), LayoutOptions(Layout.PADDED, padding=CUT, drift=Drift.MASK))
+@example(drifted(), LayoutOptions(layout=Layout.PADDED, padding=CUT, drift=Drift.MASK))
 def test_states_count_as_the_ledger_counts(interactions: list[Interaction], options: LayoutOptions) -> None:
     laid = lay_out(RECORD, interactions, options)
     states, counts = TokenStates(laid, options.layout), Counter[str]()

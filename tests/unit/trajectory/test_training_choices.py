@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session, lay_out
-from proxy.trajectory.main_reward import Granularity, MainReward
-from proxy.trajectory.purpose import Purpose
-from proxy.trajectory.selection import TrainSelection, TurnSelection
+from proxy.trajectory.main_reward import MainReward
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
+from tokengrove.options.export import Granularity, Layout, TrainSelection, TurnSelection
+from tokengrove.options.session import Purpose
 
 RECORD = SessionRecord("s", discount=1.0)
 
@@ -30,7 +30,7 @@ def fork() -> list[Interaction]:
 
 
 def masks(train: TrainSelection, layout: Layout = Layout.CONCAT) -> dict[str, list[int]]:
-    samples = export_session(RECORD, fork(), LayoutOptions(layout, train=train))
+    samples = export_session(RECORD, fork(), LayoutOptions(layout=layout, train=train))
     return {sample.last.id: sample.arrays.loss_mask.tolist() for sample in samples}
 
 
@@ -54,13 +54,13 @@ def test_turns_that_are_not_selected_are_context(train: TrainSelection, expected
 def test_individual_and_tree_train_the_same_turns_as_concat() -> None:
     train = TrainSelection(turns=TurnSelection.LAST)
     assert masks(train, Layout.INDIVIDUAL) == {"root": [0, 0], "a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}
-    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE, train=train)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.TREE, train=train)).rows
     assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
 
 
 def test_context_has_neither_logprob_nor_version() -> None:
     first = export_session(
-        RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=TurnSelection.LAST))
+        RECORD, fork(), LayoutOptions(layout=Layout.CONCAT, train=TrainSelection(turns=TurnSelection.LAST))
     )[0]
     assert first.arrays.logprobs.tolist() == [0, 0, 0, -0.5]
     assert first.arrays.versions.tolist() == [-1, -1, -1, 0]
@@ -68,18 +68,18 @@ def test_context_has_neither_logprob_nor_version() -> None:
 
 
 def test_weights_of_a_session_add_up_to_one_over_trained_samples() -> None:
-    rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows
+    rows = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.CONCAT)).rows
     assert [row.columns()["weight"].tolist() for row in rows] == [pytest.approx([1 / 3])] * 3
-    rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=frozenset({1})))).rows
+    rows = lay_out(RECORD, fork(), LayoutOptions(layout=Layout.CONCAT, train=TrainSelection(turns=frozenset({1})))).rows
     assert [row.columns()["weight"].tolist() for row in rows] == [[0.5], [0.5], [0.0]]
 
 
 @pytest.mark.parametrize(("finished", "trained"), [(False, 0), (True, 4), (None, 4)])
 def test_unfinished_sessions_may_be_masked(finished: bool | None, trained: int) -> None:
     record = replace(RECORD, finished=finished)
-    samples = export_session(record, fork(), LayoutOptions(Layout.CONCAT, mask_unfinished=True))
+    samples = export_session(record, fork(), LayoutOptions(layout=Layout.CONCAT, mask_unfinished=True))
     assert sum(int(sample.arrays.loss_mask.sum()) for sample in samples) == trained
-    kept = export_session(record, fork(), LayoutOptions(Layout.CONCAT))
+    kept = export_session(record, fork(), LayoutOptions(layout=Layout.CONCAT))
     assert sum(int(sample.arrays.loss_mask.sum()) for sample in kept) == 4
 
 
@@ -101,7 +101,7 @@ def rewarded() -> list[Interaction]:
 )
 def test_the_main_reward_falls_back_to_the_raw_one(reward: MainReward, main: list[float]) -> None:
     nodes = rewarded()
-    (sample,) = export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT, 0.5, reward=reward))
+    (sample,) = export_session(RECORD, nodes, LayoutOptions(layout=Layout.CONCAT, discount=0.5, reward=reward))
     assert [turn["reward"] for turn in sample.labels()["turns"]] == main
     assert sample.rewards.tolist() == [sum(main)] and sample.raw_rewards.tolist() == [main[1]]
     assert sample.returns == (main[0] + 0.5 * main[1], main[1])
@@ -135,7 +135,7 @@ def test_a_metric_is_the_reward_of_its_session(
 ) -> None:
     assert main_rewards(reward, metrics) == main
     record = replace(RECORD, metrics=metrics)
-    (sample,) = export_session(record, rewarded(), LayoutOptions(Layout.CONCAT, 0.5, reward=reward))
+    (sample,) = export_session(record, rewarded(), LayoutOptions(layout=Layout.CONCAT, discount=0.5, reward=reward))
     assert [turn["reward"] for turn in sample.labels()["turns"]] == main
     assert sample.rewards.tolist() == [sum(value or 0.0 for value in main)]
 
@@ -157,10 +157,10 @@ def test_a_metric_of_an_unrewarded_session_rewards_the_main_agents_last_turn() -
 
 def test_token_rewards_are_at_their_tokens_and_absent_without_any() -> None:
     nodes = rewarded()
-    assert "token_rewards" not in export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT))[0].columns()
+    assert "token_rewards" not in export_session(RECORD, nodes, LayoutOptions(layout=Layout.CONCAT))[0].columns()
     nodes[1].output_ids, nodes[1].logprobs = nodes[1].output_ids * 2, nodes[1].logprobs * 2
     nodes[1].versions = ((2, 0),)
     nodes[1].token_rewards = nodes[1].logprobs[:1] + nodes[1].logprobs[:0]
     nodes[1].token_rewards.append(2.0)
-    columns = export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT))[0].columns()
+    columns = export_session(RECORD, nodes, LayoutOptions(layout=Layout.CONCAT))[0].columns()
     assert columns["token_rewards"].tolist() == [0, 0, 0, -0.5, 2.0] and columns["token_rewards"].dtype == "float32"

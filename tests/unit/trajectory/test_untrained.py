@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.paths import Drift
-from proxy.trajectory.selection import TrainSelection
 from proxy.trajectory.untrained import warnings
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
+from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainSelection
 
 RECORD = SessionRecord("s")
 CONSTRAINED = TrainSelection(constrained=True)
@@ -56,7 +55,7 @@ def counts(nodes: list[Interaction], **options: Any) -> dict[str, Any]:
 def test_answers_under_a_grammar_are_context_unless_they_are_asked_for(
     layout: Layout, train: TrainSelection, expected: list[list[int]]
 ) -> None:
-    laid = lay_out(RECORD, forced(), LayoutOptions(layout, train=train))
+    laid = lay_out(RECORD, forced(), LayoutOptions(layout=layout, train=train))
     assert masks(laid) == expected
     assert laid.ledger.untrained() == ({} if train.constrained else {"grammar": 5})
     assert [row.labels()["turns"][-1]["recomputable"] for row in laid.rows][-1] == "grammar"
@@ -68,7 +67,7 @@ def test_only_samples_that_train_anything_share_the_weight_of_a_session() -> Non
         nodes[0].trainable = layout is Layout.CONCAT
         nodes += [interaction("marked", suffix=[1], output=[21], seq=3)]
         nodes[-1].trainable = False
-        found = lay_out(RECORD, nodes, LayoutOptions(layout))
+        found = lay_out(RECORD, nodes, LayoutOptions(layout=layout))
         weights = [row.columns()["weight"].tolist() for row in found.rows]
         assert weights == ([[0.0], [0.0], [1.0], [0.0]] if layout is Layout.INDIVIDUAL else [[0.5], [0.5], [0.0]])
 
@@ -76,7 +75,7 @@ def test_only_samples_that_train_anything_share_the_weight_of_a_session() -> Non
 def test_unmasked_logprobs_stand_on_trained_tokens_only() -> None:
     nodes = forced()
     nodes[1].spans, nodes[1].unmasked_logprobs = ((1, 3),), nodes[1].logprobs.__class__("f", [-1, -2, -3, -4, -5])
-    [row] = lay_out(RECORD, nodes, LayoutOptions(Layout.CONCAT, train=CONSTRAINED)).rows
+    [row] = lay_out(RECORD, nodes, LayoutOptions(layout=Layout.CONCAT, train=CONSTRAINED)).rows
     assert row.columns()["unmasked_logprobs"].tolist() == [0, 0, *[-0.5] * 4, 0, 0, -2, -3, 0, 0]
 
 
@@ -148,7 +147,7 @@ def test_trained_and_untrained_tokens_are_all_that_were_sampled(
         node.grammar, node.versions = at % 3 == 1, ((len(node.output_ids), at),)
     padding = Padding(8, 6, on_too_long=too_long) if layout is Layout.PADDED else None
     train, limits = TrainSelection(constrained=constrained), Freshness(oldest or None, 4)
-    options = LayoutOptions(layout, train=train, padding=padding, freshness=limits)
+    options = LayoutOptions(layout=layout, train=train, padding=padding, freshness=limits)
     laid = lay_out(RECORD, nodes, options)
     found = [(c["input_ids"][c["loss_mask"] == 1]).tolist() for c in (row.columns() for row in laid.rows)]
     trained = [token for tokens in found for token in tokens]

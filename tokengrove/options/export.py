@@ -1,0 +1,312 @@
+"""The options of an export: how samples are made of sessions, what is trained, and how samples are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from tokengrove.options.option import option
+from tokengrove.options.session import SESSIONS, Credit, Purpose, RewardScope, SessionFilter
+
+SAMPLES, TRAIN, PADDED = "How samples are made", "What is trained", "Layout padded"
+# A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
+_MAX_LENGTH = 1 << 20
+
+
+class Layout(StrEnum):
+    """How a session becomes samples.
+
+    `individual`: one per interaction. `concat`: one per leaf, aligned turns joined. `tree`: one per session, each node
+    once, for attention over shared prefixes. `padded`: concat at fixed lengths, as in verl's batches. `step` and `traj`
+    are other names of the first two.
+    """
+
+    INDIVIDUAL = "individual"
+    CONCAT = "concat"
+    TREE = "tree"
+    PADDED = "padded"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Layout | None:
+        return {"step": cls.INDIVIDUAL, "traj": cls.CONCAT}.get(str(value))
+
+
+class ExportFormat(StrEnum):
+    """The formats of an export."""
+
+    JSON = "json"
+    JSONL = "jsonl"
+    AREAL = "areal"
+    NPZ = "npz"
+    SAFETENSORS = "safetensors"
+    ARROW = "arrow"
+    PARQUET = "parquet"
+
+
+class Drift(StrEnum):
+    """What becomes of a turn whose prompt does not begin with its parent's tokens (`trajectory.paths`)."""
+
+    FORK = "fork"
+    MASK = "mask"
+
+
+class Include(StrEnum):
+    """Additions to the entry of each turn: its messages, or the text of its output tokens."""
+
+    MESSAGES = "messages"
+    TEXT = "text"
+
+
+class Images(StrEnum):
+    """What an export has of images: where they stand and their bytes, each once; only where they stand; or nothing."""
+
+    BYTES = "bytes"
+    REFERENCES = "references"
+    NONE = "none"
+
+
+class Granularity(StrEnum):
+    """ROLL's `reward_granularity`: which result of an episode its reward is, `pass_rate` or `binary`."""
+
+    PASS_RATE = "pass_rate"
+    BINARY = "binary"
+
+
+class Unrewarded(StrEnum):
+    """What happens to sessions without a final score: their samples are left out, or they count as rewarded with 0."""
+
+    SKIP = "skip"
+    ZERO = "zero"
+
+
+class Baseline(StrEnum):
+    """How a value is turned into an advantage within its group of n values.
+
+    `grpo`: A_i = (r_i - mean(r)) / (std(r) + 1e-6), where std divides by n - 1 (Bessel's correction); Shao et al.
+    2024, "DeepSeekMath", section 4.1.2. `leave_one_out`: A_i = r_i - mean(r_j for j != i); Ahmadian et al. 2024, "Back
+    to Basics" (RLOO), equation 8. The same formulas compare steps of equal state: Feng et al. 2025, "Group-in-Group
+    Policy Optimization" (GiGPO), section 3.2.
+    """
+
+    GRPO = "grpo"
+    LEAVE_ONE_OUT = "leave_one_out"
+
+
+class TurnSelection(StrEnum):
+    """`all` turns, or only the `last` ones: those that no turn continues."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+class TooLong(StrEnum):
+    """What to do with a sample longer than the padded lengths: refuse the export, drop the sample, or truncate it."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
+    TRUNCATE = "truncate"
+
+
+class Keep(StrEnum):
+    """The part of a truncated response to keep: its first, last or middle tokens."""
+
+    HEAD = "head"
+    TAIL = "tail"
+    MIDDLE = "middle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSelection:
+    """What to train; the rest stays in the samples as context.
+
+    `turns` may be indexes, which count the turns of a conversation from its root, 0. `purposes` and `agents`: None
+    selects all. `constrained`: answers that were sampled under a grammar have the logprobs of the masked distribution.
+    """
+
+    turns: TurnSelection | frozenset[int] = option(
+        TurnSelection.ALL,
+        "Turns to train: all, the last ones, or indexes from 0 of a conversation.",
+        panel=TRAIN,
+        flag="train_turns",
+    )
+    purposes: frozenset[Purpose] | None = option(
+        None, "Train only turns of these purposes.", panel=TRAIN, flag="train_purpose"
+    )
+    agents: frozenset[str] | None = option(None, "Train only turns of these agents.", panel=TRAIN, flag="train_agent")
+    exclude: frozenset[str] = option(frozenset(), "Do not train the interactions with these ids.", panel=TRAIN)
+    constrained: bool = option(
+        False,
+        "Also train what was sampled under a grammar: forced tool calls and JSON answers.",
+        panel=TRAIN,
+        flag="train_constrained",
+        note="[Sampled under a grammar](trajectories.md#what-is-not-trained).",
+    )
+
+
+EVERYTHING = TrainSelection()
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The options of layout padded; lengths are in tokens. A truncated prompt keeps its end."""
+
+    prompt_length: int = option(
+        0,
+        "Length of prompts, padded on the left. Layout padded needs it.",
+        unit="tokens",
+        least=1,
+        most=_MAX_LENGTH,
+        panel=PADDED,
+        otherwise="",
+        tokens=True,
+    )
+    response_length: int = option(
+        0,
+        "Length of responses, padded on the right. Layout padded needs it.",
+        unit="tokens",
+        least=1,
+        most=_MAX_LENGTH,
+        panel=PADDED,
+        otherwise="",
+        tokens=True,
+    )
+    pad_token_id: int = option(0, "Token id of the padding.", least=0, panel=PADDED)
+    on_too_long: TooLong = option(TooLong.REFUSE, "What to do with samples that do not fit.", panel=PADDED, tokens=True)
+    keep: Keep = option(Keep.HEAD, "Part of a truncated response to keep.", panel=PADDED, tokens=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """How samples are made."""
+
+    layout: Layout = option(
+        Layout.CONCAT,
+        "How a session becomes samples.",
+        panel=SAMPLES,
+        tokens=True,
+        note="[Layouts](concepts.md#layouts). `traj` and `step` are other names of concat and individual.",
+    )
+    discount: float | None = option(
+        None, "Discount of the returns.", least=0.0, most=1.0, panel=SAMPLES, otherwise="the session's"
+    )
+    credit: Credit | None = option(
+        None, "How rewards flow back to earlier turns.", panel=SAMPLES, otherwise="the session's"
+    )
+    drift: Drift = option(
+        Drift.FORK,
+        "How to export turns that cannot be joined to their parents: in a new sample, or in the same one, which trains "
+        "only answers that are still there as sampled.",
+        panel=SAMPLES,
+        tokens=True,
+    )
+    train: TrainSelection = option(EVERYTHING, "What to train; the rest stays as context.", tokens=True)
+    include: frozenset[Include] = option(frozenset(), "Also include the messages or the text of turns.", panel=SAMPLES)
+    images: Images = option(
+        Images.REFERENCES,
+        "What samples have of images: where they stand, also their bytes (each once a page), or nothing.",
+        panel=SAMPLES,
+        note="[Images](trajectories.md#images).",
+    )
+    multi_modal_inputs: bool | Literal["auto"] = option(
+        False,
+        "Also what the model's processor made of images, and the positions of vision models; auto: if the model is "
+        "one.",
+        panel=SAMPLES,
+        note="[What the processor made](trajectories.md#what-the-processor-made-of-images).",
+    )
+    reward_name: str | None = option(
+        None,
+        "Name of the reward that counts.",
+        panel=SAMPLES,
+        otherwise="the unnamed one",
+        tokens=True,
+        note="[Which reward counts](trajectories.md#which-reward-counts).",
+    )
+    reward_granularity: Granularity | None = option(
+        None, "As in ROLL: the metric of that name is the reward, else the score.", panel=SAMPLES, tokens=True
+    )
+    reward_scope: RewardScope | None = option(
+        None,
+        "Which rewards are summed into a sample's reward.",
+        panel=SAMPLES,
+        otherwise="that of the session's start, else by its score and tree; path with format areal or style",
+        tokens=True,
+        note="session: every sample has the session's score; path: the sum along its own path; agent: the sum of its "
+        "agent's turns, compared with the same agent's. [Rewards](concepts.md#rewards), "
+        "[the score of a session](concepts.md#the-score-of-a-session), "
+        "[several agents](concepts.md#several-agents-in-one-episode).",
+    )
+    unrewarded: Unrewarded | None = option(
+        None,
+        "What happens to sessions that run, failed or have no reward: they are left out, or count with the rewards "
+        "they have, else as 0.",
+        panel=SAMPLES,
+        otherwise="skip with advantages, else zero",
+        tokens=True,
+    )
+    mask_unfinished: bool = option(
+        False, "Train nothing of sessions that ended with `finished: false`.", panel=TRAIN, tokens=True
+    )
+    advantages: Baseline | None = option(None, "Add a column of advantages within each group.", panel=SAMPLES)
+    step_advantages: Baseline | None = option(
+        None, "Add a column of advantages among the turns of a group with the same `state_hash`.", panel=SAMPLES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatOptions:
+    """How samples are encoded."""
+
+    format: ExportFormat = option(
+        ExportFormat.JSON,
+        "Format of the samples.",
+        panel=SAMPLES,
+        otherwise="json; for `tokengrove export` as the file is named, or jsonl in a folder",
+    )
+    style: Layout | None = option(None, "AReaL's name of `layout`; without `format` the format is areal.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """Which sessions an export has, and how many an answer."""
+
+    session_id: str | None = option(None, "Only this session.")
+    session_ids: tuple[str, ...] | None = option(None, "Only these sessions.", panel=SESSIONS, flag="session")
+    filter: SessionFilter = option(
+        SessionFilter(), "Which sessions, turns and samples.", note="[Filters](#filters).", tokens=True
+    )
+    wait_s: float = option(
+        0.0,
+        "Wait until the named sessions have ended.",
+        unit="seconds",
+        least=0.0,
+        most=600.0,
+        panel=SESSIONS,
+    )
+    limit: int = option(
+        1000,
+        "Sessions per page, or per file of a folder.",
+        least=1,
+        most=1000,
+        panel=SAMPLES,
+        flag="page_size",
+        otherwise="1000; for `tokengrove export` 100",
+    )
+    cursor: str | None = option(None, "The `cursor` of the page before.")
+    outline: bool = option(
+        False,
+        "Samples have [runs of tokens](trajectories.md#outlines) instead of arrays, for people to look at; formats "
+        "json and jsonl only.",
+    )
+    drop_retry_orphans: bool | None = option(
+        None,
+        "AReaL's field, without effect: what a retry replaced is [never sampled twice](concepts.md#retries), and never "
+        "exported.",
+    )
+
+
+SAMPLE_GROUPS = (SampleOptions, Padding, FormatOptions)
+"""What an export and the export of a claim have in common."""
+EXPORT_GROUPS = (PageOptions, *SAMPLE_GROUPS)
+"""All options of an export."""
