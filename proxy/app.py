@@ -57,6 +57,8 @@ from proxy.store.store import Store
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
+from proxy.turns.prompts import Prompts
+from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, codes
@@ -138,9 +140,11 @@ def build_app(
     gate = Gate(engine, settings, metrics.engine)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
     images = ImagePool(store.images.read, settings.image_memory_bytes)
+    prompts = Prompts(renderer, pool)
     turns = Turns(
         gate=gate,
         renderer=renderer,
+        prompts=prompts,
         log=store.turns,
         news=store.news,
         registry=sessions.registry,
@@ -148,7 +152,6 @@ def build_app(
         scores=sessions.scores,
         settings=settings,
         metrics=metrics.turns,
-        pool=pool,
         places=Places(senders, partial(_most_running, settings, gate)),
         turnstile=turnstile,
         images=images,
@@ -164,6 +167,7 @@ def build_app(
         settings=settings,
         sessions=sessions,
         turns=turns,
+        tokens=Tokens(prompts, gate, images, settings),
         store=store,
         engine=engine,
         gate=gate,

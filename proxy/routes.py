@@ -62,6 +62,7 @@ from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
+from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
@@ -77,6 +78,7 @@ class Parts:
     settings: Settings
     sessions: SessionParts
     turns: Turns
+    tokens: Tokens
     store: Store
     engine: Engine
     gate: Gate
@@ -137,7 +139,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         scores=parts.sessions.scores,
         endings=parts.sessions.endings,
         deletion=parts.sessions.deletion,
-        turns=parts.turns,
+        running=parts.turns.running,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
         bodies=parts.bodies,
@@ -149,13 +151,13 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         replies=Replies(parts.renderer, protocols),
         requests=Requests(parts.renderer, protocols, parts.store.images.read),
         texts=TokenTexts(parts.renderer.piece, parts.renderer.is_special),
-        pace=Pace(lambda: parts.turns.busy),
+        pace=Pace(lambda: parts.turns.running.busy),
     )
 
 
 def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
-    summaries = Summaries(recordings, Pace(lambda: turns.busy))
+    summaries = Summaries(recordings, Pace(lambda: turns.running.busy))
     return ListingEndpoints(parts.sessions.access, Lists(recordings, Listing(recordings, summaries)))
 
 
@@ -203,16 +205,17 @@ def turn_endpoints(
 
 def _agent_routes(parts: Parts) -> list[Route]:
     """The routes that agents call."""
-    access, turns, bodies = parts.sessions.access, parts.turns, parts.bodies
+    access, tokens, bodies = parts.sessions.access, parts.tokens, parts.bodies
     models = ModelEndpoints(model_name(parts.settings), parts.renderer.stop_token_ids)
     messages, responses = MessagesProtocol(), ResponsesProtocol()
-    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, turns, bodies)
+    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, tokens, bodies)
     head = {"object": "response.input_tokens"}
-    input_tokens = count_endpoint(responses.api, responses.parse, head, access, turns, bodies)
-    tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
+    input_tokens = count_endpoint(responses.api, responses.parse, head, access, tokens, bodies)
+    tokenize = TokenizeEndpoints(access, tokens, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
     generate = GenerateEndpoint(
         access,
-        turns,
+        parts.turns,
+        tokens,
         parts.gate,
         parts.settings,
         bodies,
@@ -225,9 +228,9 @@ def _agent_routes(parts: Parts) -> list[Route]:
         *_aliases("/messages/count_tokens", count_tokens, ["POST"]),
         *_aliases("/responses/input_tokens", input_tokens, ["POST"]),
         *_aliases("/generate", generate.generate, ["POST"]),
-        *_aliases("/tokenize", tokens.tokenize, ["POST"]),
-        *_aliases("/detokenize", tokens.detokenize, ["POST"]),
-        *_aliases("/parse", tokens.parse, ["POST"]),
+        *_aliases("/tokenize", tokenize.tokenize, ["POST"]),
+        *_aliases("/detokenize", tokenize.detokenize, ["POST"]),
+        *_aliases("/parse", tokenize.parse, ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
@@ -264,7 +267,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         store.recordings,
         parts.bodies,
         parts.polls,
-        Pace(lambda: turns.busy),
+        Pace(lambda: turns.running.busy),
         parts.metrics.exports,
         ExportImages(store.images, parts.renderer),
         parts.renderer.decode,

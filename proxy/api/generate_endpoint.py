@@ -28,6 +28,7 @@ from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.defaults import check_capabilities, stop_tokens
 from proxy.turns.generation import sample
 from proxy.turns.spans import trace_request, trace_turns
+from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
 from proxy.workers.seats import RunsElsewhere
@@ -48,6 +49,7 @@ class GenerateEndpoint:
         self,
         access: Access,
         turns: Turns,
+        tokens: Tokens,
         gate: Gate,
         settings: Settings,
         bodies: Bodies,
@@ -57,7 +59,8 @@ class GenerateEndpoint:
     ) -> None:
         """`forwarding`: to the other workers; None without any. `tracing`: None if no traces are made."""
         self._bodies = bodies
-        self._access, self._turns, self._gate, self._settings = access, turns, gate, settings
+        self._access, self._gate, self._settings = access, gate, settings
+        self._turns, self._tokens = turns, tokens
         self._stop_token_ids = stop_token_ids
         self._protocol, self._forwarding, self._tracing = GenerateProtocol(), forwarding, tracing
 
@@ -94,7 +97,7 @@ class GenerateEndpoint:
                 sent = b""
                 wanted = self._generate_request(asked, affinity)
                 if asked.images or self._turns.sees:
-                    ids, wanted.images = await self._turns.seen(asked, asked.sender)
+                    ids, wanted.images = await self._tokens.seen(asked, asked.sender)
                     wanted.prompt = PromptIds(ids)
                 return await self._unrecorded(request, asked, wanted)
             try:
@@ -131,7 +134,7 @@ class GenerateEndpoint:
     async def _unrecorded(self, request: Request, asked: TurnRequest, wanted: GenerateRequest) -> JsonResponse:
         """Sample outside of any session. If the client leaves, the engine stops and ClientDisconnect is raised."""
         work = sample(self._gate, wanted, self._settings.max_context_tokens)
-        sampling = self._turns.run_unrecorded(asked, work)
+        sampling = self._turns.running.run_unrecorded(asked, work)
         try:
             done = await while_connected(request.receive, sampling)
         except asyncio.CancelledError:

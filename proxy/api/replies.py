@@ -145,7 +145,7 @@ class StreamReply:
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
             if behind and over.done():
-                await self._turns.give_way()
+                await self._turns.earlier.give_way()
             elif behind:
                 await asyncio.sleep(0)  # `send` lets nobody run while the connection takes what it is given
             elif not changed.done():  # nothing has come since the deltas were read

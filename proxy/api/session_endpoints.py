@@ -41,7 +41,7 @@ from proxy.store.session_starts import SessionStarts
 from proxy.store.stored_images import StoredImages
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
-from proxy.turns.turns import Turns
+from proxy.turns.running import RunningTurns
 from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import SessionStatus
@@ -61,7 +61,7 @@ class SessionEndpoints:
         scores: Scores,
         endings: Endings,
         deletion: Deletion,
-        turns: Turns,
+        running: RunningTurns,
         starts: SessionStarts,
         recordings: Recordings,
         bodies: Bodies,
@@ -78,7 +78,7 @@ class SessionEndpoints:
         self._images, self._placeholders, self._repeated = images, placeholders, repeated
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
-        self._deletion, self._turns = deletion, turns
+        self._deletion, self._running_turns = deletion, running
         self._starts, self._recordings = starts, recordings
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
         self._decode, self._requests = decode, requests
@@ -201,7 +201,7 @@ class SessionEndpoints:
             request_of(request.scope).enter(session.id, session.record.metadata)
             noted = None if call is None else lambda count: call.answer({"interaction_count": count}, session.id)
             count = await self._deletion.delete(session, noted)
-            self._turns.cancel_deleted(session)
+            self._running_turns.cancel_deleted(session)
             return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
 
         return await self._repeated.once(request, body, work)
@@ -213,7 +213,7 @@ class SessionEndpoints:
 
     async def _running(self, session: LiveSession) -> list[dict[str, Any]]:
         """The calls that have begun and not ended. Read them before the interactions, to miss none."""
-        return running_json(await self._registry.load_begun(session.id), self._turns.running_in(session))
+        return running_json(await self._registry.load_begun(session.id), self._running_turns.of(session))
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await self._bodies.read_object(request)

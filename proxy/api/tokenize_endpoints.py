@@ -27,7 +27,7 @@ from proxy.protocols.chat.tokenize import (
 from proxy.resources.senders import Sender
 from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
-from proxy.turns.turns import Turns
+from proxy.turns.tokens import Tokens
 from proxy.types import Api, Ids, Parsing
 from tokengrove.errors import InvalidRequest
 
@@ -39,9 +39,9 @@ class TokenizeEndpoints:
     the ids continue those of the session, sampled tokens included. The administrator needs no session."""
 
     def __init__(
-        self, access: Access, turns: Turns, gate: Gate, vocab_size: int, settings: Settings, bodies: Bodies
+        self, access: Access, tokens: Tokens, gate: Gate, vocab_size: int, settings: Settings, bodies: Bodies
     ) -> None:
-        self._access, self._turns, self._gate, self._settings = access, turns, gate, settings
+        self._access, self._tokens, self._gate, self._settings = access, tokens, gate, settings
         self._vocab_size, self._bodies = vocab_size, bodies
 
     async def tokenize(self, request: Request) -> JsonResponse:
@@ -61,14 +61,14 @@ class TokenizeEndpoints:
         asked.sender = sender
         session = await self._access.resolve_if_named(caller)
         if known is not None:
-            return await self._turns.continued(asked, known, sender, generation_prompt=prompt)
+            return await self._tokens.continued(asked, known, sender, generation_prompt=prompt)
         if asked.text is not None:
-            return await self._turns.encode(asked.text, sender)
+            return await self._tokens.encode(asked.text, sender)
         if session is None and self._access.open_server:
             session = await self._access.resolve(caller)
         if session is None:
-            return await self._turns.render(asked, sender, generation_prompt=prompt)
-        return (await self._turns.prompt_ids(session, asked, generation_prompt=prompt)).joined
+            return await self._tokens.render(asked, sender, generation_prompt=prompt)
+        return (await self._tokens.prompt(session, asked, generation_prompt=prompt)).joined
 
     async def parse(self, request: Request) -> JsonResponse:
         """The message that sampled ids are."""
@@ -76,7 +76,7 @@ class TokenizeEndpoints:
             session = await self._access.resolve_if_named(caller)
             if session is not None and wanted.tools and wanted.tool_parser is None:
                 wanted = wanted._replace(tool_parser=session.record.turn_options.get("tool_parser"))
-            return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, sender)))
+            return JsonResponse(parse_reply(*await self._tokens.parse(ids, wanted, sender)))
 
     async def detokenize(self, request: Request) -> JsonResponse:
         """The text of ids, special tokens included unless the body says otherwise."""
@@ -87,7 +87,7 @@ class TokenizeEndpoints:
         ):
             await self._access.resolve_if_named(caller)
             ids, special = wanted
-            return JsonResponse({"prompt": await self._turns.decode(ids, sender, special=special)})
+            return JsonResponse({"prompt": await self._tokens.decode(ids, sender, special=special)})
 
     @asynccontextmanager
     async def _read(

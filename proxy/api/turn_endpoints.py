@@ -25,6 +25,7 @@ from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.spans import trace_request, trace_turns
+from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
 from proxy.workers.seats import RunsElsewhere
@@ -160,7 +161,7 @@ def count_endpoint(
     parse: Callable[[Any, ParsedBodies], TurnRequest],
     head: Mapping[str, str],
     access: Access,
-    turns: Turns,
+    tokens: Tokens,
     bodies: Bodies,
 ) -> Endpoint:
     """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body, in the form of
@@ -179,7 +180,7 @@ def count_endpoint(
             asked = await upload.do(size, parse, body, session.parsed)
             asked.sender = upload.sender._replace(name=session.id)
             try:
-                return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
+                return JsonResponse({**head, "input_tokens": len(await tokens.prompt(session, asked))})
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
 

@@ -360,7 +360,7 @@ class Stopping:
     def _left(self, servers: Sequence[Server]) -> Left:
         paths = [path for server in servers for path in server.connections.in_use()]
         exports = sum(path.endswith(_EXPORTS) for path in paths)
-        return Left(self._app.state.turns.running, exports, len(paths))
+        return Left(self._app.state.turns.running.count, exports, len(paths))
 
 
 async def _watch(stop: threading.Event, server: Server) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
+from proxy.rendering.token_bound import TooManyTokens
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, SamplingParams
@@ -85,6 +87,15 @@ def most_in_prompt(session: LiveSession, context: int) -> int:
 def most_counted(context: int) -> int:
     """Return the most tokens of a prompt that is only counted: clients ask how much too long it is."""
     return max(_COUNTED * context, _ALWAYS_COUNTED)
+
+
+@contextmanager
+def fits(context: int) -> Iterator[None]:
+    """Raise ContextLengthExceeded for a prompt whose counting was given up because it cannot fit the context."""
+    try:
+        yield
+    except TooManyTokens as found:
+        raise ContextLengthExceeded(prompt_tokens=found.fewest, context_tokens=context, at_least=True) from None
 
 
 def _ends_quietly(session: LiveSession) -> bool:

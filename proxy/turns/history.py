@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
+from proxy.trajectory.matching import Identity
 from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, ToolCall, TurnRequest
 from tokengrove.errors import PreviousResponseNotFound, brief
@@ -37,6 +38,14 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
 def with_messages(request: TurnRequest, messages: tuple[Message, ...]) -> TurnRequest:
     """Return the request with other messages, and with the purpose that they state if it has none yet."""
     return replace(request, messages=messages, purpose=request.purpose or purpose_of_prompt(messages))
+
+
+def identified(session: LiveSession, request: TurnRequest, *, keep: bool = True) -> Identity:
+    """Return the identity of a request; its messages become those of an earlier request where they are equal."""
+    request.messages, identity = session.cache.recent.identify(
+        request.messages, request.tools, request.template_options, keep=keep
+    )
+    return identity
 
 
 def _dereferenced(session: LiveSession, message: Message) -> Sequence[Message]:

@@ -49,6 +49,11 @@ Decision = Attach | Replay | NewSample
 _FIRST = NewSample(())
 
 
+def is_retry(request: TurnRequest) -> bool:
+    """Whether the client marks a request as the repetition of one that it may have sent before."""
+    return request.retry or request.idempotency_key is not None
+
+
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
     """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
     if not attempts:

@@ -31,7 +31,7 @@ async def turns(server: MailServer, *names: str) -> list[Any]:
 async def sampled(server: MailServer, letter: Any, text: str) -> None:
     """Answer a choice, and wait until it has been sampled whole."""
     await server.deliver(letter, text=text)
-    running = server.app.state.turns._running
+    running = server.app.state.turns.running._turns
     own = letter["request_id"]
     await until(lambda: all(turn.interaction.id != own or turn.interaction.finish_reason for turn in running))
 
@@ -129,7 +129,7 @@ async def test_a_choice_that_was_sampled_is_kept_when_the_client_leaves(
         agent, letters = await failed(server, 2)
         await sampled(server, letters[1], "sampled")
         agent.cancel()
-        await until(lambda: not server.app.state.turns._running)
+        await until(lambda: not server.app.state.turns.running._turns)
         assert sorted((node["id"], node["status"]) for node in await server.tree()) == [
             (letters[0]["request_id"], "aborted"),
             (letters[1]["request_id"], "complete"),

@@ -95,7 +95,7 @@ async def test_turns_that_run_are_cancelled_and_leave_nothing(tmp_path: Path, da
         response = await turn
         assert "session 's' was deleted meanwhile" in response.text
         assert response.status_code == (200 if stream else 404)
-        assert not server.app.state.turns.busy
+        assert not server.app.state.turns.running.busy
         assert rows_of(database_url) == []
 
 
@@ -104,7 +104,7 @@ async def test_a_waiting_request_of_a_deleted_session_is_refused(tmp_path: Path)
         await server.chat([user("hi")])
         await server.ok("/engine/pause_generation", {})
         turn = asyncio.ensure_future(server.post("/s/v1/chat/completions", {"messages": [user("more")]}))
-        await until(lambda: server.app.state.turns.busy)
+        await until(lambda: server.app.state.turns.running.busy)
         await delete(server, "s")
         await server.ok("/engine/continue_generation", {})
         assert (await turn).status_code == 404
@@ -257,7 +257,7 @@ async def test_a_turn_that_runs_on_another_server_ends_with_404_and_leaves_nothi
 
         two.engine.generate = generate  # type: ignore[method-assign]
         turn = asyncio.ensure_future(two.post("/s/v1/chat/completions", {"messages": [user("more")]}))
-        await until(lambda: two.app.state.turns.busy)
+        await until(lambda: two.app.state.turns.running.busy)
         await delete(one, "s")
         if used_again:
             await one.chat([user("hi")])

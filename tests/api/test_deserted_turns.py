@@ -70,15 +70,15 @@ async def test_after_a_choice_has_failed_the_others_still_end_when_the_client_le
             stored.clear()
         body = {"model": "m", "messages": [user("hi")], "n": 2}
         client = asyncio.create_task(server.post("/s/v1/chat/completions", body))
-        await until(lambda: len(appended) == 1 and len(server.app.state.turns._running) == 1 + (not recorded))
+        await until(lambda: len(appended) == 1 and len(server.app.state.turns.running._turns) == 1 + (not recorded))
         client.cancel()
         await until(lambda: not server.engine.running)
         await until(lambda: len(appended) == 2)
         stored.set()
-        await until(lambda: not server.app.state.turns._running)
+        await until(lambda: not server.app.state.turns.running._turns)
         assert [interaction.status for interaction in appended] == [Status.FAILED, Status.ABORTED]
         assert [node["status"] for node in await server.tree()] == ["failed", "aborted"]
 
 
 def _attempts(turns: object) -> set[Attempt]:
-    return {turn.attempt for turn in turns._running}  # type: ignore[attr-defined]
+    return {turn.attempt for turn in turns.running._turns}  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ async def begun(server: Server, *sessions: str) -> list[asyncio.Task[Any]]:
 
 def sampled_by(server: Server) -> list[int]:
     """The number of tokens that each running turn has so far."""
-    return [len(turn.interaction.output_ids) for turn in server.app.state.turns._running]
+    return [len(turn.interaction.output_ids) for turn in server.app.state.turns.running._turns]
 
 
 async def streamed(server: Server, session: str) -> tuple[str, str]:

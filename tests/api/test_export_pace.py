@@ -69,7 +69,7 @@ async def test_while_turns_run_each_slice_is_followed_by_a_sleep_of_its_length(
 async def waiting_turn(server: Server) -> asyncio.Task[Any]:
     """Begin a turn that runs as long as the server is paused."""
     turn = asyncio.create_task(server.chat([user("other")], session="other"))
-    await until(lambda: bool(server.app.state.turns.busy))
+    await until(lambda: bool(server.app.state.turns.running.busy))
     return turn
 
 

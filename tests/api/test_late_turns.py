@@ -31,7 +31,7 @@ async def test_a_turn_that_is_cancelled_before_it_runs_is_told_and_recorded(
             response = await server.post("/s/v1/chat/completions", body)
         assert response.status_code == 503, response.text
         assert [turn["status"] for turn in await server.tree()] == ["aborted", "aborted"]
-        assert not server.app.state.turns.busy
+        assert not server.app.state.turns.running.busy
         await server.chat([user("a")])
 
 

@@ -64,7 +64,7 @@ async def test_retries_say_whether_they_attached_or_were_replayed(
     again = {"x-stainless-retry-count": "1"}
     async with serving(tmp_path, babble(3, 200, 1, delay_s=0.05)) as server:
         first = asyncio.ensure_future(server.post(CHAT, HI))
-        await until(lambda: server.app.state.turns.busy)
+        await until(lambda: server.app.state.turns.running.busy)
         await asyncio.gather(first, server.post(CHAT, HI, headers=again))
         await server.post(CHAT, HI, headers=again)
         lines = fields_of(caplog, "turn")
@@ -95,7 +95,7 @@ async def test_a_turn_says_how_often_it_went_to_the_engine_again(
 ) -> None:
     async with serving(tmp_path, play([Reply(sampled("one two three"), delay_s=0.03)] * 2)) as server:
         asked = asyncio.create_task(server.post(CHAT, HI))
-        await until(lambda: server.app.state.turns.busy and bool(server.engine.requests))
+        await until(lambda: server.app.state.turns.running.busy and bool(server.engine.requests))
         await server.ok("/engine/pause_generation", {"mode": "abort"})
         await server.ok("/engine/continue_generation", {})
         await asked

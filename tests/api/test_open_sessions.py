@@ -275,9 +275,9 @@ async def test_what_was_first_asked_after_the_end_is_no_retry_of_the_ended_sessi
         await end(server)
         assert (await speak(server, n=2)).status_code == 429  # another request, refused before it was sampled
         assert await said(server, headers=RETRY) == before
-        server.app.state.turns._arriving = 1
+        server.app.state.turns.running._arriving = 1
         assert (await speak(server)).status_code == 429
-        server.app.state.turns._arriving = 0
+        server.app.state.turns.running._arriving = 0
         after = await said(server, headers=RETRY)
         assert after != before and await holder(server, after) == "default-1"
         assert await said(server, headers=RETRY) == after

@@ -210,7 +210,7 @@ async def test_clients_that_leave_are_noticed_while_they_wait(
         begun.cancel()  # over ASGI, cancelling is a disconnect
         late.cancel()
         await waits(server, 0)
-        await until(lambda: not server.app.state.turns.busy)
+        await until(lambda: not server.app.state.turns.running.busy)
         assert [turn["status"] for turn in await server.tree("begun")] == ["aborted"]
         await wires[0].start()
         assert (await ask(server, "next", most=SHORT)).status_code == 200

@@ -319,14 +319,14 @@ async def test_a_retry_during_the_abort_of_its_predecessor_is_sampled(tmp_path: 
     async with serving(tmp_path, script) as server:
         first = await in_flight(server)
         first.cancel()
-        await until(lambda: bool(server.app.state.turns._running) and not attempts(server)[0].grace)
+        await until(lambda: bool(server.app.state.turns.running._turns) and not attempts(server)[0].grace)
         await until(lambda: not attempts(server) or attempts(server)[0].stage != "running")
         assert await text_of(server) == "two"
         await until_superseded(server)
 
 
 def attempts(server: Server) -> Any:
-    return [turn.attempt for turn in server.app.state.turns._running]
+    return [turn.attempt for turn in server.app.state.turns.running._turns]
 
 
 _LONG = "one two three four five six seven é 🙂 " * 30

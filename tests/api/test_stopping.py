@@ -18,7 +18,7 @@ async def test_a_turn_cut_off_by_the_shutdown_names_it_and_the_way_out(tmp_path:
     async with serving(tmp_path, script) as server:
         body = {"model": "m", "messages": [user("hi")], "stream": stream}
         turn = asyncio.create_task(server.post("/s/v1/chat/completions", body))
-        await until(lambda: any(turn.interaction.output_ids for turn in server.app.state.turns._running))
+        await until(lambda: any(turn.interaction.output_ids for turn in server.app.state.turns.running._turns))
         await server.app.state.turns.drain(0.0)
         text = (await turn).text
         error = json.loads(text.split("data: ")[-1] if stream else text)["error"]

@@ -69,7 +69,7 @@ async def test_a_turn_that_waits_for_a_pause_to_end_was_queued_first(tmp_path: P
     async with serving(tmp_path, says("hello")) as server:
         await server.ok("/engine/pause_generation", {})
         turn = asyncio.create_task(server.chat([user("hi")]))
-        await until(lambda: server.app.state.turns.busy)
+        await until(lambda: server.app.state.turns.running.busy)
         await server.ok("/engine/continue_generation", {})
         await turn
         assert names(latest(server)) == ["queue", *TURN]
@@ -104,7 +104,7 @@ async def test_a_retry_notes_that_it_attached_or_was_replayed(tmp_path: Path) ->
 async def test_a_pause_that_interrupts_a_turn_is_among_its_events(tmp_path: Path) -> None:
     async with serving(tmp_path, play([Reply(sampled("one two three"), delay_s=0.03)] * 2)) as server:
         turn = asyncio.create_task(server.chat([user("hi")]))
-        await until(lambda: server.app.state.turns.busy and bool(server.engine.requests))
+        await until(lambda: server.app.state.turns.running.busy and bool(server.engine.requests))
         await server.ok("/engine/pause_generation", {"mode": "abort"})
         await server.ok("/engine/continue_generation", {})
         await turn

@@ -202,7 +202,7 @@ async def test_a_turn_whose_client_left_is_traced_to_its_end(
         request = asyncio.create_task(server.post(CHAT, BODY))
         await until(lambda: len(server.engine.requests) == 1)
         request.cancel()  # over ASGI, cancelling is a disconnect
-        await until(lambda: not server.app.state.turns.busy)
+        await until(lambda: not server.app.state.turns.running.busy)
     (root,) = exported.roots()
     assert (said(root)["error.type"], said(root)["tokengrove.status"]) == ("client_left", "aborted")
     *_, generate = exported.below(root)

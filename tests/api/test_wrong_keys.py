@@ -156,7 +156,7 @@ async def test_right_keys_are_answered_while_wrong_ones_of_their_sender_wait(tmp
         ]
         for _ in calls:
             await polls.begun.get()
-        assert known.waiting == len(calls) and server.app.state.turns.running == 0
+        assert known.waiting == len(calls) and server.app.state.turns.running.count == 0
         started = await server.post("/rl/start_session", {"task_id": "t"}, headers=bearer(OLD))
         agent = bearer(started.json()["api_key"])
         assert (await server.http.post("/v1/chat/completions", json=TURN, headers=agent)).status_code == 200

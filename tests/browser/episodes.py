@@ -100,7 +100,7 @@ async def _left(feed: Feed, session: str, messages: list[Any]) -> None:
     await until(lambda: bool(feed.server.engine.running))
     with mock.patch("proxy.turns.turns.GRACE_S", 0.01):
         client.cancel()
-        await until(lambda: not feed.server.app.state.turns.busy)
+        await until(lambda: not feed.server.app.state.turns.running.busy)
 
 
 async def several_agents(feed: Feed, session: str = "agents/planner-coder") -> None:

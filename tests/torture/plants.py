@@ -28,15 +28,14 @@ PLANTS = (
         "turns_are_not_looked_for_on_other_workers_after_rendering",
         "turns_on_workers",
         "proxy/turns/turns.py",
-        "            return earlier\n        if self._seat is not None:\n"
-        "            self._check_elsewhere(session, key)\n        self._check_room(request)\n        plan",
-        "            return earlier\n        self._check_room(request)\n        plan",
+        "            return earlier\n        self.earlier.check_elsewhere(session, key)\n",
+        "            return earlier\n",
     ),
     Plant(
         "turns_in_flight_are_not_counted_again_after_rendering",
         "turns_and_disconnects",
         "proxy/turns/turns.py",
-        "        self._check_room(request)\n        plan",
+        "        self.running.check_room(request)\n        plan",
         "        plan",
     ),
     Plant(
@@ -309,10 +308,9 @@ PLANTS = (
         "turns_on_workers",
         "proxy/turns/turns.py",
         "        decision = decide(session.attempts.get(key, ()), request)\n"
-        "        if (earlier := await self._earlier(session, request, decision)) is not None:\n"
-        "            return earlier\n"
-        "        if self._seat",
-        "        decision = NewSample(())\n        if self._seat",
+        "        if (earlier := await self.earlier.answering(session, request, decision)) is not None:\n"
+        "            return earlier\n",
+        "        decision = NewSample(())\n",
     ),
     Plant(
         "a_turn_is_cancelled_while_it_is_committed",
@@ -424,7 +422,7 @@ PLANTS = (
     Plant(
         "a_stop_does_not_wait_for_the_turns_that_it_has_cancelled",
         "turns_and_restarts",
-        "proxy/turns/turns.py",
+        "proxy/turns/running.py",
         "        await asyncio.gather(*self._tasks(), return_exceptions=True)\n",
         "",
     ),

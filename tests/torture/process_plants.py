@@ -42,7 +42,7 @@ OF_PROCESSES = (
     _Plant(
         "a_stop_does_not_wait_for_running_turns",
         "models_that_stop",
-        "proxy/turns/turns.py",
+        "proxy/turns/running.py",
         "            await asyncio.wait(tasks, timeout=left_s)\n",
         "            break\n",
     ),

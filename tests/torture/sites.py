@@ -188,14 +188,14 @@ class Site:
         turns = app.state.turns
         gate = turns._gate
         assert not self._trespassers, f"requests came to a paused engine: {self._trespassers}"
-        assert not turns.busy and not turns.running and not turns._choices, "turns are left"
+        assert not turns.running.busy and not turns.running.count and not turns.earlier.running, "turns are left"
         assert gate.running == gate.waiting == 0 and not gate._flights, "requests are left in the gate"
         assert not app.state.engine.running, "requests are left in the engine"
         assert not turns._prompts._pool.waiting and not turns._prompts._pool._running, "the pool is busy"
         here = app.state.senders
         for tally in (here.running, here.queued, here.work, here.body_bytes, here.wrong_keys):
             assert not tally.of and not tally.of_host and not tally.total, f"senders count what has ended: {tally.of}"
-        assert not turns._places._waiting and not turns._turnstile._waiting, "somebody waits for a place"
+        assert not turns.running._places._waiting and not turns._turnstile._waiting, "somebody waits for a place"
         write, process = app.state.store.database.write, app.state.metrics.process
         assert not write._waiting() and not process.body_bytes.now()[()], "changes, reads or bodies wait"
         for session in app.state.registry.sessions():

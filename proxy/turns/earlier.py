@@ -1,0 +1,123 @@
+"""Answers of earlier attempts: a request that repeats one gets its choices, running or stored, and samples nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.rendering.renderer import Renderer
+from proxy.sessions.attempts import Attempt
+from proxy.sessions.live_session import LiveSession
+from proxy.sessions.named_sessions import NamedSessions
+from proxy.sessions.registry import Registry
+from proxy.sessions.settling import settle
+from proxy.store.replica_news import ReplicaNews
+from proxy.store.turn_log import TurnLog
+from proxy.telemetry.turn_metrics import TurnMetrics
+from proxy.trajectory.matching import request_hash
+from proxy.turns.choice import Choice
+from proxy.turns.defaults import with_defaults
+from proxy.turns.history import identified, with_history
+from proxy.turns.replay import replay
+from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, is_retry, marked
+from proxy.turns.turn import Turn
+from proxy.types import TurnRequest
+from proxy.workers.seats import RunsElsewhere, Seat, digest_of
+from tokengrove.errors import PreviousResponseNotFound, SessionNotFound
+
+
+class EarlierAttempts:
+    """Finds the attempt that a request repeats. `running`: the choices of the attempts that run in this process."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        log: TurnLog,
+        news: ReplicaNews,
+        registry: Registry,
+        named: NamedSessions,
+        metrics: TurnMetrics,
+        seat: Seat | None,
+    ) -> None:
+        self._renderer, self._log, self._news = renderer, log, news
+        self._registry, self._named, self._metrics, self._seat = registry, named, metrics, seat
+        self._parts = asyncio.Lock()
+        self.running: dict[Attempt, Sequence[Turn]] = {}
+
+    async def repeated(self, session: LiveSession, request: TurnRequest, key: str) -> Sequence[Choice] | None:
+        """The choices of an earlier attempt of this session that the request repeats, None if it asks for new ones."""
+        if session.follows is not None and not request.retry:
+            session.tried.add(key)
+        self.check_elsewhere(session, key)
+        if self._seat is not None and is_retry(request):  # it may have ended elsewhere since the session was read
+            await self._registry.refresh(session)
+        if self._registry.shared and is_retry(request):
+            await self._outlast_commits(session, request, key)
+        if key not in session.attempts:
+            return None
+        if not request.retry:
+            await settle(self._news, session, key)
+        return await self.answering(session, request, decide(session.attempts[key], request))
+
+    async def _outlast_commits(self, session: LiveSession, request: TurnRequest, key: str) -> None:
+        """Before a retry is sampled, wait for what is being committed to its session, perhaps its earlier attempt.
+
+        The database may still be at the commit of a connection that was lost. A session that it does not have yet is
+        created, so that this waits for whoever does the same.
+        """
+        if isinstance(decide(session.attempts.get(key, ()), request), NewSample):
+            self._named.ensure_stored(session)
+            await self._log.outlast(session.id)
+            await self._registry.refresh(session)
+
+    async def of_predecessor(self, session: LiveSession, request: TurnRequest) -> Sequence[Choice] | None:
+        """The choices of an attempt of the ended session before this one in its series, if the request is its retry.
+
+        Equal requests have equal hashes in both. What was tried here first is retried here, unless its Idempotency-Key
+        says where it was.
+        """
+        assert session.follows is not None
+        try:
+            ended = await self._registry.get(session.follows)
+            repeated = with_history(ended, replace(request))
+        except (SessionNotFound, PreviousResponseNotFound):
+            return None
+        key = request_hash(repeated, with_defaults(request, ended.record.sampling), identified(ended, repeated))
+        if request.idempotency_key is None and (key in session.attempts or key in session.tried):
+            return None
+        self.check_elsewhere(ended, key)
+        return await self.answering(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
+
+    def check_elsewhere(self, session: LiveSession, key: str) -> None:
+        """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""
+        if self._seat is None:
+            return
+        if (worker := self._seat.find(digest_of(session.id, key))) is not None:
+            raise RunsElsewhere(worker)
+
+    async def answering(
+        self, session: LiveSession, request: TurnRequest, decision: Decision
+    ) -> Sequence[Choice] | None:
+        """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled.
+
+        Only a replay lets others run meanwhile.
+        """
+        match decision:
+            case Attach(attempt):
+                request.timeline.note("attached")
+                self._metrics.retries.by[("attached",)] += 1
+                return self.running[attempt]
+            case Replay(attempt):
+                request.timeline.note("replayed")
+                self._metrics.retries.by[("replayed",)] += 1
+                return [
+                    await replay(self._renderer, session, request, attempt, interaction, self.give_way)
+                    for interaction in attempt.interactions
+                ]
+        return None
+
+    async def give_way(self) -> None:
+        """Let others run: of all replies that are written again, one does a part of its work in a pass of the loop."""
+        async with self._parts:
+            await asyncio.sleep(0)

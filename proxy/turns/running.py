@@ -1,0 +1,138 @@
+"""The turns and other generations that run: how many may, where they wait, and how they are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from proxy.engine.gate import Gate
+from proxy.resources.places import Places
+from proxy.resources.senders import Sender
+from proxy.sessions.live_session import LiveSession
+from proxy.settings import Settings
+from proxy.telemetry.timeline import Timeline
+from proxy.telemetry.turn_metrics import TurnMetrics
+from proxy.turns.turn import Turn
+from proxy.types import TurnRequest
+from proxy.workers.seats import Seat
+from tokengrove.errors import TooManyRequests
+
+T = TypeVar("T")
+
+
+class RunningTurns:
+    """The turns that run in this process, requests that wait at the gate, and generations outside of sessions.
+
+    `places`: of the choices that run. `seat`: this worker's entries among those of the other workers; None without any.
+    """
+
+    def __init__(self, gate: Gate, places: Places, settings: Settings, metrics: TurnMetrics, seat: Seat | None) -> None:
+        self._gate, self._places, self._seat = gate, places, seat
+        self._most = settings.max_turns_in_flight
+        self._turns: set[Turn] = set()
+        metrics.in_flight.watch(self._turns.__len__)
+        self._unrecorded: set[asyncio.Task[Any]] = set()
+        self._arriving = 0
+
+    @property
+    def busy(self) -> bool:
+        """True while at least one turn is running or about to start."""
+        return bool(self._turns or self._unrecorded or self._arriving)
+
+    @property
+    def count(self) -> int:
+        """The number of turns and other generations that run."""
+        return len(self._turns) + len(self._unrecorded)
+
+    def of(self, session: LiveSession) -> list[Turn]:
+        """The turns of a session that run in this process now."""
+        return [turn for turn in self._turns if turn.session is session]
+
+    def add(self, turn: Turn) -> None:
+        """Count a turn that starts."""
+        self._turns.add(turn)
+
+    def discard(self, turn: Turn) -> None:
+        """Count a turn no more."""
+        self._turns.discard(turn)
+
+    def check_room(self, request: TurnRequest) -> None:
+        """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
+        elsewhere = self._seat.turns_elsewhere() if self._seat is not None else 0
+        if self.count + self._arriving + request.n + elsewhere > self._most:
+            raise TooManyRequests(
+                f"{self._most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0
+            )
+
+    async def arrive(self, session: LiveSession, timeline: Timeline) -> None:
+        """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight, and its
+        session is in use."""
+        self._arriving += 1
+        session.waiting += 1
+        timeline.held = time.monotonic()
+        try:
+            await self._gate.enter()
+            timeline.let_in = time.monotonic()
+        finally:
+            self._arriving -= 1
+            session.waiting -= 1
+            session.touch()
+
+    async def place(self, sender: Sender) -> None:
+        """Wait for a place among the choices that run. `leave` gives it back."""
+        if not self._places.take_now(sender):
+            await self._places.take(sender)
+
+    def leave(self, sender: Sender) -> None:
+        """Give a place back."""
+        self._places.give_back(sender)
+
+    def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a generation outside all sessions, within the same limits of turns and places. Raises TooManyRequests.
+
+        It is waited for and cancelled as turns are.
+        """
+        try:
+            self.check_room(request)
+        except TooManyRequests:
+            work.close()
+            raise
+        task = asyncio.create_task(self._run_placed(request.sender, work))
+        self._unrecorded.add(task)
+        task.add_done_callback(self._unrecorded.discard)
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it ran
+        return task
+
+    def cancel_deleted(self, session: LiveSession) -> None:
+        """Cancel the turns that run in a session which was deleted; their clients get SessionNotFound."""
+        for turn in self.of(session):
+            if not turn.committing:
+                turn.cancel()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Wait up to `timeout_s` for all that run, then cancel them; those that commit end. Return how many were
+        cancelled."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        while (tasks := self._tasks()) and (left_s := ends_at - loop.time()) > 0:  # some may begin meanwhile
+            await asyncio.wait(tasks, timeout=left_s)
+        slow = [turn for turn in self._turns if not turn.committing]
+        others = list(self._unrecorded)
+        for turn in slow:
+            turn.cancel()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+        return len(slow) + len(others)
+
+    def _tasks(self) -> list[asyncio.Task[Any]]:
+        return [*(turn.task for turn in self._turns if turn.task is not None), *self._unrecorded]
+
+    async def _run_placed(self, sender: Sender, work: Coroutine[Any, Any, T]) -> T:
+        await self.place(sender)
+        try:
+            return await work
+        finally:
+            self.leave(sender)
