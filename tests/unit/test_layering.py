@@ -430,6 +430,7 @@ OUTSIDE: dict[str, set[str]] = {
     "datasets": {"tokengrove.roll.rock"},
     "fastokens": {"rendering"},
     "gem": {"tokengrove.roll.envs", "tokengrove.roll.runners"},
+    "hydra": {"tokengrove.roll.config"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {
         "images",
@@ -471,6 +472,7 @@ OUTSIDE: dict[str, set[str]] = {
         "trajectory",
         "vision",
     },
+    "omegaconf": {"tokengrove.roll.config"},
     "openai": {"tokengrove.areal", "tokengrove.demos"},
     "opentelemetry": {"telemetry", "tokengrove.spans", "tokengrove.tracing"},
     "orjson": {
@@ -542,7 +544,7 @@ OUTSIDE: dict[str, set[str]] = {
 }
 LAZY = {
     *("torch", "transformers", "sglang", "PIL", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
-    *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray"),
+    *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray", "hydra", "omegaconf"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {
