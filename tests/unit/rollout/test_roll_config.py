@@ -12,6 +12,7 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 
@@ -303,6 +304,7 @@ def test_a_file_of_training_may_be_missing(tmp_path: Path, caplog: pytest.LogCap
     main.write_text("defaults:\n  - ../config/deepspeed_zero@_here_\n  - ../config/deepspeed_zero3@_here_\na: 1\n")
     assert compose(main) == {"a": 1}
     assert "deepspeed_zero3 is missing" in caplog.text
+    assert ".." not in ConfigStore.instance().repo
 
 
 def test_an_override_may_add_a_file_of_a_group(tmp_path: Path) -> None:
@@ -315,9 +317,11 @@ def test_an_override_may_add_a_file_of_a_group(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:In 'run'")
 def test_a_program_of_hydra_keeps_its_own_state(run_yaml: Path) -> None:
     with hydra.initialize_config_dir(config_dir=str(run_yaml.parent), version_base="1.2"):
+        own, store = GlobalHydra.instance().hydra, ConfigStore.instance()
         compose(run_yaml)
         with pytest.raises(InvalidRequest):
             compose(run_yaml, ["nothing=1"])
+        assert GlobalHydra.instance().hydra is own and ConfigStore.instance() is store
         assert hydra.compose(config_name="run").seed == 7
         assert str(getbase()) == "1.2"
     assert not GlobalHydra.instance().is_initialized()

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +42,8 @@ def composed(path: Path, overrides: Sequence[str], known: Known) -> dict[str, An
         raise InvalidRequest(f"the configuration {str(path)!r} must be a mapping, not {type(values).__name__}")
     values = values or {}
     if overrides or "defaults" in values:
-        return _by_hydra(path.resolve(), [_change(each, path, known) for each in overrides])
+        path = path.resolve()
+        return _by_hydra(path, [_change(each, path, known) for each in overrides])
     values.pop("hydra", None)  # settings of hydra itself
     return values
 
@@ -98,18 +100,21 @@ def _once(path: Path, overrides: Sequence[str], missing: Sequence[str]) -> dict[
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Hydra as nobody has used it yet; afterwards with all that the program has composed, stored and registered."""
-    from hydra.core.global_hydra import GlobalHydra
+    """Hydra as nobody has used it yet. Afterwards the program has its own hydra again, and the store that it had."""
+    from hydra.core.config_store import ConfigStore
     from hydra.core.singleton import Singleton
 
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # ROLL's files have no _self_, of which hydra warns
-        state = Singleton.get_state()
+        store = ConfigStore.instance()
+        before = dict(Singleton._instances)
+        Singleton._instances.clear()
+        ConfigStore.instance().repo = deepcopy(store.repo)
         try:
-            GlobalHydra.instance().clear()
             yield
         finally:
-            Singleton.set_state(state)
+            Singleton._instances.clear()
+            Singleton._instances.update(before)
 
 
 def _may_be_missing(name: str, path: Path, already: Sequence[str]) -> str:
