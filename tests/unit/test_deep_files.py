@@ -14,7 +14,7 @@ from proxy.settings.config_file import read_config_file
 from tokengrove.errors import ConfigurationError, InvalidRequest
 from tokengrove.kinds import verl_loop
 from tokengrove.openenv import model_step, react
-from tokengrove.roll.config.composition import Composition
+from tokengrove.roll.config import compose
 from tokengrove.roll.rock.data_files import read_rows
 from tokengrove.roll.runners.tools import mcp_tool
 from tokengrove.rollout.config import Config
@@ -34,7 +34,7 @@ DEEP_JSON = "[" * 100_000
         ("task.toml", f"version = {DEEP}", lambda file: task_folder._config(file.parent), task_folder.BadTask),
         ("config.yaml", DEEP, lambda file: verl_loop._of_file(str(file)), InvalidRequest),
         ("loops.yaml", DEEP, lambda file: register_file(file), InvalidRequest),
-        ("roll.yaml", DEEP, lambda file: Composition(file), InvalidRequest),
+        ("roll.yaml", DEEP, lambda file: compose(file), InvalidRequest),
         ("tools.yaml", DEEP, lambda file: _entries(str(file)), InvalidRequest),
     ],
 )
@@ -52,7 +52,7 @@ def test_sections_that_defaults_name_may_be_of_any_depth(tmp_path: Path) -> None
     file = tmp_path / "whole.yaml"
     file.write_text(f"defaults: [part@{'a.' * 2_000}a]")
     with pytest.raises(InvalidRequest, match=r"whole\.yaml' is nested too deeply"):
-        Composition(file)
+        compose(file)
 
 
 def test_json_files_of_any_depth_are_refused(tmp_path: Path) -> None:

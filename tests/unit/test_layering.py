@@ -448,6 +448,7 @@ OUTSIDE: dict[str, set[str]] = {
     "datasets": {"tokengrove.roll.rock"},
     "fastokens": {"rendering"},
     "gem": {"tokengrove.roll.envs", "tokengrove.roll.runners"},
+    "hydra": {"tokengrove.roll.config"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {
         "images",
@@ -489,6 +490,7 @@ OUTSIDE: dict[str, set[str]] = {
         "trajectory",
         "vision",
     },
+    "omegaconf": {"tokengrove.roll.config"},
     "openai": {"tokengrove.areal", "tokengrove.demos"},
     "opentelemetry": {"telemetry", "tokengrove.spans", "tokengrove.tracing"},
     "orjson": {
@@ -560,7 +562,7 @@ OUTSIDE: dict[str, set[str]] = {
 }
 LAZY = {
     *("torch", "transformers", "sglang", "PIL", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
-    *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray"),
+    *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray", "hydra", "omegaconf"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {

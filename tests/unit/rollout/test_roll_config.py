@@ -10,7 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase
 
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll.config import AgenticConfig, EnvManagerConfig, GeneratingArguments, compose, sampling_of
@@ -202,13 +206,13 @@ def test_overrides_are_those_of_the_command_line(run_yaml: Path) -> None:
             "train_env_manager.tags=[Boxes]",
             "~train_env_manager.num_groups_partition",
             "+train_env_manager.group_size_redundancy=1",
-            "custom_env.Boxes.env_config.look.1='#'",
+            "custom_env.Boxes.env_config.look={1:'#'}",  # merged
             "custom_env.Boxes.env_config.room=[${moves},7]",
             "++max_tokens=32",
             "runner=null",
             "max_steps=5",  # not in the file, but a setting
-            "+extra={a:1,b: yes,l:[1,2]}",
-            "extra={c:3}",  # merged
+            "+extra={a:1,b:true,l:[1,2]}",
+            "++extra={c:3}",
             "extra.l.1=5",
             "exp_name=no",
         ],
@@ -225,14 +229,15 @@ def test_overrides_are_those_of_the_command_line(run_yaml: Path) -> None:
     ("override", "message"),
     [
         ("train_env_manager.groupsize=4", "no 'groupsize'; did you mean group_size?"),
-        ("moves", "must be a.b=value"),
-        ("+moves=1", "there already"),
+        ("moves", "Error parsing override 'moves'"),
+        ("+moves=1", "already at 'moves'"),
         ("~nothing", "no 'nothing'"),
         ("a.b=1", r"no 'a'; to add it, write \+a.b=1"),
         ("custom_envs.Boxes.max_steps=3", r"change it there: custom_env\.Boxes\.max_steps="),
         ("moves.x=1", "needs a section at moves, which is 10"),
         ("train_env_manager.tags.2=x", "no '2'"),
-        ("+db@third=mysql", "put it in the list"),
+        ("+db@third=mysql", "group 'db' does not exist"),
+        ("custom_env.Boxes.env_config.look.1=x", r"is a number; write custom_env.Boxes.env_config.look=\{1: \.\.\.\}"),
     ],
 )
 def test_an_override_that_changes_nothing_is_refused(run_yaml: Path, override: str, message: str) -> None:
@@ -244,7 +249,7 @@ def test_a_defaults_list_has_groups_packages_options_and_an_order(tmp_path: Path
     for name, text in {
         "main.yaml": (
             "defaults:\n  - base\n  - _self_\n  - db: mysql\n  - /other/extra@deep.er\n"
-            "  - optional db@second: none\n  - override hydra/job_logging: disabled\n  - headed/x\na: 1\nb: {c: 2}\n"
+            "  - optional db@second: none\n  - headed/x\n  - override hydra/job_logging: disabled\na: 1\nb: {c: 2}\n"
         ),
         "base.yaml": "a: 0\nz: 0\nb: {c: 0, d: 0}\n",
         "db/mysql.yaml": "defaults: [inner]\nport: 3306\n",
@@ -275,7 +280,7 @@ def test_a_defaults_list_has_groups_packages_options_and_an_order(tmp_path: Path
         ("defaults: [main]", "leads? to the file itself"),
         ("defaults: [../x]", "there is no file"),
         ("defaults: {a: 1}", "must be a list"),
-        ("defaults: [[a]]", "write - file@package"),
+        ("defaults: [[a]]", "Unsupported type in defaults"),
         ("- a", "must be a mapping, not list"),
         ("a: [", "is no YAML"),
         ("a: 1\na: 2", "'a' stands there twice"),
@@ -291,6 +296,50 @@ def test_a_file_that_cannot_be_composed_is_refused(tmp_path: Path, text: str, me
     (tmp_path / "main.yaml").write_text(text)
     with pytest.raises(InvalidRequest, match=message):
         compose(tmp_path / "main.yaml")
+
+
+def test_a_file_of_training_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    main = tmp_path / "run" / "main.yaml"
+    main.parent.mkdir()
+    main.write_text("defaults:\n  - ../config/deepspeed_zero@_here_\n  - ../config/deepspeed_zero3@_here_\na: 1\n")
+    assert compose(main) == {"a": 1}
+    assert "deepspeed_zero3 is missing" in caplog.text
+    assert ".." not in ConfigStore.instance().repo
+
+
+def test_an_override_may_add_a_file_of_a_group(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "mysql.yaml").write_text("port: 3306\n")
+    (tmp_path / "main.yaml").write_text("a: 1\n")
+    assert compose(tmp_path / "main.yaml", ["+db@third=mysql"]) == {"a": 1, "third": {"port": 3306}}
+
+
+@pytest.mark.filterwarnings("ignore:In 'run'")
+def test_a_program_of_hydra_keeps_its_own_state(run_yaml: Path) -> None:
+    with hydra.initialize_config_dir(config_dir=str(run_yaml.parent), version_base="1.2"):
+        own, store = GlobalHydra.instance().hydra, ConfigStore.instance()
+        compose(run_yaml)
+        with pytest.raises(InvalidRequest):
+            compose(run_yaml, ["nothing=1"])
+        assert GlobalHydra.instance().hydra is own and ConfigStore.instance() is store
+        assert hydra.compose(config_name="run").seed == 7
+        assert str(getbase()) == "1.2"
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize("package", ["hydra", "omegaconf"])
+def test_without_hydra_a_file_with_neither_defaults_nor_changes_is_read(
+    run_yaml: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    alone = run_yaml.with_name("alone.yaml")
+    alone.write_text("a: ${b}\nb: 1\nhydra: {run: {dir: .}}\n")
+    assert compose(alone) == {"a": "${b}", "b": 1}
+    for path, overrides in ((run_yaml, []), (alone, ["b=2"])):
+        with pytest.raises(InvalidRequest, match=rf"need the package {package}.*pip install 'tokengrove\[roll\]'"):
+            compose(path, overrides)
 
 
 def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike
@@ -14,12 +14,11 @@ from typing import Any, get_args, get_type_hints
 
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll.config.batch_sizes import fit_train, fit_val
-from tokengrove.roll.config.composition import Composition
+from tokengrove.roll.config.composition import Known, composed
 from tokengrove.roll.config.env_manager_config import EnvManagerConfig
 from tokengrove.roll.config.environments import env_configs_of
 from tokengrove.roll.config.fields import as_mapping, check_near, checked, made, nearest
 from tokengrove.roll.config.generating_arguments import GeneratingArguments
-from tokengrove.roll.config.overrides import parse_overrides
 from tokengrove.roll.config.training_settings import DEFAULTS, OF_WORKERS, ROLES
 from tokengrove.roll.values import Section
 from tokengrove.rollout.config import Config
@@ -279,7 +278,7 @@ class AgenticConfig:
 def compose(
     path: str | PathLike[str],
     overrides: Sequence[str] = (),
-    known: Callable[[tuple[str, ...]], bool] = lambda path: False,
+    known: Known = lambda path: False,
 ) -> dict[str, Any]:
     """The mapping that a YAML file, the files of its `defaults` and `overrides` make; interpolations stay as they are.
 
@@ -289,13 +288,7 @@ def compose(
     file = Path(path)
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
         file = file.with_name(f"{file.name}.yaml")
-    composition = Composition(file)
-    chosen, changes = parse_overrides(overrides, composition.chosen)
-    if chosen:
-        composition = Composition(file, chosen)
-    for each in changes:
-        each.apply(composition.values, lambda path: known(path) or _is_setting(path))
-    return composition.values
+    return composed(file, overrides, lambda path: known(path) or _is_setting(path))
 
 
 def _is_setting(path: tuple[str, ...]) -> bool:

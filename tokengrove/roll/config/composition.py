@@ -1,171 +1,162 @@
-"""Puts a configuration together from the files that its `defaults` list names, by hydra's rules.
+"""Composes a configuration with hydra: the files that its `defaults` list names, and changes such as `a.b=1`.
 
-A file is a mapping. Its `defaults` list names other files, which are merged in order into the file's own package (the
-place in the configuration at which it stands); its own settings stand where the list has `_self_`, else last, so that
-they win. The section `hydra` is hydra's own and is left out.
+Hydra is imported here only, and only for a file that needs it. It comes with the extra `roll`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest, how_to_get
 from tokengrove.roll.config.yaml_text import read_yaml
 
 logger = logging.getLogger(__name__)
 
-_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+Known = Callable[[tuple[str, ...]], bool]
+"""Whether a path is a setting, which an override may change though the files lack it."""
+
 _OF_TRAINING = "deepspeed_"
 """Files of such names hold settings of DeepSpeed only, and ROLL has stopped shipping them: they may be missing."""
+_one_at_a_time = threading.Lock()
+"""Hydra composes with objects of the whole process."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A file that a `defaults` list names, and where it belongs, if the list says so."""
+def composed(path: Path, overrides: Sequence[str], known: Known) -> dict[str, Any]:
+    """The mapping that a file, the files of its `defaults` and `overrides` make; interpolations stay as they are.
 
-    file: str
-    package: str | None
-    optional: bool = False
-
-
-class Composition:
-    """The files of one configuration. `choices`: group -> option, by which files of groups are chosen instead.
-
-    `values` is the merged mapping, interpolations unresolved; `chosen` are the groups that the files choose from.
+    Raises InvalidRequest that names the file.
     """
-
-    def __init__(self, path: Path, choices: Mapping[str, str] | None = None) -> None:
-        self._root = path.resolve().parent
-        self._choices: dict[str, str] = dict(choices or {})
-        self._used: set[str] = set()
-        self.chosen: set[str] = set()
-        self.values: dict[str, Any] = {}
-        try:
-            self._include(path.resolve(), (), ())
-        except RecursionError:
-            raise InvalidRequest(f"the configuration {str(path)!r} is nested too deeply") from None
-
-    def _include(self, path: Path, package: tuple[str, ...], within: tuple[Path, ...]) -> None:
-        """Merge a file into `values` at `package`. `within` are the files whose defaults lead here."""
-        if path in within:
-            raise InvalidRequest(f"the defaults of {str(path)!r} lead to the file itself")
-        values = _mapping(path)
-        values.pop("hydra", None)
-        entries = values.pop("defaults", None) or []
-        if not isinstance(entries, list):
-            raise InvalidRequest(f"defaults of {str(path)!r} must be a list, such as - ../config/traj_envs@_here_")
-        self._note_overrides(entries)
-        if "_self_" not in entries:
-            entries = [*entries, "_self_"]
-        for entry in entries:
-            if entry == "_self_":
-                merge(self.values, _placed(values, package))
-            else:
-                for each in self._entries(entry, path):
-                    self._include_entry(each, path, package, (*within, path))
-
-    def _note_overrides(self, entries: Sequence[Any]) -> None:
-        """`override group: option` chooses for the files that are included later; an outer file's choice wins."""
-        for entry in entries:
-            for key, option in entry.items() if isinstance(entry, Mapping) else ():
-                if str(key).startswith("override "):
-                    self._choices.setdefault(str(key).removeprefix("override ").strip().lstrip("/"), option)
-
-    def _entries(self, entry: Any, path: Path) -> Iterator[_Entry]:
-        if isinstance(entry, str):
-            file, _, package = entry.strip().partition("@")
-            yield _Entry(file, package or None)
-            return
-        if not isinstance(entry, Mapping) or len(entry) != 1:
-            raise InvalidRequest(f"defaults of {str(path)!r} has {entry!r}; write - file@package or - group: option")
-        ((key, option),) = entry.items()
-        if str(key).startswith("override "):
-            return
-        optional = str(key).startswith("optional ")
-        group = str(key).removeprefix("optional ").strip()
-        name = group.lstrip("/")
-        self.chosen.add(name)
-        option = self._choices.get(name, option)
-        folder, _, package = group.partition("@")
-        for each in option if isinstance(option, list) else [option]:
-            if each is not None:
-                yield _Entry(f"{folder}/{each}", package or None, optional)
-
-    def _include_entry(self, entry: _Entry, path: Path, package: tuple[str, ...], within: tuple[Path, ...]) -> None:
-        if entry.file.lstrip("/").startswith("hydra/"):
-            return
-        found = self._found(entry, path)
-        if found is not None:
-            self._include(found, self._package_of(entry, found, path, package), within)
-
-    def _found(self, entry: _Entry, path: Path) -> Path | None:
-        folder = self._root if entry.file.startswith("/") else path.parent
-        file = entry.file.lstrip("/")
-        wanted = folder / (file if file.endswith((".yaml", ".yml")) else f"{file}.yaml")
-        if wanted.is_file():
-            return wanted.resolve()
-        if entry.optional:
-            return None
-        if wanted.name.startswith(_OF_TRAINING):
-            logger.warning("%s is missing; it has settings of training only, which have no effect here", wanted)
-            return None
-        raise InvalidRequest(f"defaults of {str(path)!r} names {entry.file!r}, but there is no file {str(wanted)!r}")
-
-    def _package_of(self, entry: _Entry, found: Path, path: Path, package: tuple[str, ...]) -> tuple[str, ...]:
-        """Where an included file stands: what the entry says after `@`, the file's header, or its group."""
-        named = entry.package
-        if named is None and (header := _HEADER.search(_head(found))):
-            named = header.group(1)
-            package = () if named not in ("_group_", "_here_") else package
-        if named == "_here_":
-            return package
-        if named == "_global_":
-            return ()
-        if named in (None, "_group_"):
-            folders = [part for part in Path(entry.file).parent.parts if part not in (".", "/")]
-            if ".." in folders:
-                raise InvalidRequest(
-                    f"defaults of {str(path)!r} must say where {entry.file!r} belongs: "
-                    f"write - {entry.file}@_here_ for beside its own settings"
-                )
-            return (*package, *folders)
-        assert named is not None
-        if named.startswith("_global_."):
-            return tuple(named.removeprefix("_global_.").split("."))
-        return (*package, *named.removeprefix("_here_.").split("."))
-
-
-def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Add `values`: mappings are merged at every depth, and anything else replaces what was there."""
-    for name, value in values.items():
-        there = into.get(name)
-        if isinstance(value, Mapping) and isinstance(there, dict):
-            merge(there, value)
-        elif isinstance(value, Mapping):
-            into[name] = {}
-            merge(into[name], value)
-        else:
-            into[name] = value
-
-
-def _mapping(path: Path) -> dict[str, Any]:
+    if isinstance(overrides, str):
+        raise InvalidRequest(f"overrides is a list of texts, such as [{overrides!r}]")
     values = read_yaml(path)
     if values is not None and not isinstance(values, dict):
         raise InvalidRequest(f"the configuration {str(path)!r} must be a mapping, not {type(values).__name__}")
-    return values or {}
-
-
-def _placed(values: Mapping[str, Any], package: tuple[str, ...]) -> Mapping[str, Any]:
-    for name in reversed(package):
-        values = {name: values}
+    values = values or {}
+    if overrides or "defaults" in values:
+        path = path.resolve()
+        return _by_hydra(path, [_change(each, path, known) for each in overrides])
+    values.pop("hydra", None)  # settings of hydra itself
     return values
 
 
-def _head(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        return file.read(4096)
+def _change(override: str, path: Path, known: Known) -> str:
+    """The override as hydra takes it, which wants a sign for what the files lack. A choice of a file has none."""
+    name = override.partition("=")[0].strip()
+    is_change = "=" in override and re.fullmatch(r"[\w.]+", name)
+    is_group = (path.parent / name).is_dir()
+    return f"++{override.strip()}" if is_change and not is_group and known(tuple(name.split("."))) else override.strip()
+
+
+def _by_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    try:
+        from hydra.errors import HydraException, MissingConfigException
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            f"{str(path)!r}: a defaults list and changes (KEY=VALUE) need the package {error.name}: "
+            f"{how_to_get('tokengrove[roll]')}"
+        ) from None
+    if path.suffix != ".yaml":
+        raise InvalidRequest(f"{str(path)!r}: hydra reads files whose names end in .yaml; rename it")
+    missing: list[str] = []
+    while True:
+        try:
+            return _once(path, overrides, missing)
+        except MissingConfigException as error:
+            missing.append(_may_be_missing(str(error.missing_cfg_file), path, missing))
+        except RecursionError:
+            raise InvalidRequest(
+                f"the defaults of {str(path)!r} lead to the file itself, or the configuration {str(path)!r} "
+                "is nested too deeply"
+            ) from None
+        except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+            raise _refused(error, path, overrides) from None
+
+
+def _once(path: Path, overrides: Sequence[str], missing: Sequence[str]) -> dict[str, Any]:
+    """`missing`: files that hydra takes for empty."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    with _own_hydra():
+        for folder, _, file in (name.rpartition("/") for name in missing):
+            ConfigStore.instance().store(name=file, node={}, group=folder or None)
+        with hydra.initialize_config_dir(config_dir=str(path.parent), version_base=None):
+            config = hydra.compose(config_name=path.stem, overrides=list(overrides))
+    values = OmegaConf.to_container(config, resolve=False)
+    return cast(dict[str, Any], values)
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra as nobody has used it yet. Afterwards the program has its own hydra again, and the store that it had."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.singleton import Singleton
+
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # ROLL's files have no _self_, of which hydra warns
+        store = ConfigStore.instance()
+        before = dict(Singleton._instances)
+        Singleton._instances.clear()
+        ConfigStore.instance().repo = deepcopy(store.repo)
+        try:
+            yield
+        finally:
+            Singleton._instances.clear()
+            Singleton._instances.update(before)
+
+
+def _may_be_missing(name: str, path: Path, already: Sequence[str]) -> str:
+    """The name of a file of training. Raises InvalidRequest for another one."""
+    if not name.rpartition("/")[2].startswith(_OF_TRAINING) or name in already:
+        raise InvalidRequest(f"a defaults list of {str(path)!r} names {name!r}, but there is no file of that name")
+    logger.warning("%s is missing; it has settings of training only, which have no effect here", name)
+    return name
+
+
+def _refused(error: Exception, path: Path, overrides: Sequence[str]) -> InvalidRequest:
+    """What hydra says, or what is more helpful: the nearest name, or the place that a section is taken from."""
+    said = (str(error) or str(error.__cause__)).partition("\nSee https://")[0].strip()
+    for each in overrides:
+        name = each.lstrip("~").partition("=")[0].strip()
+        if re.fullmatch(r"[\w.-]+", name) and name in said and (hint := _hint(_by_hydra(path, ()), name, each)):
+            return InvalidRequest(f"the override {each!r}: {hint}", param=name)
+    return InvalidRequest(f"the configuration {str(path)!r}: {said}")
+
+
+def _hint(values: Mapping[str, Any], name: str, override: str) -> str | None:
+    """Why a path leads to nothing, and the way out; None if hydra has said it."""
+    section: Any = values
+    parts = name.split(".")
+    for at, part in enumerate(parts):
+        so_far, rest = ".".join(parts[:at]), ".".join(parts[at:])
+        if isinstance(section, str) and (referred := re.fullmatch(r"\$\{([\w.]+)\}", section.strip())):
+            return f"{so_far} is {section}; change it there: {referred[1]}.{rest}=..."
+        if isinstance(section, list):
+            section = {str(index): value for index, value in enumerate(section)}
+        if not isinstance(section, Mapping):
+            return f"it needs a section at {so_far}, which is {section!r}"
+        if part not in section:
+            return _lacking(section, part, so_far, override)
+        section = section[part]
+    return None
+
+
+def _lacking(section: Mapping[Any, Any], part: str, so_far: str, override: str) -> str:
+    if part.isdecimal() and int(part) in section:
+        return f"the key {part} of {so_far} is a number; write {so_far}={{{part}: ...}}"
+    near = get_close_matches(part, map(str, section), 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    way = "" if override.startswith("~") else f"; to add it, write +{override}"
+    return f"the configuration has no {part!r}{hint}{way}"
