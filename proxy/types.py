@@ -305,7 +305,7 @@ class TurnRequest:
     of the answer, which the client wrote and the model continues; it is not one of `messages`.
     `return_completion_text`: the reply has the text of each choice as it was sampled, markup included. `tool_parser`:
     the name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`),
-    and then the session does (`turns.session_options`); then the request stays as it is. `timeline`: what it has
+    and then the session does (`turns.defaults`); then the request stays as it is. `timeline`: what it has
     reached. `images`: those whose tokens `input_ids` have, in their order. `files`: the images of the request that are
     not stored with its session yet, by digest. `sender`: who sent it.
     """

@@ -32,12 +32,12 @@ from proxy.store.session_query import SessionQuery
 from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
+from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
 from tokengrove.options.export import Include, TooLong

@@ -10,8 +10,7 @@ import orjson
 
 from proxy.api.known_fields import refuse
 from proxy.api.option_body import made_of, read_given
-from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.types import VALIDATE
 from tokengrove.errors import InvalidRequest, UnsupportedParameter

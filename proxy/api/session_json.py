@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from proxy.sessions.issued_keys import IssuedKeys
 from proxy.store.notes import notes_of
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
+from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tokengrove.reasons import Status
 

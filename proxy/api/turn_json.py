@@ -8,9 +8,8 @@ from typing import Any
 
 from proxy.api.session_json import interactions_json, session_json
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
-from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
+from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict, with_tokens
 from proxy.trajectory.layout_options import LayoutOptions
-from proxy.trajectory.placed_images import with_tokens
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids

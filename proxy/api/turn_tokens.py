@@ -14,8 +14,7 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, token_path
-from proxy.trajectory.token_states import StateRun, TokenStates
+from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, StateRun, TokenStates, token_path
 from proxy.trajectory.tree import Branch, build_tree, images_of
 from proxy.types import Interaction, SessionRecord
 from tokengrove.reasons import Status

@@ -18,9 +18,9 @@ from proxy.api.turn_json import Part, find_turn, tree_json, turn_json
 from proxy.api.turn_tokens import tokens_json
 from proxy.commands.database_url import database_url_of
 from proxy.store.inspection import Broken, Inspection, inspecting
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.outline import outline
+from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tokengrove.commands.session_source import Layout
 from tokengrove.errors import ConfigurationError

@@ -5,14 +5,14 @@ The counts are those of the ledger, so the trained tokens and the untrained ones
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.sample_row import Labels, SampleRow
-from proxy.trajectory.untrained import warnings
 from tokengrove.options.export import Layout
+from tokengrove.reasons import Untrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +53,20 @@ class Laid:
         if self.unrewarded:
             counts["unrewarded_samples"] = self.unrewarded
         return counts
+
+
+# Reasons that no one asked for by an option of the export or a mark.
+_SURPRISES = (
+    *(Untrained.DRIFT, Untrained.TOO_LONG, Untrained.CUT),
+    *(Untrained.NO_LOGPROBS, Untrained.GRAMMAR, Untrained.PLACEHOLDER),
+)
+
+
+def warnings(sampled: int, untrained: Mapping[str, int]) -> Iterator[str]:
+    """A warning if over half of the sampled tokens are not trained though neither an option of the export
+    nor a mark left them out."""
+    lost = {reason: untrained[reason] for reason in _SURPRISES if untrained.get(reason)}
+    if 2 * sum(lost.values()) > sampled:
+        counts = ", ".join(f"{count} {reason}" for reason, count in lost.items())
+        way_out = "; 'train.constrained': true trains those under a grammar" if Untrained.GRAMMAR in lost else ""
+        yield f"{sum(lost.values())} of {sampled} sampled tokens are not trained: {counts}{way_out}"

@@ -1,12 +1,50 @@
-"""The options of an export as the layouts need them: those of its body, and what follows from them."""
+"""The options of an export as the layouts need them: those of its body, and what follows from them."
+
+Staleness filters samples by the weight versions of their trained tokens. Context tokens of any version are allowed, and
+a sample without trained tokens is never stale. The versions of a turn that are uncertain come here as -1 if there is a
+`min_version`: it is never taken as fresh. Layout tree judges its turns and paths one by one, so that an old turn does
+not cost a whole session.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.trajectory.freshness import ANY_VERSION, Freshness
 from proxy.trajectory.main_reward import RAW, MainReward
+from proxy.trajectory.token_arrays import IntArray
 from tokengrove.options.export import Padding, SampleOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """Limits on weight versions of trained tokens; None means no limit.
+
+    `min_version`: the oldest version allowed. `max_version_span`: the largest allowed newest minus oldest version.
+    """
+
+    min_version: int | None = None
+    max_version_span: int | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any limit is set."""
+        return self.min_version is not None or self.max_version_span is not None
+
+    def admits(self, versions: IntArray) -> bool:
+        """Whether tokens of these weight versions may be trained in one sample."""
+        return self.is_recent(versions) and self.is_narrow(versions)
+
+    def is_recent(self, versions: IntArray) -> bool:
+        """Whether none is older than `min_version`."""
+        return self.min_version is None or not len(versions) or int(versions.min()) >= self.min_version
+
+    def is_narrow(self, versions: IntArray) -> bool:
+        """Whether they span at most `max_version_span`."""
+        most = self.max_version_span
+        return most is None or not len(versions) or int(versions.max()) - int(versions.min()) <= most
+
+
+ANY_VERSION = Freshness()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 In layouts concat, padded and tree, every sampled token that is selected for training has loss mask 1 in exactly one
 sample: the first that has it and is neither dropped nor stale. In layout individual it is in its own turn's sample.
-Every sampled token that is trained nowhere is counted with the reason (`proxy.trajectory.untrained`).
+Every sampled token that is trained nowhere is counted with the reason (`proxy.trajectory.laid`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from proxy.trajectory.advantages import Groups
-from proxy.trajectory.comparison import Comparison
+from proxy.trajectory.advantages import Comparison, Groups
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
-from proxy.trajectory.made_rows import MadeRows
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path, leaves, path_nodes, path_to
 from proxy.trajectory.sample_maker import Decode, SampleMaker
-from proxy.trajectory.sample_row import PositionsOf
+from proxy.trajectory.sample_row import MadeRows, PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions

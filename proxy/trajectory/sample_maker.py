@@ -1,6 +1,6 @@
 """Makes the samples of one session out of the turns and tokens that a layout gives to each.
 
-Making a sample changes nothing, so the same sample can be made again (`trajectory.made_rows`). Which tokens it trains
+Making a sample changes nothing, so the same sample can be made again (`trajectory.sample_row`). Which tokens it trains
 is decided before, by the layout.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.comparison import Comparison
+from proxy.trajectory.advantages import Comparison
 from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path

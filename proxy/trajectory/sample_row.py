@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.recomputable import first_reason
-from proxy.trajectory.token_arrays import FloatArray, Placement
+from proxy.trajectory.token_arrays import FloatArray, Placement, first_reason
 from proxy.types import PlacedImage, SessionRecord
 from tokengrove.options.session import RewardScope
 
@@ -139,3 +138,20 @@ def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray |
 def scalar(value: float) -> FloatArray:
     """A float32 array of shape [1]."""
     return np.array([value], np.float32)
+
+
+class MadeRows(Sequence[SampleRow]):
+    """`makers` make one row each, the same one at every call."""
+
+    def __init__(self, makers: Sequence[Callable[[], SampleRow]]) -> None:
+        self._makers = makers
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    @overload
+    def __getitem__(self, at: int) -> SampleRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> MadeRows: ...
+    def __getitem__(self, at: int | slice) -> SampleRow | MadeRows:
+        return MadeRows(self._makers[at]) if isinstance(at, slice) else self._makers[at]()

@@ -2,23 +2,28 @@
 
 A reward belongs to the session, so every sample of a session has the session's score, in which each reward counts once.
 What decides, in this order: the scope that the export asks for, else that of the session's start; the score that was
-given for the whole session at its end; the tree: where answers to one prompt are alternatives
-(`trajectory.alternatives`), each path has a score of its own, otherwise the rewards of all turns add up.
+given for the whole session at its end; the tree: where answers to one prompt are alternatives, each path has a score of
+its own, otherwise the rewards of all turns add up.
+
+Answers to one prompt are alternatives, or steps of one episode: by when they were sampled, not by what was asked.
+Alternatives are rewarded choices of one request (`n`), or rewarded answers of which two overlapped: the later was begun
+before the earlier was complete, so neither can be a step after the other. An agent without memory asks the same again
+when it observes the same again: answers one after the other are steps, and their rewards add up.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import NamedTuple
 
-from proxy.trajectory.alternatives import RewardedAnswers, rewarded_answers
 from proxy.trajectory.paths import leaves, path_nodes
 from proxy.trajectory.tree import Branch
 from tokengrove.options.export import Drift, Unrewarded
 from tokengrove.options.session import RewardScope
+from tokengrove.reasons import Reason
 
 Peer = tuple[str | None] | None
 """Whose scores of a group a score is compared with: those of one agent, whose name is in the tuple; None: of all."""
@@ -168,3 +173,94 @@ def total(rewards: Iterable[float | None]) -> float | None:
 def _mean(scores: Sequence[float | None]) -> float | None:
     found = [score for score in scores if score is not None]
     return fsum(found) / len(found) if found else None
+
+
+# The reasons that a second answer to one prompt can have. Without an aligned parent, its reason says only that.
+ASKED_AGAIN = frozenset({Reason.RESAMPLED, Reason.TEMPLATE, Reason.DRIFT})
+
+
+class Pair(NamedTuple):
+    """The ids of two rewarded answers to one prompt, in the order in which they began."""
+
+    earlier: str
+    later: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardedAnswers:
+    """What the rewarded answers to one prompt are in a session; rewarded: on themselves or on a turn below.
+
+    `choices`: two choices of one request. `overlapping`: two that overlapped. `successive`: one after the other. Each
+    is the first such pair, None if there is none.
+    """
+
+    choices: Pair | None = None
+    overlapping: Pair | None = None
+    successive: Pair | None = None
+
+    @property
+    def are_alternatives(self) -> bool:
+        """Whether some are alternatives, so that their sum would hide which was better."""
+        return self.choices is not None or self.overlapping is not None
+
+
+def rewarded_answers(nodes: Mapping[str, Branch], main: Mapping[str, float | None]) -> RewardedAnswers:
+    """Find answers to one prompt that have `main` rewards. `nodes` are complete, in order of `seq`."""
+    choices = overlapping = successive = None
+    for answers in _answers(nodes, _rewarded(nodes, main)):
+        first = {_request(node): node for node in reversed(answers)}
+        choices = choices or _choices(answers, first)
+        if not any(node.interaction.reason in ASKED_AGAIN for node in answers):
+            continue  # the caller's own state hash: their prompts differ
+        for earlier, later in _one_after_the_other(list(first.values())[::-1]):
+            overlaps = later.interaction.created_at < (earlier.interaction.completed_at or 0.0)
+            if overlaps:
+                overlapping = overlapping or _pair(earlier, later)
+            else:
+                successive = successive or _pair(earlier, later)
+    return RewardedAnswers(choices, overlapping, successive)
+
+
+def _choices(answers: Sequence[Branch], first: Mapping[str, Branch]) -> Pair | None:
+    """Two answers of one request; `first` has the first answer of each."""
+    others = (node for node in answers if first[_request(node)] is not node)
+    return next((_pair(first[_request(node)], node) for node in others), None)
+
+
+def _rewarded(nodes: Mapping[str, Branch], main: Mapping[str, float | None]) -> set[str]:
+    """The ids of all turns with a reward, on themselves or on a turn below."""
+    found: set[str] = set()
+    for name, node in reversed(list(nodes.items())):  # children before parents
+        if main[name] is not None or name in found:
+            found.add(name)
+            if node.parent is not None:
+                found.add(node.parent.interaction.id)
+    return found
+
+
+def _answers(nodes: Mapping[str, Branch], rewarded: set[str]) -> Iterable[list[Branch]]:
+    """The rewarded answers to each prompt that has several."""
+    # The state hash is that of the messages after the parent's answer, so with the parent it names the prompt.
+    asked: dict[tuple[str | None, str | None], list[Branch]] = defaultdict(list)
+    for node in nodes.values():
+        if node.interaction.id in rewarded:
+            asked[node.interaction.parent_id, node.interaction.state_hash].append(node)
+    return [answers for answers in asked.values() if len(answers) > 1]
+
+
+def _one_after_the_other(answers: Sequence[Branch]) -> Iterator[tuple[Branch, Branch]]:
+    """Each answer in the order in which they began, with the one of those before it that was complete last."""
+    begun = sorted(answers, key=lambda node: node.interaction.created_at)
+    latest = begun[0]
+    for node in begun[1:]:
+        yield latest, node
+        latest = max(latest, node, key=lambda each: each.interaction.completed_at or 0.0)
+
+
+def _pair(earlier: Branch, later: Branch) -> Pair:
+    return Pair(earlier.interaction.id, later.interaction.id)
+
+
+def _request(node: Branch) -> str:
+    """The request of an answer: its choices after the first have `.1`, `.2`, ... behind the id of the first."""
+    return node.interaction.id.partition(".")[0]

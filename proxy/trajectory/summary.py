@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Outline, SessionRecord
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     Values = array[float]
 else:  # array.array takes no type argument at run time before Python 3.12
     Values = array
+from typing import Any
+
+from proxy.types import Interaction
 
 NO_FORKS = frozenset({Reason.FIRST, Reason.CONTINUED, Reason.NEW_ROOT})
 """The reasons of turns that go on, or begin a conversation of their own. A turn with any other one is a fork."""
@@ -100,3 +102,35 @@ def version_range(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] |
     """The least and the greatest version of several ranges; None if all are None."""
     known = [each for each in ranges if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def certificate(record: SessionRecord, interactions: Sequence[Interaction], begun_not_ended: int = 0) -> dict[str, Any]:
+    """A session's entry in an export. `complete` is False if calls failed, were aborted or began and never ended.
+
+    `unaligned` counts interactions whose prompt does not begin with their parent's tokens; `reasons` counts complete
+    interactions by reason.
+    """
+    counts = {status: sum(i.status is status for i in interactions) for status in Status}
+    complete = [i for i in interactions if i.status is Status.COMPLETE]
+    reasons: dict[str, int] = {}
+    for interaction in complete:
+        reasons[interaction.reason.value] = reasons.get(interaction.reason.value, 0) + 1
+    lost = begun_not_ended + counts[Status.FAILED] + counts[Status.ABORTED]
+    return {
+        "session_id": record.session_id,
+        "group_id": record.group_id,
+        "task_id": record.task_id,
+        "status": record.status.value,
+        "complete": lost == 0,
+        "begun_not_ended": begun_not_ended,
+        "aborted": counts[Status.ABORTED],
+        "superseded": counts[Status.SUPERSEDED],
+        "failed": counts[Status.FAILED],
+        "reasons": reasons,
+        "unaligned": sum(i.parent_id is not None and not i.aligned for i in complete),
+        "rewarded": any(i.reward is not None or i.rewards or i.token_rewards for i in complete),
+        "outcome": record.outcome.value if record.outcome else None,
+        "finished": record.finished,
+        "metrics": dict(record.metrics),
+        "metadata": dict(record.metadata),
+    }

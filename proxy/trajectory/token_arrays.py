@@ -6,13 +6,12 @@ mask 0, logprob 0, version -1, turn -1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.recomputable import first_reason, why_sampled_so
 from proxy.types import Ids, Interaction
 from tokengrove.reasons import Unrecomputable
 
@@ -118,3 +117,22 @@ def token_versions(interaction: Interaction) -> IntArray:
     """The weight version of each output token, int32 [len(output_ids)]."""
     counts = [count for count, _ in interaction.versions]
     return np.repeat(np.array([version for _, version in interaction.versions], np.int32), counts)
+
+
+def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:
+    """All reasons that lie in how an answer was sampled."""
+    sampling = interaction.sampling
+    if interaction.grammar:
+        yield Unrecomputable.GRAMMAR
+    if sampling.logit_bias or sampling.min_tokens:
+        yield Unrecomputable.BIAS
+    if (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0):
+        yield Unrecomputable.PENALTIES
+    if sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0:
+        yield Unrecomputable.TRUNCATED
+
+
+def first_reason(reasons: Iterable[Unrecomputable | None]) -> Unrecomputable | None:
+    """The first reason in the order of `Unrecomputable`; None if there is none."""
+    given = set(reasons)
+    return next((reason for reason in Unrecomputable if reason in given), None)

@@ -1,4 +1,5 @@
-"""Sampling parameters of a turn: the request's, with the session's defaults; checked against the engine's features."""
+"""What a turn has from its session: defaults of its sampling, template options and the format of tool calls; and whether
+the engine supports what is asked."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
-from proxy.types import Api, SamplingParams, ToolChoiceMode, TurnRequest
+from proxy.types import Api, SamplingParams, SessionRecord, ToolChoiceMode, TurnRequest
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
+from tokengrove.options.start import SamplingPolicy
 
 _MOST_SEED = 2**63 - 1
 _NO_PENALTIES = (0.0, 0.0, 1.0)
@@ -110,3 +112,51 @@ def _needs(request: TurnRequest, sampling: SamplingParams) -> list[tuple[str, Ca
     if (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != _NO_PENALTIES:
         needs.append(("presence_penalty", Capability.PENALTIES))
     return needs
+
+
+_SHAPING = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "min_tokens"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    }
+)
+"""The fields of SamplingParams that say how likely each token is, or which one is drawn. `min_tokens` is among them, as
+it rules end tokens out."""
+_NOTHING_GIVEN = SamplingParams()._asdict()
+
+
+def follow_session(request: TurnRequest, record: SessionRecord) -> None:
+    """Change a request as its session says.
+
+    With the sampling policy `override`, every parameter that shapes the distribution is the session's or the default,
+    `max_tokens` is at most the session's, and the session's template options win. What the client set without effect is
+    named in `dropped`. Otherwise the session's template options are those that the request leaves out.
+    """
+    if not record.turn_options:
+        return
+    wins = record.turn_options.get("sampling_policy") == SamplingPolicy.OVERRIDE
+    request.tool_parser = record.turn_options.get("tool_parser")
+    if record.turn_options.get("parallel_tool_calls") is False:
+        request.parallel_tool_calls = False
+    if wins:
+        _take_sampling(request, record)
+    options = record.turn_options.get("chat_template_kwargs")
+    if options and request.input_ids is None and request.text is None:
+        asked = request.template_options
+        request.template_options = {**asked, **options} if wins else {**options, **asked}
+        if any(request.template_options[name] != value for name, value in asked.items()):
+            request.dropped = (*request.dropped, "chat_template_kwargs")
+
+
+def _take_sampling(request: TurnRequest, record: SessionRecord) -> None:
+    given, asked = request.given & _SHAPING, request.sampling
+    without_effect = [
+        name for name in sorted(given) if getattr(asked, name) != record.sampling.get(name, _NOTHING_GIVEN[name])
+    ]
+    request.sampling = asked._replace(**{name: _NOTHING_GIVEN[name] for name in given})
+    request.given -= given
+    most = record.sampling.get("max_tokens")
+    if most is not None and asked.max_tokens is not None and asked.max_tokens > most:
+        request.sampling = request.sampling._replace(max_tokens=most)
+        without_effect.append("max_tokens")
+    request.dropped = (*request.dropped, *without_effect)

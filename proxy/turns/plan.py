@@ -19,7 +19,7 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.matching import messages_hash
 from proxy.turns.asked import asked_of
-from proxy.turns.choice_order import ChoiceOrder
+from proxy.turns.choice import ChoiceOrder
 from proxy.turns.defaults import sampling_of_choice, stop_tokens
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt

@@ -10,9 +10,9 @@ from proxy.resources.senders import Sender
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.turns.budgets import context_of, fits, most_counted
+from proxy.turns.defaults import follow_session
 from proxy.turns.history import identified, with_history
 from proxy.turns.prompts import Prompts
-from proxy.turns.session_options import follow_session
 from proxy.types import Continued, Ids, Message, Parsing, PromptText, TurnRequest
 from tokengrove.errors import ContextLengthExceeded, InvalidRequest
 from tokengrove.reasons import FinishReason

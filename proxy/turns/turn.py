@@ -20,7 +20,7 @@ from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCa
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.telemetry.timeline import Timeline
-from proxy.turns.choice_order import ChoiceOrder
+from proxy.turns.choice import ChoiceOrder
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of

@@ -38,14 +38,13 @@ from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, check_images, context_of, fits, most_in_prompt
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
-from proxy.turns.defaults import best_effort, check_capabilities, with_defaults
+from proxy.turns.defaults import best_effort, check_capabilities, follow_session, with_defaults
 from proxy.turns.earlier import EarlierAttempts
 from proxy.turns.history import identified, with_history, with_messages
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.retries import NewSample, decide, is_retry
 from proxy.turns.running import RunningTurns
-from proxy.turns.session_options import follow_session
 from proxy.turns.turn import Turn
 from proxy.types import Ids, Interaction, PromptText, TurnRequest
 from proxy.workers.seats import Seat, digest_of

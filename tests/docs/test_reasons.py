@@ -7,9 +7,6 @@ import re
 
 import pytest
 
-import proxy.api.turn_json
-import proxy.trajectory.recomputable
-import proxy.trajectory.untrained  # noqa: F401
 from proxy.store.notes import notes_of
 from tests.docs.pages import ROOT
 from tokengrove.reasons import Explained, Note

@@ -448,7 +448,6 @@ OUTSIDE: dict[str, set[str]] = {
     "datasets": {"tokengrove.roll.rock"},
     "fastokens": {"rendering"},
     "gem": {"tokengrove.roll.envs", "tokengrove.roll.runners"},
-    "hydra": {"tokengrove.roll.config"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {
         "images",
@@ -460,6 +459,7 @@ OUTSIDE: dict[str, set[str]] = {
     },
     "httpx2": {"tokengrove.client"},
     "huggingface_hub": {"hub"},
+    "hydra": {"tokengrove.roll.config"},
     "jinja2": {"rendering.templates"},
     "jiter": {"trajectory"},
     "llguidance": {"engine.transformers"},

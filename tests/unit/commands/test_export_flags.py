@@ -10,8 +10,7 @@ import pytest
 
 from proxy.api.export_request import parse_export
 from proxy.store.values import Wanted
-from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.main_reward import MainReward
 from tokengrove.client.export_files import export_files
 from tokengrove.commands.export import export

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.alternatives import rewarded_answers
+from proxy.trajectory.scores import rewarded_answers
 from proxy.trajectory.tree import build_tree
 from proxy.types import Interaction
 from tests.interactions import interaction

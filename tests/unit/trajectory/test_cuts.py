@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import Interaction, SessionRecord
 from tests import golden

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction

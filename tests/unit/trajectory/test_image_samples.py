@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_row import SampleRow
-from proxy.trajectory.token_path import token_path
-from proxy.trajectory.token_states import TokenStates
+from proxy.trajectory.token_path import TokenStates, token_path
 from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import Interaction, PlacedImage, SessionRecord, ids_of
 from tests.interactions import interaction

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.trajectory.cache import InteractionCache
-from proxy.trajectory.placed_images import with_tokens
+from proxy.trajectory.conversation import with_tokens
 from proxy.trajectory.tree import build_tree, images_of
 from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role, ids_of
 from tests.interactions import interaction

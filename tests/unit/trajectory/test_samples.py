@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session, lay_out
 from proxy.trajectory.path_sample import PathSample
+from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SamplingParams, SessionRecord
 from tests import golden
 from tests.interactions import interaction

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from proxy.trajectory.advantages import Groups, group_of
-from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.scores import Compared
+from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 from tokengrove.options.export import Baseline, Layout, Padding, TrainSelection, Unrewarded

@@ -16,8 +16,7 @@ from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.padded_sample import PaddedSample
 from proxy.trajectory.path_sample import PathSample
-from proxy.trajectory.token_path import PartKind, TokenPath, token_path
-from proxy.trajectory.token_states import StateRun, TokenStates
+from proxy.trajectory.token_path import PartKind, StateRun, TokenPath, TokenStates, token_path
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction

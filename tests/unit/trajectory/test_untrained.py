@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.laid import Laid, warnings
+from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.untrained import warnings
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
 from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainSelection
