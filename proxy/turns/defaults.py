@@ -1,5 +1,5 @@
-"""What a turn has from its session: defaults of its sampling, template options and the format of tool calls; and whether
-the engine supports what is asked."""
+"""What a turn has from its session: sampling defaults, template options and the format of tool calls; and whether the
+engine supports what is asked."""
 
 from __future__ import annotations
 
