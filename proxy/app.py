@@ -155,9 +155,9 @@ def build_app(
         places=Places(senders, partial(_most_running, settings, gate)),
         turnstile=turnstile,
         images=images,
-        seat=None if place is None else place.seat,
+        worker_attempts=None if place is None else place.attempts,
     )
-    seeing = renderer.sees or renderer.blind
+    seeing = renderer.has_vision or renderer.blind
     bodies = Bodies(settings, freed, _intake(settings, renderer, gate) if seeing else None, addresses, senders)
     _watch_room(metrics.process, bodies, pool, images)
     metrics.turns.queued.watch(lambda: dict(senders.queued.largest(_SHOWN)))
@@ -246,7 +246,7 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
 
 
 def _intake(settings: Settings, renderer: Renderer, gate: Gate) -> ImageIntake:
-    """What reads the images of requests, for a model that sees, or could."""
+    """What reads the images of requests, for a vision model, or could."""
 
     def refusal() -> str:
         if renderer.blind:  # it names files of this machine
@@ -308,7 +308,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         await parts.engine.start()
         info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
         logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})
-        if parts.renderer.sees and Capability.IMAGES not in info.capabilities:
+        if parts.renderer.has_vision and Capability.IMAGES not in info.capabilities:
             logger.warning(
                 "the engine takes no images, so they are refused", {"engine": info.name, "model": info.model}
             )

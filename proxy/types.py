@@ -387,9 +387,10 @@ class Interaction:
     `idempotency_key`, `request_id`: the client's headers. `grammar`: the output was sampled under a grammar.
     `unmasked_logprobs`: those of an output under a grammar before its mask, one per output id, if the engine reports
     them. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros, and the interaction
-    is never trained. `asked`: what the request asked of its reply (`turns.asked`). `malformed_calls`: tool calls that
-    could not be parsed and were left as text. `uncertain`: `versions` has a version that is the last believed one,
-    because the engine named one that nobody published, or because the weights changed within a part of the output.
+    is never trained. `asked`: what the request asked of its reply (`turns.reply_options`). `malformed_calls`: tool
+    calls that could not be parsed and were left as text. `uncertain`: `versions` has a version that is the last
+    believed one, because the engine named one that nobody published, or because the weights changed within a part of
+    the output.
     """
 
     id: str

@@ -15,8 +15,8 @@ from proxy.engine.interface import Engine
 from proxy.serving.server import new_server
 from proxy.serving.worker import private_socket
 from proxy.settings import Settings
+from proxy.workers.attempt_table import AttemptTable
 from proxy.workers.group import Place
-from proxy.workers.seats import Seats
 from tests.mailboxes import MailServer
 from tests.support import tiny_renderer
 
@@ -28,7 +28,7 @@ class Workers:
 
     def __init__(self, folder: Path, settings: Settings, engine: Callable[[], Engine] | None) -> None:
         self._folder, self._settings, self._engine = folder, settings, engine
-        self._seats = Seats(settings.workers, 100)
+        self._attempt_table = AttemptTable(settings.workers, 100)
         self._stacks: dict[int, contextlib.AsyncExitStack] = {}
         self._running: dict[int, MailServer] = {}
 
@@ -36,7 +36,7 @@ class Workers:
         return self._running[number]
 
     async def start(self, number: int) -> None:
-        place = Place(number, self._seats, self._folder)
+        place = Place(number, self._attempt_table, self._folder)
         engine = None if self._engine is None else self._engine()
         app = build_app(self._settings, engine=engine, renderer=tiny_renderer(), place=place)
         stack = self._stacks[number] = contextlib.AsyncExitStack()
@@ -49,7 +49,7 @@ class Workers:
     async def stop(self, number: int) -> None:
         """End a worker; as the supervisor does, forget what it ran."""
         await self._stacks.pop(number).aclose()
-        self._seats.clear(number)
+        self._attempt_table.clear(number)
 
     @contextlib.asynccontextmanager
     async def _answering(self, app: Any, place: Place) -> AsyncIterator[None]:

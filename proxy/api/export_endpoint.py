@@ -32,11 +32,11 @@ from proxy.store.session_query import SessionQuery
 from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
@@ -148,11 +148,15 @@ class ExportEndpoint:
         options, begun, samples = wanted.options, time.perf_counter(), 0
         try:
             for record in page:
-                laid, entry = await self._pace.work(self._session(record, options, groups))
-                if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
-                    raise _too_long(record, laid)  # it grew since the check: break off the stream
-                samples += len(laid.rows)
-                async for piece in self._pieces(encoding.add(laid.rows, entry), options):
+                session_samples, entry = await self._pace.work(self._session(record, options, groups))
+                if (
+                    session_samples.dropped
+                    and options.padding is not None
+                    and options.padding.on_too_long is TooLong.REFUSE
+                ):
+                    raise _too_long(record, session_samples)  # it grew since the check: break off the stream
+                samples += len(session_samples.rows)
+                async for piece in self._pieces(encoding.add(session_samples.rows, entry), options):
                     yield piece
             async for piece in self._pieces(encoding.finish(end), options):
                 yield piece
@@ -177,15 +181,21 @@ class ExportEndpoint:
 
     async def _session(
         self, record: SessionRecord, options: LayoutOptions, groups: Groups
-    ) -> tuple[Laid, dict[str, Any]]:
+    ) -> tuple[SessionSamples, dict[str, Any]]:
         """Load and lay out a session; return its rows and its entry."""
         begun = await self._registry.count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
         positions = self._images.positions(options)
-        laid = await asyncio.to_thread(lay_out, record, interactions, options, groups, self._decode, positions)
-        return laid, {**certificate(record, interactions, begun), **laid.entry, **laid.counts(options)}
+        session_samples = await asyncio.to_thread(
+            lay_out, record, interactions, options, groups, self._decode, positions
+        )
+        return session_samples, {
+            **certificate(record, interactions, begun),
+            **session_samples.entry,
+            **session_samples.counts(options),
+        }
 
     async def _groups(self, page: Sequence[SessionRecord], wanted: ParsedExport) -> Groups:
         """Statistics of the page's groups, over all sessions that match. Reads rewards, not tokens."""
@@ -216,9 +226,9 @@ class ExportEndpoint:
         if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
             return
         for record in page:
-            laid, _ = await self._pace.work(self._session(record, options, groups))
-            if laid.dropped:
-                raise _too_long(record, laid)
+            session_samples, _ = await self._pace.work(self._session(record, options, groups))
+            if session_samples.dropped:
+                raise _too_long(record, session_samples)
 
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
         """The sessions of the page, and one more if there is a next page. Raises SessionNotFound for an unknown id."""
@@ -287,9 +297,9 @@ async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage
         raise
 
 
-def _too_long(record: SessionRecord, laid: Laid) -> InvalidRequest:
+def _too_long(record: SessionRecord, session_samples: SessionSamples) -> InvalidRequest:
     return InvalidRequest(
-        f"{laid.dropped} samples of session {brief(record.session_id)} do not fit 'prompt_length' and "
+        f"{session_samples.dropped} samples of session {brief(record.session_id)} do not fit 'prompt_length' and "
         "'response_length'; "
         "raise the lengths, or set 'on_too_long' to drop or truncate",
         param="on_too_long",

@@ -31,7 +31,7 @@ from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
-from proxy.workers.seats import RunsElsewhere
+from proxy.workers.attempt_table import RunsElsewhere
 from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class GenerateEndpoint:
                 upload.release()  # all that is left of the body are the ids, which the engine needs
                 sent = b""
                 wanted = self._generate_request(asked, affinity)
-                if asked.images or self._turns.sees:
+                if asked.images or self._turns.has_vision:
                     ids, wanted.images = await self._tokens.seen(asked, asked.sender)
                     wanted.prompt = PromptIds(ids)
                 return await self._unrecorded(request, asked, wanted)

@@ -145,7 +145,7 @@ class StreamReply:
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
             if behind and over.done():
-                await self._turns.earlier.give_way()
+                await self._turns.earlier.yield_to_others()
             elif behind:
                 await asyncio.sleep(0)  # `send` lets nobody run while the connection takes what it is given
             elif not changed.done():  # nothing has come since the deltas were read
@@ -255,7 +255,7 @@ async def begin_turns(
 
     Raises the errors of `Turns.begin`, or ClientDisconnect.
     """
-    if not turns.held_up and turns.absence.since is None:
+    if not turns.blocked and turns.absence.since is None:
         return await turns.begin(session, asked, new_id=protocol.new_id)
     gone = asyncio.ensure_future(disconnected(receive))
     try:

@@ -28,7 +28,7 @@ from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
-from proxy.workers.seats import RunsElsewhere
+from proxy.workers.attempt_table import RunsElsewhere
 from tokengrove.errors import InvalidRequest, ProxyError
 
 # A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
@@ -106,7 +106,7 @@ class TurnEndpoint:
             body, size = await upload.decode(sent), len(sent)
         else:
             body, size = await upload.decode_turn(sent)
-        if self._turns.held_up and len(sent) <= _ORDINARY:
+        if self._turns.blocked and len(sent) <= _ORDINARY:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""

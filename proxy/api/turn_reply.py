@@ -11,8 +11,8 @@ from proxy.rendering import Renderer
 from proxy.sessions.attempts import reply_id
 from proxy.trajectory.conversation import conversation_above, root
 from proxy.trajectory.tree import Branch, build_tree, token_ids
-from proxy.turns.asked import request_of
 from proxy.turns.replay import parse_again
+from proxy.turns.reply_options import request_of
 from proxy.types import Ids, Interaction
 from tokengrove.reasons import Status
 

@@ -19,7 +19,7 @@ from proxy.rendering import Renderer
 from proxy.trajectory.conversation import conversation_above, root
 from proxy.trajectory.matching import canonical_arguments
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
-from proxy.turns.asked import request_of
+from proxy.turns.reply_options import request_of
 from proxy.types import Api, Ids, ImagePart, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
 from tokengrove.errors import ProxyError
 

@@ -11,9 +11,9 @@ import orjson
 from proxy.api.http import encode_json
 from proxy.rendering.token_texts import Texts, TokenTexts
 from proxy.trajectory.compared import turn_numbers
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, StateRun, TokenStates, token_path
 from proxy.trajectory.tree import Branch, build_tree, images_of
 from proxy.types import Interaction, SessionRecord
@@ -34,8 +34,8 @@ def tokens_json(
     nodes, numbers = build_tree(interactions), turn_numbers(interactions)
     node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
     path, images = token_path(node, options.drift), images_of(node)
-    laid = lay_out(record, interactions, options)
-    states = TokenStates(laid, options.layout).of(path.parts, images)
+    session_samples = lay_out(record, interactions, options)
+    states = TokenStates(session_samples, options.layout).of(path.parts, images)
     ids = path.ids.tolist()
     return {
         "ids": ids,
@@ -48,7 +48,7 @@ def tokens_json(
         "sections": [_section(section, numbers, texts) for section in path.sections],
         "images": [image.to_json() for image in images],
         "lost": [_turn(interaction, numbers) for interaction in path.lost],
-        "export": _export(laid, options),
+        "export": _export(session_samples, options),
     }
 
 
@@ -120,13 +120,13 @@ def _turn(interaction: Interaction, numbers: Mapping[str, int]) -> dict[str, Any
     return {"interaction_id": interaction.id, "turn": numbers.get(interaction.id)}
 
 
-def _export(laid: Laid, options: LayoutOptions) -> dict[str, Any]:
+def _export(session_samples: SessionSamples, options: LayoutOptions) -> dict[str, Any]:
     """What the session's entry in that export says of its tokens, and which export it is."""
-    left_out = laid.entry["left_out"]
+    left_out = session_samples.entry["left_out"]
     return {
         "layout": options.layout.value,
         "drift": options.drift.value,
-        "samples": len(laid.rows),
+        "samples": len(session_samples.rows),
         "left_out": left_out,
-        **laid.counts(options),
+        **session_samples.counts(options),
     }

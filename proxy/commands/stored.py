@@ -49,9 +49,13 @@ class StoredSession:
     def samples(self, layout: Layout) -> dict[str, Any]:
 
         options = parse_export({"layout": layout, "outline": True}).options
-        laid = lay_out(self._record, self._interactions, options)
-        entry = {**certificate(self._record, self._interactions, self._begun), **laid.entry, **laid.counts(options)}
-        answer = {"samples": [outline(row) for row in laid.rows], "sessions": [entry]}
+        session_samples = lay_out(self._record, self._interactions, options)
+        entry = {
+            **certificate(self._record, self._interactions, self._begun),
+            **session_samples.entry,
+            **session_samples.counts(options),
+        }
+        answer = {"samples": [outline(row) for row in session_samples.rows], "sessions": [entry]}
         plain: dict[str, Any] = decode_json(encode_json(answer))
         return plain
 

@@ -320,7 +320,7 @@ async def check_grammar_gives_json(
 
 
 async def check_images_are_seen(engine: Engine, prompt_ids: Ids, images: PromptImages, others: PromptImages) -> None:
-    """Check that an engine sees the images of a prompt. Not in CHECKS: needs a model that sees, and its placeholders.
+    """Check that an engine sees the images of a prompt. Not in CHECKS: needs a vision model, and its placeholders.
 
     `images` and `others` stand at the same places of `prompt_ids`, and are other pictures of the same sizes.
     """

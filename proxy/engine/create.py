@@ -18,8 +18,8 @@ from proxy.engine.interface import Engine, EngineControl
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.progress import doing
 from proxy.settings import Settings
+from proxy.vision.model_config import is_vision_model
 from proxy.vision.placeholder_ids import placeholder_ids
-from proxy.vision.sees import sees
 from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 if TYPE_CHECKING:
@@ -176,11 +176,11 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
 
 
 def _eyes(settings: Settings) -> Eyes | None:
-    """What engine servers need of a model that sees; None for any other. Told from the folder that renders images."""
+    """What engine servers need of a vision model; None for any other. Told from the folder that renders images."""
     if settings.model is None and settings.tokenizer is None:
         return None
     folder = tokenizer_folder(settings)
-    if not sees(folder):
+    if not is_vision_model(folder):
         return None
     from proxy.engine.servers.sent_images import Eyes, SentImages
 

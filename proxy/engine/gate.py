@@ -45,16 +45,17 @@ one after the other then do not use up its losses."""
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _InFlight:
     """An admitted request and its output so far.
 
-    `heard`: the time of the event loop when the latest token came, or when waiting for the first began; infinite while
-    the request waits to be submitted again. `running`: submitted to the engine. `cut`: a pause aborted it in the
-    engine; it is submitted again afterwards. `again`: that has happened, after its first token. `interrupted`: the
-    engine has ended it because it was cut. `expired`: no token came in time, so `task` was cancelled. `cancels`: how
-    many times others had cancelled that task before. `forgiven`: the request had expired once, and was submitted
-    again to another server. `left`: tokens of the budget (`max_tokens`) that are not sampled yet. `vocab_size`: that of
-    the model.
+    - `last_token_at`: the time of the event loop when the latest token came, or when waiting for the first began;
+      infinite while the request waits to be submitted again.
+    - `running`: submitted to the engine. `left`: tokens of the budget (`max_tokens`) that are not sampled yet.
+    - `cut`: a pause aborted it in the engine; it is submitted again afterwards. `interrupted`: the engine has ended it
+      because it was cut. `again`: it was submitted again, after its first token.
+    - `expired`: no token came in time, so `task` was cancelled. `cancels`: how many times others had cancelled that
+      task before. `retried_elsewhere`: it had expired once, and was submitted again to another server.
+    - `vocab_size`: that of the model.
     """
 
     request: GenerateRequest
@@ -62,7 +63,7 @@ class _Flight:
     clock: Callable[[], float]
     task: asyncio.Task[Any]
     cancels: int
-    heard: float
+    last_token_at: float
     left: int
     vocab_size: int
     output: Ids = field(default_factory=ids_of)
@@ -71,16 +72,16 @@ class _Flight:
     again: bool = False
     interrupted: bool = False
     expired: bool = False
-    forgiven: bool = False
+    retried_elsewhere: bool = False
 
     @property
     def continuable(self) -> bool:
         """True if the rest can be sampled in a new submission: not under a grammar."""
         return self.request.grammar is None
 
-    def hear(self, chunk: TokenChunk) -> FinishReason | None:
+    def receive(self, chunk: TokenChunk) -> FinishReason | None:
         """Take a chunk from the engine. Raises EngineFailed for one that cannot be right, and takes nothing of it."""
-        self.heard = self.clock()
+        self.last_token_at = self.clock()
         check_chunk(chunk, self.vocab_size, self.left)
         self.output += chunk.ids
         self.left -= len(chunk.ids)
@@ -112,7 +113,7 @@ class Gate:
         self._servers = engine if isinstance(engine, ServerPool) else None
         self._metrics = metrics or EngineMetrics()
         self._settings = settings
-        self._flights: set[_Flight] = set()
+        self._flights: set[_InFlight] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._open = asyncio.Event()
         self._open.set()
@@ -193,12 +194,12 @@ class Gate:
         task = asyncio.current_task(loop)
         assert task is not None
         left, vocab_size = request.sampling.max_tokens or 0, self.info().vocab_size
-        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time(), left, vocab_size)
+        flight = _InFlight(request, take, loop.time, task, task.cancelling(), loop.time(), left, vocab_size)
         self._flights.add(flight)
         if self._alarm is None:
             self._look()
         try:
-            return await self._fly(flight)
+            return await self._run(flight)
         except BaseException as error:
             if flight.expired and task.uncancel() <= flight.cancels and isinstance(error, asyncio.CancelledError):
                 limit_s = self._settings.engine_timeout_s
@@ -241,8 +242,8 @@ class Gate:
         self._mode = None
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
-            if flight.heard < math.inf:  # else it waits to be submitted again, perhaps for a server
-                flight.heard = now
+            if flight.last_token_at < math.inf:  # else it waits to be submitted again, perhaps for a server
+                flight.last_token_at = now
         self._look()
         self._open.set()
 
@@ -279,11 +280,11 @@ class Gate:
             self._arrivals.discard(timer)
             self._waiting -= 1
 
-    async def _readmitted(self, flight: _Flight, wait_s: float) -> None:
+    async def _readmitted(self, flight: _InFlight, wait_s: float) -> None:
         """Wait `wait_s`, then until an interrupted request can be submitted again: through pauses, and patiently for a
         server. Raises EngineUnavailable.
         """
-        flight.heard = math.inf
+        flight.last_token_at = math.inf
         await asyncio.sleep(wait_s)
         while self.closed:
             if self._servers is None or self.held:
@@ -294,7 +295,7 @@ class Gate:
             except EngineUnavailable:
                 if self._stopping or not self.held:  # else a pause began meanwhile, and ends first
                     raise
-        flight.heard = asyncio.get_running_loop().time()
+        flight.last_token_at = asyncio.get_running_loop().time()
         if self._alarm is None:
             self._look()
 
@@ -311,22 +312,22 @@ class Gate:
         for flight in self._flights:
             if flight.expired:
                 continue
-            if flight.heard + limit_s <= now:
+            if flight.last_token_at + limit_s <= now:
                 flight.expire()
             else:
-                oldest = min(oldest, flight.heard)
+                oldest = min(oldest, flight.last_token_at)
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = None if oldest == math.inf else loop.call_at(oldest + limit_s, self._look)
 
-    async def _fly(self, flight: _Flight) -> FinishReason:
+    async def _run(self, flight: _InFlight) -> FinishReason:
         """Submit the request to the engine until its output has ended."""
         losses = 0
         while True:
             flight.running, flight.cut, flight.interrupted = True, False, False
             flight.again, wait_s, cause = bool(flight.output), 0.0, "pause"
             try:
-                finish = await self._sample(rest_of(flight.request, flight.output), flight.hear)
+                finish = await self._sample(rest_of(flight.request, flight.output), flight.receive)
                 if not (flight.interrupted and finish is FinishReason.ABORT):
                     if finish is not None:
                         return finish
@@ -339,11 +340,11 @@ class Gate:
                     raise
                 wait_s = _WAIT_S * 2 ** (losses - 2) if lost.ran and losses > 1 else 0.0
             except asyncio.CancelledError:
-                if not self._may_go_elsewhere(flight):
+                if not self._can_retry_elsewhere(flight):
                     raise
                 flight.request.timeline.note("engine_lost", reason="no token in time")
                 cause = "lost"
-                self._forgive(flight)
+                self._retry_elsewhere(flight)
             finally:
                 flight.running = False
                 self._ended.set()
@@ -357,22 +358,22 @@ class Gate:
             if cause == "lost" and self._servers is not None and flight.request.failures:
                 self._servers.note_resubmission(flight.request.failures[-1])
 
-    def _may_go_elsewhere(self, flight: _Flight) -> bool:
+    def _can_retry_elsewhere(self, flight: _InFlight) -> bool:
         """True if the request was given up here, for the first time, and a server that was not asked can go on."""
         return (
             flight.expired
-            and not flight.forgiven
+            and not flight.retried_elsewhere
             and flight.task.cancelling() == flight.cancels + 1  # nobody else has cancelled it
             and (flight.continuable or not flight.output)
             and self._servers is not None
             and self._servers.has_other(flight.request.failures)
         )
 
-    def _forgive(self, flight: _Flight) -> None:
+    def _retry_elsewhere(self, flight: _InFlight) -> None:
         """Undo that a request was given up, and wait for its next token anew."""
         flight.task.uncancel()
-        flight.expired, flight.forgiven = False, True
-        flight.heard = asyncio.get_running_loop().time()
+        flight.expired, flight.retried_elsewhere = False, True
+        flight.last_token_at = asyncio.get_running_loop().time()
         if self._alarm is None:
             self._look()
 

@@ -36,7 +36,7 @@ def choose_template(
     tokenizer: Tokenizer, folder: Path, named: str | None, retention: str, images: ImageTokens | None = None
 ) -> TemplateChoice:
     """Choose family and template. `named` is `--family`, `retention` is `--thinking-retention`. `images`: how images
-    become tokens, for a model that sees.
+    become tokens, for a vision model.
 
     Raises ConfigurationError for an unknown family, one that the tokenizer does not fit, or a missing chat template.
     """

@@ -117,7 +117,7 @@ def examine(renderer: Renderer) -> Examination:
         *([("images", f"refused: {renderer.blind}")] if renderer.blind else []),
         *([("images", str(renderer.sight)), ("processor", renderer.sight.processor)] if renderer.sight else []),
     )
-    shapes = (*SHAPES, *SEEING) if renderer.sees else SHAPES
+    shapes = (*SHAPES, *SEEING) if renderer.has_vision else SHAPES
     return Examination(facts, tuple(check for shape in shapes for check in _checks(renderer, shape)))
 
 

@@ -33,8 +33,8 @@ from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
 from proxy.types import Ids, ImagePart, Message, Parsing, PlacedImage, Role, Tool, ToolChoice, ToolChoiceMode
+from proxy.vision.model_config import is_vision_model
 from proxy.vision.processor import VisionProcessor
-from proxy.vision.sees import sees
 from tokengrove.errors import ConfigurationError, InvalidRequest, UnsupportedParameter, brief
 from tokengrove.reasons import FinishReason
 
@@ -74,11 +74,11 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
 
 
 def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | str:
-    """Return how images become tokens of the model in `folder`, or why they do not; "" for a model that sees none.
+    """Return how images become tokens of the model in `folder`, or why they do not; "" for a vision model none.
 
-    A model that sees answers texts without its processor, so a missing package or a broken file is no error.
+    A vision model answers texts without its processor, so a missing package or a broken file is no error.
     """
-    if not sees(folder):
+    if not is_vision_model(folder):
         return ""
     with doing(f"loading the processor in {folder}"):
         try:
@@ -118,8 +118,8 @@ def check_tool_parser(name: str) -> ToolFormat:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `images`: how images become tokens; None unless the model `sees`. `blind`: why images of a model that could see are
-    refused; "" otherwise. `why`: how the family was found. `encoder`,
+    `images`: how images become tokens; None unless it is a vision model. `blind`: why a vision model takes no images
+    here; "" otherwise. `why`: how the family was found. `encoder`,
     `template_engine`: what encodes text and what writes the chat template's text, and why. `vocab_size`: one more than
     the highest id in the vocabulary.
     """
@@ -136,7 +136,7 @@ class Renderer:
         images: ImageTokens | None = None,
         blind: str = "",
     ) -> None:
-        self.images, self.sees, self.blind = images, images is not None, blind
+        self.images, self.has_vision, self.blind = images, images is not None, blind
         self.placeholders: frozenset[int] = frozenset() if images is None else images.placeholders
         self._chat = choice.chat
         self.family = choice.family.name

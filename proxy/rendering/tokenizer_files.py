@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.rendering.json_files import read_json
-from proxy.vision.sees import sees
+from proxy.vision.model_config import is_vision_model
 from tokengrove.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def tokenizer_class(config: Mapping[str, Any], model_type: object) -> str:
 def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name: those in files of their own, else those in tokenizer_config.json.
 
-    A model that sees may have one for its processor, which counts before all others, as for transformers' processors.
+    A vision model may have one for its processor, which counts before all others, as for transformers' processors.
     """
     if own := processor_template(folder):
         return {"default": own}
@@ -143,7 +143,7 @@ def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def processor_template(folder: Path) -> str | None:
     """Return the chat template of a processor in the form of older files; None if there is none."""
-    if not sees(folder):
+    if not is_vision_model(folder):
         return None
     for name in ("processor_config.json", "chat_template.json"):
         if isinstance(own := read_json(folder / name).get("chat_template"), str):

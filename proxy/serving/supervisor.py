@@ -30,8 +30,8 @@ from proxy.serving.open_files import raise_limit
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
 from proxy.serving.worker import Address, Banner, Order, Post, Report, shared_socket
 from proxy.settings import Settings
+from proxy.workers.attempt_table import AttemptTable
 from proxy.workers.group import Place
-from proxy.workers.seats import Seats
 from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class _Running:
 class _Supervisor:
     def __init__(self, settings: Settings, banner: Banner, addresses: Sequence[Address], folder: Path) -> None:
         self._settings, self._banner, self._addresses, self._folder = settings, banner, addresses, folder
-        self._seats = Seats(settings.workers, settings.max_turns_in_flight)
+        self._attempt_table = AttemptTable(settings.workers, settings.max_turns_in_flight)
         self._workers: dict[int, _Running] = {}
         self._again: dict[int, tuple[float, int]] = {}
         self._stops = 0
@@ -98,7 +98,7 @@ class _Supervisor:
 
     def _start(self, number: int, tries: int) -> None:
         ours, theirs = multiprocessing.Pipe()
-        post = Post(Place(number, self._seats, self._folder), theirs, self._addresses, self._banner)
+        post = Post(Place(number, self._attempt_table, self._folder), theirs, self._addresses, self._banner)
         inherited = [ours, *(running.pipe for running in self._workers.values())]
         process = multiprocessing.get_context("fork").Process(
             target=_work, args=(self._settings, post, inherited), name=f"tokengrove-worker-{number}"
@@ -148,7 +148,7 @@ class _Supervisor:
         dead = self._workers.pop(number)
         dead.process.join()
         dead.pipe.close()
-        self._seats.clear(number)
+        self._attempt_table.clear(number)
         tries = 0 if dead.listening else dead.tries + 1
         delay_s = min(_AGAIN_S * 2.0 ** (tries - 1), _LONGEST_AGAIN_S) if tries else 0.0
         self._again[number] = (time.monotonic() + delay_s, tries)
@@ -184,7 +184,7 @@ class _Supervisor:
             stop.end(Ended(*map(sum, zip(Ended(), *ended, strict=True))))
 
     def _left(self) -> Left:
-        return Left(self._seats.turns())
+        return Left(self._attempt_table.turns())
 
     def _speaking(self, wakened: socket.socket, timeout_s: float | None) -> Sequence[int]:
         """Wait; return the workers that have said something or have ended."""

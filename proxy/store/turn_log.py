@@ -52,12 +52,12 @@ class TurnLog:
             self._database.changed.note(interaction.session_id)
         return seq
 
-    async def outlast(self, session_id: str) -> None:
+    async def wait_for_commits(self, session_id: str) -> None:
         """Wait until every commit to a session that had begun is done or lost, those of broken connections too.
 
         Raises SessionNotFound.
         """
-        await self._write.submit(writes.outlast, {"of_sessions": [session_id]})
+        await self._write.submit(writes.wait_for_commits, {"of_sessions": [session_id]})
 
     async def supersede(self, interaction_id: str) -> None:
         """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""

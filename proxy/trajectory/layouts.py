@@ -2,7 +2,7 @@
 
 In layouts concat, padded and tree, every sampled token that is selected for training has loss mask 1 in exactly one
 sample: the first that has it and is neither dropped nor stale. In layout individual it is in its own turn's sample.
-Every sampled token that is trained nowhere is counted with the reason (`proxy.trajectory.laid`).
+Every sampled token that is trained nowhere is counted with the reason (`proxy.trajectory.session_samples`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TypeVar
 import numpy as np
 
 from proxy.trajectory.advantages import Comparison, Groups
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
@@ -26,6 +25,7 @@ from proxy.trajectory.sample_maker import Decode, SampleMaker
 from proxy.trajectory.sample_row import MadeRows, PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
@@ -41,18 +41,18 @@ def lay_out(
     groups: Groups | None = None,
     decode: Decode | None = None,
     positions: PositionsOf | None = None,
-) -> Laid:
+) -> SessionSamples:
     """Lay out one session. `interactions` are all of the session's, in order of `seq`.
 
     `groups` holds the statistics that advantages are computed from; `decode` is needed to include text, and `positions`
-    for those of a model that sees, which samples then have.
+    for those of a vision model, which samples then have.
     """
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
     shows = options.images is not Images.NONE
     maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions)
-    laid = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
-    return replace(laid, entry=comparison.entry(), warnings=tuple(comparison.warnings()))
+    session_samples = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
+    return replace(session_samples, entry=comparison.entry(), warnings=tuple(comparison.warnings()))
 
 
 def export_session(
@@ -79,10 +79,10 @@ class _SessionLayout:
     ledger: Ledger
     maker: SampleMaker
 
-    def laid(self) -> Laid:
+    def laid(self) -> SessionSamples:
         if self.scored.left_out is not None:
             self._leave_out(self.scored.nodes.values(), Untrained.UNREWARDED)
-            return Laid([], self.ledger)
+            return SessionSamples([], self.ledger)
         match self.options.layout:
             case Layout.INDIVIDUAL:
                 return self._individual()
@@ -91,7 +91,7 @@ class _SessionLayout:
             case Layout.CONCAT | Layout.PADDED:
                 return self._concat()
 
-    def _individual(self) -> Laid:
+    def _individual(self) -> SessionSamples:
         """One sample per selected interaction: its whole prompt and its output. Each is made when it is read."""
         fresh: list[tuple[Branch, BoolArray]] = []
         refused: Counter[Untrained] = Counter()
@@ -106,7 +106,9 @@ class _SessionLayout:
                 refused[reason] += 1
         share = 1.0 / max(sum(bool(tokens.any()) for _, tokens in fresh), 1)
         rows = MadeRows([partial(self.maker.of_turn, node, tokens, share) for node, tokens in fresh])
-        return Laid(rows, self.ledger, stale=refused[Untrained.STALE], unrewarded=refused[Untrained.UNREWARDED])
+        return SessionSamples(
+            rows, self.ledger, stale=refused[Untrained.STALE], unrewarded=refused[Untrained.UNREWARDED]
+        )
 
     def _why_not(self, name: str, tokens: BoolArray) -> Untrained | None:
         """Why the sample of one turn, which would train these tokens, is left out; None if it is not."""
@@ -114,7 +116,7 @@ class _SessionLayout:
             return Untrained.UNREWARDED
         return None if self.options.freshness.admits(self._versions({name: tokens})) else Untrained.STALE
 
-    def _concat(self) -> Laid:
+    def _concat(self) -> SessionSamples:
         """One sample per leaf, in order of `seq`. A token is trained in the first sample that has it.
 
         Samples that are stale, unrewarded or longer than the padded lengths are left out and counted; a later sample
@@ -128,7 +130,7 @@ class _SessionLayout:
                 refused[sample] += 1
             else:
                 samples.append(sample)
-        return Laid(
+        return SessionSamples(
             rows=_weighted(samples),
             ledger=self.ledger,
             masked_tokens=_masked_tokens(samples),
@@ -187,7 +189,7 @@ class _SessionLayout:
         for node in nodes:
             self.ledger.leave_out(node.interaction.id, reason)
 
-    def _tree(self) -> Laid:
+    def _tree(self) -> SessionSamples:
         """One sample of the selected nodes and their aligned ancestors; no sample if nothing is selected.
 
         Turns older than `min_version` are left out, then the paths that span more than `max_version_span`, in order
@@ -209,7 +211,7 @@ class _SessionLayout:
                     self.ledger.leave_out(name, Untrained.STALE)
         nodes = [self.scored.nodes[name] for name in self._in_order(wanted)]
         rows = _weighted([self.maker.of_tree(nodes, trained)] if nodes else [])
-        return Laid(rows, self.ledger, stale=self.ledger.turns_with(Untrained.STALE))
+        return SessionSamples(rows, self.ledger, stale=self.ledger.turns_with(Untrained.STALE))
 
     def _recent_turns(self) -> set[str]:
         """The selected turns without a token to train that is older than `min_version`."""

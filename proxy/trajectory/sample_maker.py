@@ -31,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 @dataclass(frozen=True, slots=True)
 class SampleMaker:
     """Makes samples of a session. `include`: what they have beside tokens; text only with `decode`.
-    `shows_images`: they say where images stand. `positions`: they have the positions of a model that sees.
+    `shows_images`: they say where images stand. `positions`: they have the positions of a vision model.
 
     The weights of samples along paths and of trees are 0: they depend on the session's other samples.
     """

@@ -13,9 +13,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.ledger import equal_runs
 from proxy.trajectory.paths import path_to
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.token_arrays import IntArray
 from proxy.trajectory.tree import Branch, token_ids
 from proxy.types import Ids, Interaction, PlacedImage
@@ -154,10 +154,10 @@ class StateRun:
 class TokenStates:
     """The states under one export of a session. `laid`: that export, in `layout`."""
 
-    def __init__(self, laid: Laid, layout: Layout) -> None:
-        self._ledger = laid.ledger
+    def __init__(self, session_samples: SessionSamples, layout: Layout) -> None:
+        self._ledger = session_samples.ledger
         # In layout individual a turn is trained in its own sample; its rows are made when they are read.
-        rows = [] if layout is Layout.INDIVIDUAL else laid.rows
+        rows = [] if layout is Layout.INDIVIDUAL else session_samples.rows
         self._own = layout is Layout.INDIVIDUAL
         self._samples = [row.placements[-1].interaction.id for row in rows]
         self._where: dict[str, IntArray] = {}

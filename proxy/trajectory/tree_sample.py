@@ -29,7 +29,7 @@ class TreeSample:
 
     `parents`: the index of each node's parent, -1 for a root and for a node that is not aligned with its parent.
     `positions`: the position of each token in its own sequence (root to node). A token attends to its own node and to
-    the ancestors of that node. `turn_ids` are indexes of nodes. `mrope`: the positions [3, T] of a model that sees.
+    the ancestors of that node. `turn_ids` are indexes of nodes. `mrope`: the positions [3, T] of a vision model.
     """
 
     session: SessionRecord

@@ -23,7 +23,7 @@ from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, is_retry, marked
 from proxy.turns.turn import Turn
 from proxy.types import TurnRequest
-from proxy.workers.seats import RunsElsewhere, Seat, digest_of
+from proxy.workers.attempt_table import RunsElsewhere, WorkerAttempts, digest_of
 from tokengrove.errors import PreviousResponseNotFound, SessionNotFound
 
 
@@ -38,10 +38,10 @@ class EarlierAttempts:
         registry: Registry,
         named: NamedSessions,
         metrics: TurnMetrics,
-        seat: Seat | None,
+        worker_attempts: WorkerAttempts | None,
     ) -> None:
         self._renderer, self._log, self._news = renderer, log, news
-        self._registry, self._named, self._metrics, self._seat = registry, named, metrics, seat
+        self._registry, self._named, self._metrics, self._worker_attempts = registry, named, metrics, worker_attempts
         self._parts = asyncio.Lock()
         self.running: dict[Attempt, Sequence[Turn]] = {}
 
@@ -50,17 +50,19 @@ class EarlierAttempts:
         if session.follows is not None and not request.retry:
             session.tried.add(key)
         self.check_elsewhere(session, key)
-        if self._seat is not None and is_retry(request):  # it may have ended elsewhere since the session was read
+        if self._worker_attempts is not None and is_retry(
+            request
+        ):  # it may have ended elsewhere since the session was read
             await self._registry.refresh(session)
         if self._registry.shared and is_retry(request):
-            await self._outlast_commits(session, request, key)
+            await self._wait_for_commits(session, request, key)
         if key not in session.attempts:
             return None
         if not request.retry:
             await settle(self._news, session, key)
         return await self.answering(session, request, decide(session.attempts[key], request))
 
-    async def _outlast_commits(self, session: LiveSession, request: TurnRequest, key: str) -> None:
+    async def _wait_for_commits(self, session: LiveSession, request: TurnRequest, key: str) -> None:
         """Before a retry is sampled, wait for what is being committed to its session, perhaps its earlier attempt.
 
         The database may still be at the commit of a connection that was lost. A session that it does not have yet is
@@ -68,7 +70,7 @@ class EarlierAttempts:
         """
         if isinstance(decide(session.attempts.get(key, ()), request), NewSample):
             self._named.ensure_stored(session)
-            await self._log.outlast(session.id)
+            await self._log.wait_for_commits(session.id)
             await self._registry.refresh(session)
 
     async def of_predecessor(self, session: LiveSession, request: TurnRequest) -> Sequence[Choice] | None:
@@ -91,9 +93,9 @@ class EarlierAttempts:
 
     def check_elsewhere(self, session: LiveSession, key: str) -> None:
         """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""
-        if self._seat is None:
+        if self._worker_attempts is None:
             return
-        if (worker := self._seat.find(digest_of(session.id, key))) is not None:
+        if (worker := self._worker_attempts.find(digest_of(session.id, key))) is not None:
             raise RunsElsewhere(worker)
 
     async def answering(
@@ -112,12 +114,12 @@ class EarlierAttempts:
                 request.timeline.note("replayed")
                 self._metrics.retries.by[("replayed",)] += 1
                 return [
-                    await replay(self._renderer, session, request, attempt, interaction, self.give_way)
+                    await replay(self._renderer, session, request, attempt, interaction, self.yield_to_others)
                     for interaction in attempt.interactions
                 ]
         return None
 
-    async def give_way(self) -> None:
+    async def yield_to_others(self) -> None:
         """Let others run: of all replies that are written again, one does a part of its work in a pass of the loop."""
         async with self._parts:
             await asyncio.sleep(0)

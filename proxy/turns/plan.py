@@ -18,11 +18,11 @@ from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.matching import messages_hash
-from proxy.turns.asked import asked_of
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.defaults import sampling_of_choice, stop_tokens
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
+from proxy.turns.reply_options import reply_options_of
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
 from tokengrove.reasons import Reason, Status
@@ -140,7 +140,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         idempotency_key=request.idempotency_key,
         request_id=request.request_id,
         grammar=plan.grammar is not None,
-        asked=asked_of(request),
+        asked=reply_options_of(request),
         best_effort=plan.best_effort,
         prefill=0 if request.prefill is None else len(request.prefill.content),
         created_at=time.time(),

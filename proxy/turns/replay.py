@@ -49,18 +49,18 @@ async def replay(
     request: TurnRequest,
     attempt: Attempt,
     interaction: Interaction,
-    give_way: Callable[[], Awaitable[None]],
+    yield_to_others: Callable[[], Awaitable[None]],
 ) -> ReplayedTurn:
     """Parse the tokens of a committed interaction again, to answer a request that repeats its own.
 
-    `give_way` is awaited between parts of the work.
+    `yield_to_others` is awaited between parts of the work.
     """
     prompt = token_ids(session.cache.nodes[interaction.id])[: interaction.prompt_tokens]
     parts = _parse(renderer, request, interaction, prompt)
     try:
         while True:
             next(parts)
-            await give_way()
+            await yield_to_others()
     except StopIteration as end:
         deltas, result = end.value
     ended: asyncio.Future[Interaction] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from proxy.telemetry.timeline import Timeline
 from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.turns.turn import Turn
 from proxy.types import TurnRequest
-from proxy.workers.seats import Seat
+from proxy.workers.attempt_table import WorkerAttempts
 from tokengrove.errors import TooManyRequests
 
 T = TypeVar("T")
@@ -25,11 +25,19 @@ T = TypeVar("T")
 class RunningTurns:
     """The turns that run in this process, requests that wait at the gate, and generations outside of sessions.
 
-    `places`: of the choices that run. `seat`: this worker's entries among those of the other workers; None without any.
+    `places`: of the choices that run. `worker_attempts`: this worker's entries in the table of all workers; None if it
+    is the only one.
     """
 
-    def __init__(self, gate: Gate, places: Places, settings: Settings, metrics: TurnMetrics, seat: Seat | None) -> None:
-        self._gate, self._places, self._seat = gate, places, seat
+    def __init__(
+        self,
+        gate: Gate,
+        places: Places,
+        settings: Settings,
+        metrics: TurnMetrics,
+        worker_attempts: WorkerAttempts | None,
+    ) -> None:
+        self._gate, self._places, self._worker_attempts = gate, places, worker_attempts
         self._most = settings.max_turns_in_flight
         self._turns: set[Turn] = set()
         metrics.in_flight.watch(self._turns.__len__)
@@ -60,7 +68,7 @@ class RunningTurns:
 
     def check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
-        elsewhere = self._seat.turns_elsewhere() if self._seat is not None else 0
+        elsewhere = self._worker_attempts.turns_elsewhere() if self._worker_attempts is not None else 0
         if self.count + self._arriving + request.n + elsewhere > self._most:
             raise TooManyRequests(
                 f"{self._most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0

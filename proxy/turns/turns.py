@@ -47,7 +47,7 @@ from proxy.turns.retries import NewSample, decide, is_retry
 from proxy.turns.running import RunningTurns
 from proxy.turns.turn import Turn
 from proxy.types import Ids, Interaction, PromptText, TurnRequest
-from proxy.workers.seats import Seat, digest_of
+from proxy.workers.attempt_table import WorkerAttempts, digest_of
 from tokengrove.errors import (
     SHUTTING_DOWN,
     ContextLengthExceeded,
@@ -76,8 +76,8 @@ class Turns:
     """Starts turns on one engine, and ends their attempts.
 
     `running`: the turns that run. `earlier`: the attempts that a request may repeat. `absence`: whether the database is
-    away: a turn then waits before it starts. `log_content`: whether their lines may have text of messages. `sees`: the
-    model takes images.
+    away: a turn then waits before it starts. `log_content`: whether their lines may have text of messages.
+    `has_vision`: the model takes images.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class Turns:
         places: Places,
         turnstile: Turnstile,
         images: ImagePool,
-        seat: Seat | None = None,
+        worker_attempts: WorkerAttempts | None = None,
     ) -> None:
         """`places`: of the choices that run. `turnstile`: of those that begin. `images`: those of earlier turns.
-        `seat`: this worker's entries among those of the other workers; None without any."""
-        self.running = RunningTurns(gate, places, settings, metrics, seat)
-        self.earlier = EarlierAttempts(renderer, log, news, registry, named, metrics, seat)
+        `worker_attempts`: this worker's entries in the table of all workers; None if it is the only one."""
+        self.running = RunningTurns(gate, places, settings, metrics, worker_attempts)
+        self.earlier = EarlierAttempts(renderer, log, news, registry, named, metrics, worker_attempts)
         self._images, self._turnstile = images, turnstile
-        self._gate, self._seat = gate, seat
-        self._renderer, self.sees = renderer, renderer.sees
+        self._gate, self._worker_attempts = gate, worker_attempts
+        self._renderer, self.has_vision = renderer, renderer.has_vision
         self._prompts = prompts
         self._log, self.absence = log, log.absence
         self._named = named
@@ -122,7 +122,7 @@ class Turns:
         return sum(count for (_, status), count in self._metrics.ended.by.items() if status is Status.COMPLETE)
 
     @property
-    def held_up(self) -> bool:
+    def blocked(self) -> bool:
         """True while the engine is paused or no server of it is alive: a new turn waits before it starts."""
         return self._gate.closed
 
@@ -256,8 +256,8 @@ class Turns:
         self._named.ensure_stored(session)
         session.attempts.setdefault(attempt.key, []).append(attempt)
         self.earlier.running[attempt] = choices
-        if self._seat is not None:
-            self._seat.add(digest_of(session.id, attempt.key), len(choices))
+        if self._worker_attempts is not None:
+            self._worker_attempts.add(digest_of(session.id, attempt.key), len(choices))
         left = len(choices)
 
         def ended(turn: Turn) -> None:
@@ -286,8 +286,8 @@ class Turns:
             self._unreplaced = set()
         if attempt.written:
             self._note_replied(attempt)
-        if self._seat is not None:
-            self._seat.remove(digest_of(session.id, attempt.key), len(choices))
+        if self._worker_attempts is not None:
+            self._worker_attempts.remove(digest_of(session.id, attempt.key), len(choices))
         if attempt.superseded:
             attempt.superseded = False
             self._supersede(session, attempt)

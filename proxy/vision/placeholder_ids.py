@@ -1,4 +1,4 @@
-"""The tokens that stand for images, videos and sounds in the ids of a model that sees. An engine must never sample one.
+"""The tokens that stand for images, videos and sounds in the ids of a vision model. An engine must never sample one.
 
 Told from the model's config.json, so that servers that load no processor know them, too.
 """

@@ -1,4 +1,4 @@
-"""What trainers of a model that sees read beside token ids: the tensors of its processor, and positions in three axes.
+"""What trainers of a vision model read beside token ids: the tensors of its processor, and positions in three axes.
 
 Both are those that the engine computed with: the same processor, the same decoding, the same rule.
 """

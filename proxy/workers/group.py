@@ -15,12 +15,12 @@ from proxy.engine.interface import Engine, ServerPool, SharedEngine
 from proxy.engine.mailbox import Mailbox
 from proxy.engine.requests import GenerateRequest
 from proxy.telemetry.metrics import Metrics
+from proxy.workers.attempt_table import AttemptTable, WorkerAttempts
 from proxy.workers.common_live import CommonLive, Since
 from proxy.workers.common_metrics import CommonMetrics
 from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader, show_servers
 from proxy.workers.mailbox_client import MailboxClient
 from proxy.workers.peers import Peers, Unreachable
-from proxy.workers.seats import Seat, Seats
 from tokengrove.errors import ConfigurationError
 from tokengrove.reasons import FinishReason
 
@@ -30,9 +30,9 @@ Step = Callable[..., Awaitable[Any]]
 class Place:
     """The place of a worker among the others: `number` counts from 0, `folder` has the sockets of all."""
 
-    def __init__(self, number: int, seats: Seats, folder: Path) -> None:
+    def __init__(self, number: int, table: AttemptTable, folder: Path) -> None:
         self.number, self.folder = number, folder
-        self.peers, self.seat = Peers(folder, number, seats.workers), Seat(seats, number)
+        self.peers, self.attempts = Peers(folder, number, table.workers), WorkerAttempts(table, number)
 
     @property
     def leads(self) -> bool:

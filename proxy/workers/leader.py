@@ -27,7 +27,7 @@ _SUMMED = frozenset({"in_flight", "served", "sessions"})
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LeaderState:
     """What the leader tells: the pause of the gates, and its engine's `common`. Later news have higher numbers."""
 
     number: int
@@ -85,10 +85,10 @@ class Follower:
     def __init__(self, engine: SharedEngine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
         self._adopting = asyncio.Lock()
-        self.last: Told | None = None
-        self._adopted: Told | None = None
+        self.last: LeaderState | None = None
+        self._adopted: LeaderState | None = None
 
-    async def adopt(self, told: Told) -> None:
+    async def adopt(self, told: LeaderState) -> None:
         """Take over what the leader has told, or what is newer and known by now. Raises what the engine raises."""
         if self.last is None or told.number > self.last.number:
             self.last = told
@@ -105,7 +105,7 @@ class Follower:
             if told is not None:
                 await self.adopt(told)
 
-    async def latest(self) -> Told | None:
+    async def latest(self) -> LeaderState | None:
         """The newest state that this worker knows; None if the leader has changed nothing yet."""
         return self.last
 
@@ -182,12 +182,12 @@ class Leader:
         """Facts about the engine."""
         return self._engine.info()
 
-    async def latest(self) -> Told | None:
+    async def latest(self) -> LeaderState | None:
         """The newest state, for a worker that starts; with the pause that is just about to begin."""
         last, mode = self._follower.last, self._gates.told
         if mode is None:
             return last
-        return Told(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
+        return LeaderState(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
 
     async def tell_servers(self) -> None:
         """Tell all workers which servers there are."""
@@ -201,7 +201,7 @@ class Leader:
         """
         mode = None if self.admin.passing else self._gates.told
         number = 1 if self._follower.last is None else self._follower.last.number + 1
-        told = self._follower.last = Told(number, mode, self._engine.common())
+        told = self._follower.last = LeaderState(number, mode, self._engine.common())
         await self._peers.ask_all("adopt", told)
 
 

@@ -1,4 +1,4 @@
-"""Turns of a model that sees, on the scripted engine: their prompts, spans, and what engines get."""
+"""Turns of a vision model, on the scripted engine: their prompts, spans, and what engines get."""
 
 from __future__ import annotations
 

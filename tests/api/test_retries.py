@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import proxy.turns.earlier
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.store.sql import reads
@@ -143,10 +144,10 @@ async def test_replays_take_turns_in_the_passes_of_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fifty clients that asked for a long reply again held the others for three seconds."""
-    passes, parts, give_way = 0, Counter[int](), proxy.turns.turns.Turns.give_way
+    passes, parts, yield_to_others = 0, Counter[int](), proxy.turns.earlier.EarlierAttempts.yield_to_others
 
-    async def counted(turns: proxy.turns.turns.Turns) -> None:
-        await give_way(turns)
+    async def counted(earlier: proxy.turns.earlier.EarlierAttempts) -> None:
+        await yield_to_others(earlier)
         parts[passes] += 1
 
     async def count() -> None:
@@ -155,7 +156,7 @@ async def test_replays_take_turns_in_the_passes_of_the_event_loop(
             passes += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(proxy.turns.turns.Turns, "give_way", counted)
+    monkeypatch.setattr(proxy.turns.earlier.EarlierAttempts, "yield_to_others", counted)
     body = {**BODY, "logprobs": True}
     async with serving(tmp_path, play([Reply(sampled("one two three " * 700))])) as server:
         first = (await server.post(CHAT, body)).json()

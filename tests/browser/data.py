@@ -53,7 +53,7 @@ async def fill_kinds(url: str, *, hostile: bool = True, long: bool = True) -> No
 
 
 async def fill_images(url: str, *, hostile: bool = False, long: bool = False) -> None:
-    """Store sessions of a model that sees."""
+    """Store sessions of a vision model."""
     async with feeding(url, image_episodes.seeing_renderer()) as feed:
         await image_episodes.browsing(feed)
         if long:

@@ -1,4 +1,4 @@
-"""Sessions of a model that sees: screenshots in messages and results, edited histories, and bytes at their worst."""
+"""Sessions of a vision model: screenshots in messages and results, edited histories, and bytes at their worst."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def kinds_database(folder: Path) -> str:
 
 
 def images_database(folder: Path) -> str:
-    """The URL of a new database with a session of a model that sees."""
+    """The URL of a new database with a session of a vision model."""
     return _filled(folder, data.fill_images)
 
 

@@ -85,7 +85,7 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """As `planned`, with a model that sees."""
+    """As `planned`, with a vision model."""
     model = tmp_path_factory.mktemp("model")
     python = os.environ.get("TOKENGROVE_TEST_SERVER_PYTHON", sys.executable)
     subprocess.run([python, "-c", BUILD, str(model)], check=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""A server on the transformers engine with a model that sees: what agents get and what trainers read is exact."""
+"""A server on the transformers engine with a vision model: what agents get and what trainers read is exact."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ PLANTS = (
         "the_wait_for_a_token_goes_on_after_a_pause_where_it_was",
         "gate_pauses",
         "proxy/engine/gate.py",
-        "                flight.heard = now\n        self._look()\n",
+        "                flight.last_token_at = now\n        self._look()\n",
         "                pass\n        self._look()\n",
     ),
     Plant(

@@ -21,7 +21,7 @@ OF_PROCESSES = (
         "the_turns_of_a_worker_that_died_are_counted_on",
         "workers_that_are_killed",
         "proxy/serving/supervisor.py",
-        "        self._seats.clear(number)\n",
+        "        self._attempt_table.clear(number)\n",
         "",
     ),
     _Plant(

@@ -25,8 +25,8 @@ from proxy.store import schema
 from proxy.store.inspection import inspecting
 from proxy.turns import prompts
 from proxy.turns.turns import GRACE_S
+from proxy.workers.attempt_table import AttemptTable
 from proxy.workers.group import Place
-from proxy.workers.seats import Seats
 from tests.engines.scripts import following, model_like
 from tests.support import migrated, tiny_renderer
 from tests.torture.fibres import sleep
@@ -96,7 +96,7 @@ class Site:
         # A lock of SQLite is waited for in real time.
         self._slow = world.random.choice([0.0, 0.0, 0.1]) if workers == replicas == 1 else 0.0
         self._late = world.random.choice([0.0, 0.1, 0.5]) if replicas > 1 else 0.0
-        self._seats = Seats(workers, 100) if workers > 1 else None
+        self._attempt_table = AttemptTable(workers, 100) if workers > 1 else None
         self._stacks: dict[int, AsyncExitStack] = {}
         self._exchanges: set[Exchange] = set()
         self.apps: dict[int, App] = {}
@@ -124,7 +124,7 @@ class Site:
 
     async def start(self, number: int = 0) -> None:
         """Start a worker."""
-        place = None if self._seats is None else Place(number, self._seats, self._world.folder)
+        place = None if self._attempt_table is None else Place(number, self._attempt_table, self._world.folder)
         renderer = tiny_renderer()
         engine = ScriptedEngine(lambda request: self._play(engine, request), vocab_size=renderer.vocab_size)
         app = build_app(self.settings, engine=engine, renderer=renderer, place=place)
@@ -159,7 +159,7 @@ class Site:
         ending.cancel()
         await stopping.cut(front)  # type: ignore[arg-type]
         await self._stacks.pop(number).aclose()
-        if self._seats is not None:
+        if self._attempt_table is not None:
             self._wires.apps.pop(str(self._world.folder / f"worker-{number}.sock"))
         self.check_idle(app)
 
@@ -200,10 +200,11 @@ class Site:
         assert not write._waiting() and not process.body_bytes.now()[()], "changes, reads or bodies wait"
         for session in app.state.registry.sessions():
             assert not session.running and not session.waiting, f"the session {session.id} counts turns that have ended"
-        if self._seats is not None and not self.apps:
-            assert not self._seats.turns() and not any(
-                self._seats.words[number * self._seats.part // 8] for number in range(self._seats.workers)
-            ), "seats are taken"
+        if self._attempt_table is not None and not self.apps:
+            assert not self._attempt_table.turns() and not any(
+                self._attempt_table.words[number * self._attempt_table.part // 8]
+                for number in range(self._attempt_table.workers)
+            ), "table are taken"
 
     async def call(
         self, method: str, path: str, body: Any = None, *, leave: float = 0.0, number: int | None = None, **headers: str

@@ -128,7 +128,7 @@ class InteractionWithTokenLogpReward:
 
         `input_ids`, `loss_mask` and `versions` (-1 where nothing is trained) int64 [1, L], `logprobs` (0 there)
         float32 [1, L], `attention_mask` bool [1, L], `rewards` float32 [1]: `reward`, or 0 if it is None. These are the
-        dtypes of AReaL 1.0.4; its documentation prints int32. Of a model that sees also `mm_token_type_ids` int64
+        dtypes of AReaL 1.0.4; its documentation prints int32. Of a vision model also `mm_token_type_ids` int64
         [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict, as of AReaL's vision workflow.
         Raises ValueError without tokens, and InvalidRequest
         without torch.

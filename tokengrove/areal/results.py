@@ -87,7 +87,7 @@ def _turns(
 
 def _media(sample: Sample, end: int) -> dict[str, Any]:
     """The fields of the images before token `end`; none if the model does not see."""
-    if not vision.sees([sample]):
+    if not vision.has_vision([sample]):
         return {}
     spans = [(image["start"], image["length"]) for image in sample.images if image["start"] < end]
     return {"multi_modal_input": vision.arrays_before(sample, end), "image_spans": spans}

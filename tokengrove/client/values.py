@@ -82,7 +82,7 @@ class Sample:
         """What the model's processor made of the images, in their order: for Qwen's models `pixel_values` float32
         [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
 
-        {} for a sample without images of a model that sees; None if the export was made without `multi_modal_inputs`.
+        {} for a sample without images of a vision model; None if the export was made without `multi_modal_inputs`.
         Concatenated anew at every call: an export holds the arrays of each image once.
         """
         if self.has_inputs:

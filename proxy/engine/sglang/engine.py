@@ -28,9 +28,9 @@ from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampl
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of
+from proxy.vision.model_config import is_vision_model
 from proxy.vision.placeholder_ids import placeholder_ids
 from proxy.vision.processor import VisionProcessor
-from proxy.vision.sees import sees
 from tokengrove.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
 from tokengrove.reasons import FinishReason
 
@@ -307,7 +307,7 @@ def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
         "log_level": "error" if settings.log_level == "info" else settings.log_level,
         "weight_version": "0",
     }
-    if sees(folder) and _IMAGE_WORKERS in (option_names() or ()):
+    if is_vision_model(folder) and _IMAGE_WORKERS in (option_names() or ()):
         arguments[_IMAGE_WORKERS] = 2  # with one, SGLang's work on images runs on the event loop
     if settings.tokenizer is not None:
         arguments["tokenizer_path"] = str(folder_of("tokenizer", settings.tokenizer))

@@ -38,7 +38,7 @@ from proxy.engine.transformers.sight import Sight
 from proxy.engine.transformers.weights_memory import move_to_device, move_to_host, return_freed_memory
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
-from proxy.vision.sees import sees
+from proxy.vision.model_config import is_vision_model
 from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
@@ -288,8 +288,8 @@ class TransformersEngine:
         self._batch.start()
 
     def _open_eyes(self, batch: ContinuousBatch) -> Sight | None:
-        """The sight of the model, if it sees. A model that sees answers texts without it, so that is no error."""
-        if not sees(self._folder):
+        """The sight of the model, if it sees. A vision model answers texts without it, so that is no error."""
+        if not is_vision_model(self._folder):
             return None
         kind = self._model.config.model_type
         if kind not in SEEING:

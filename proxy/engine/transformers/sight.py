@@ -1,4 +1,4 @@
-"""The sight of a model that sees: its processor, its images and its forward pass with them, as one object."""
+"""The sight of a vision model: its processor, its images and its forward pass with them, as one object."""
 
 from __future__ import annotations
 

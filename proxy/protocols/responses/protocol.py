@@ -12,7 +12,7 @@ ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safe
           moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
           like tools and items of other types)
 refused   background, conversation, prompt; a tool choice that names a hosted tool;
-          input other than text, and than images for a model that sees
+          input other than text, and than images for a vision model
 
 `store` has no effect beyond being repeated: any response can be continued by its id.
 """

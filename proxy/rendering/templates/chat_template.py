@@ -150,7 +150,7 @@ class ChatTemplate:
     def _seen(
         self, tokens: ImageTokens, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool
     ) -> Ids:
-        """Render for a model that sees: nothing but an image becomes the tokens of one."""
+        """Render for a vision model: nothing but an image becomes the tokens of one."""
         _require_messages(messages)
         self.capabilities.require(messages, tools)
         guarded, guard = tokens.guarded(messages)

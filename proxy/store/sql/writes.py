@@ -391,7 +391,7 @@ def _set_ended_order(connection: Connection, name: str) -> None:
     _SET_ENDED_ORDER.run(connection, [{"of_session": name}])
 
 
-def outlast(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
+def wait_for_commits(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
     """Wait for the transactions that hold the row of a session, `of_sessions`. Raises SessionNotFound."""
     for row in batch:
         lock_sessions(connection, row["of_sessions"])
@@ -410,5 +410,5 @@ def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
 OF_TURNS: frozenset[BatchWrite] = frozenset({create_freely, insert_intents, append_interactions, set_replied})
 # A repetition of these changes nothing that the first time has not.
 REPEATABLE: frozenset[BatchWrite] = frozenset(
-    {insert_intents, delete_intents, set_replied, set_exported, supersede, outlast, probe}
+    {insert_intents, delete_intents, set_replied, set_exported, supersede, wait_for_commits, probe}
 )

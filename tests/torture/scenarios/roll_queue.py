@@ -76,7 +76,7 @@ class _Queue:
             ),
             "train",
             group_filter=self,
-            dropped=self._on_dropped,
+            on_discard=self._on_dropped,
         )
         self._work = [lambda env=env, group=place["group_id"]: self._plays(group, env) for env, place in places.items()]
 

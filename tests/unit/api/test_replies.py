@@ -62,7 +62,7 @@ class FakeTurns:
     def replied(self, attempt: Attempt) -> None:
         self.written.append(attempt)
 
-    async def give_way(self) -> None:
+    async def yield_to_others(self) -> None:
         await asyncio.sleep(0)
 
 

@@ -16,7 +16,7 @@ from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
-from proxy.workers.seats import RunsElsewhere
+from proxy.workers.attempt_table import RunsElsewhere
 from tests.support import user
 
 
@@ -50,7 +50,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
     endpoint = TurnEndpoint(
         ChatProtocol(),
         cast("Access", SimpleNamespace(open_server=True, shared=False, resolve=resolve)),
-        cast("Turns", SimpleNamespace(held_up=False, absence=SimpleNamespace(since=None), begin=begin)),
+        cast("Turns", SimpleNamespace(blocked=False, absence=SimpleNamespace(since=None), begin=begin)),
         Turnstile(),
         "m",
         Bodies(Settings(), FreedMemory()),

@@ -222,7 +222,7 @@ async def test_a_request_given_up_just_before_a_pause_starts_no_token_timeout_fo
     running = asyncio.create_task(sample(gate, requests[1]))
     await until(lambda: gate.running == 2)
     (flight,) = (flight for flight in gate._flights if flight.task is silent)
-    flight.heard = -1000.0
+    flight.last_token_at = -1000.0
     gate._look()
     assert silent.cancelling() == 1
     await gate.admin.pause(PauseMode.IN_PLACE)

@@ -1,4 +1,4 @@
-"""What a server says of a model that sees when it starts, in the doctor and at /engine; and when it cannot see."""
+"""What a server says of a vision model when it starts, in the doctor and at /engine; and when it cannot see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.rendering.examination import SEEING, Verdict, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role
-from proxy.vision.sees import sees
+from proxy.vision.model_config import is_vision_model
 from tests.support import default_url, says, serving, tiny_renderer
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
@@ -87,14 +87,14 @@ def test_without_the_extra_texts_are_answered_and_the_log_says_how_to_get_it(
 
 
 def test_a_folder_sees_if_it_has_a_vision_part_and_a_processor(vision_folder: Path, tmp_path: Path) -> None:
-    assert sees(vision_folder)
-    assert not sees(tmp_path)
+    assert is_vision_model(vision_folder)
+    assert not is_vision_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}}))
-    assert not sees(tmp_path)
+    assert not is_vision_model(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("{}")
-    assert sees(tmp_path)
+    assert is_vision_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
-    assert not sees(tmp_path)
+    assert not is_vision_model(tmp_path)
 
 
 async def test_an_engine_that_takes_no_images_is_told_at_the_start(

@@ -1,4 +1,4 @@
-"""AReaL's workflow on a model that sees: each interaction has the images of its prompt, as tensors and as they came."""
+"""AReaL's workflow on a vision model: each interaction has the images of its prompt, as tensors and as they came."""
 
 from __future__ import annotations
 

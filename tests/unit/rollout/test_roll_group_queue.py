@@ -59,7 +59,7 @@ def make() -> Iterator[Make]:
                 entries,
                 mode,
                 group_filter=group_filter or GroupFilter(settings, entries, mode),
-                dropped=lambda reason, rollouts: dropped.append((reason, names(rollouts))),
+                on_discard=lambda reason, rollouts: dropped.append((reason, names(rollouts))),
             )
             queue.told = dropped  # type: ignore[attr-defined]
             stack.callback(queue.shutdown)
@@ -153,7 +153,7 @@ def test_what_a_filter_raises_is_raised_to_the_trainer(make: Make) -> None:
         queue.get_batch(1, 0)
 
 
-def test_results_that_a_failing_batch_had_are_dropped_in_the_open(make: Make, pool: ThreadPoolExecutor) -> None:
+def test_results_that_a_failing_batch_had_are_discarded_with_a_call(make: Make, pool: ThreadPoolExecutor) -> None:
     queue = make(environments(size=1, most=2))
     queue.advance_step(0)
     queue.put(0, queue.get_episode_id(0, 0), 0, result("a"), 0)
@@ -294,7 +294,7 @@ def test_no_thread_of_the_monitor_is_left_after_a_shutdown(make: Make) -> None:
     assert not watching.is_alive()
 
 
-def test_a_group_that_is_too_old_for_the_step_of_a_batch_is_dropped_in_the_open(make: Make) -> None:
+def test_a_group_that_is_too_old_for_the_step_of_a_batch_is_discarded_with_a_call(make: Make) -> None:
     queue = make(environments(size=1, most=1))
     queue.advance_step(0)
     queue.put(0, 0, 0, result("old"))

@@ -1,4 +1,4 @@
-"""ROLL's VLTrajEnvManager on a model that sees: what an environment shows is in the recorded turns and in the batch."""
+"""ROLL's VLTrajEnvManager on a vision model: what an environment shows is in the recorded turns and in the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's agent loops on a model that sees: images of the dataset and of tools are in the recorded turns, exactly."""
+"""verl's agent loops on a vision model: images of the dataset and of tools are in the recorded turns, exactly."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.types import Interaction, SessionRecord
 from tests import golden
 from tests.interactions import forests, interaction
@@ -28,12 +28,12 @@ def family() -> list[Interaction]:
     ]
 
 
-def cut(nodes: list[Interaction], keep: Keep, prompt: int = 2, response: int = 3, **limits: int) -> Laid:
+def cut(nodes: list[Interaction], keep: Keep, prompt: int = 2, response: int = 3, **limits: int) -> SessionSamples:
     padding = Padding(prompt, response, on_too_long=TooLong.TRUNCATE, keep=keep)
     return lay_out(RECORD, nodes, LayoutOptions(layout=Layout.PADDED, padding=padding, freshness=Freshness(**limits)))
 
 
-def columns(laid: Laid, name: str) -> list[list[int]]:
+def columns(laid: SessionSamples, name: str) -> list[list[int]]:
     return [row.columns()[name].tolist() for row in laid.rows]
 
 

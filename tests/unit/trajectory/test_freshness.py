@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 from tokengrove.options.export import Layout, TrainSelection
@@ -22,12 +22,12 @@ def fork() -> list[Interaction]:
     ]
 
 
-def lay(layout: Layout, train: TrainSelection | None = None, **freshness: int) -> Laid:
+def lay(layout: Layout, train: TrainSelection | None = None, **freshness: int) -> SessionSamples:
     options = LayoutOptions(layout=layout, train=train or TrainSelection(), freshness=Freshness(**freshness))
     return lay_out(SessionRecord("s"), fork(), options)
 
 
-def trained(laid: Laid) -> dict[str, list[int]]:
+def trained(laid: SessionSamples) -> dict[str, list[int]]:
     """The weight versions of the trained tokens of each sample."""
     found = {}
     for row in laid.rows:

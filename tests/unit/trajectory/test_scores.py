@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from proxy.trajectory.advantages import Groups, group_of
-from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.scores import Compared
+from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
@@ -66,7 +66,7 @@ def options(layout: Layout, **more: Any) -> LayoutOptions:
     return LayoutOptions(layout=layout, padding=PADDED if layout is Layout.PADDED else None, **more)
 
 
-def laid(nodes: Sequence[Interaction], chosen: LayoutOptions, **record: Any) -> Laid:
+def laid(nodes: Sequence[Interaction], chosen: LayoutOptions, **record: Any) -> SessionSamples:
     session = SessionRecord("s", status=ENDED, **record)
     scored, groups = scored_session(session, nodes, chosen), Groups()
     groups.add(group_of("s", session.group_id), scored.values(), scored.steps())
@@ -74,7 +74,7 @@ def laid(nodes: Sequence[Interaction], chosen: LayoutOptions, **record: Any) -> 
     return lay_out(session, nodes, chosen, groups)
 
 
-def rewards(found: Laid) -> list[float]:
+def rewards(found: SessionSamples) -> list[float]:
     return [float(row.columns()["rewards"][0]) for row in found.rows]
 
 
@@ -258,7 +258,7 @@ def test_an_unrewarded_branch_is_left_out_and_the_next_one_trains_what_they_shar
 WALL = turns(("a", None, 1.0), ("wall1", None, 1.0), ("wall2", None, 1.0), seconds=1.0)
 
 
-def warned(found: Laid, chosen: LayoutOptions) -> str:
+def warned(found: SessionSamples, chosen: LayoutOptions) -> str:
     return "; ".join(found.counts(chosen)["warnings"])
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.laid import Laid, warnings
 from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.session_samples import SessionSamples, warnings
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
 from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainSelection
@@ -30,7 +30,7 @@ def forced() -> list[Interaction]:
     return nodes
 
 
-def masks(laid: Laid) -> list[list[int]]:
+def masks(laid: SessionSamples) -> list[list[int]]:
     return [row.columns()["loss_mask"].tolist() for row in laid.rows]
 
 

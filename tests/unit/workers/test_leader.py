@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.engine.interface import PauseMode
 from proxy.telemetry.engine_metrics import EngineMetrics
-from proxy.workers.leader import Follower, Gates, Leader, Told
+from proxy.workers.leader import Follower, Gates, Leader, LeaderState
 from tests.engines.gates import AdminGate
 from tests.support import until
 from tests.unit.engine.gated import WatchfulEngine
@@ -75,10 +75,10 @@ class Road:
 class Answers:
     """The peers of a worker that starts: all of them know `told`."""
 
-    def __init__(self, *told: Told) -> None:
+    def __init__(self, *told: LeaderState) -> None:
         self._told = told
 
-    async def ask_all(self, step: str) -> list[Told]:
+    async def ask_all(self, step: str) -> list[LeaderState]:
         assert step == "latest"
         return list(self._told)
 
@@ -105,8 +105,8 @@ async def test_news_of_servers_sent_as_a_pause_ends_leave_no_worker_paused() -> 
     assert not other.gate.held and other.gate.paused is None
 
 
-def told(number: int, mode: PauseMode | None = None) -> Told:
-    return Told(number, mode, {**WatchfulEngine().common(), "version": number})
+def told(number: int, mode: PauseMode | None = None) -> LeaderState:
+    return LeaderState(number, mode, {**WatchfulEngine().common(), "version": number})
 
 
 async def test_older_news_are_not_taken_over_after_newer() -> None:

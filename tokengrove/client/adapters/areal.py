@@ -38,7 +38,7 @@ def interactions(
     `token_rewards`, `advantages` and `step_advantages` float32 [1, L], of which the last two need an export that has
     them. Raises InvalidRequest for a column that the samples do not have.
 
-    Of samples of a model that sees, the tensors have what AReaL's vision workflow returns: `mm_token_type_ids` int64
+    Of samples of a vision model, the tensors have what AReaL's vision workflow returns: `mm_token_type_ids` int64
     [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict: `pixel_values` and `image_grid_thw`,
     or nothing without images. Raises InvalidRequest for a sample with images that was exported without
     `multi_modal_inputs`.
@@ -47,7 +47,7 @@ def interactions(
     `advantage`, `session_score`, and if the export included messages `messages` and `output_message_list`.
     """
     listed = list(samples)
-    tensors, has_images = _tensors(listed, list(columns)), vision.sees(listed)
+    tensors, has_images = _tensors(listed, list(columns)), vision.has_vision(listed)
     return {
         sample.interaction_id: {
             "tensor_dict": {**(to_torch(arrays) if torch else arrays), **(_media(sample, torch) if has_images else {})},

@@ -57,7 +57,7 @@ class RollFields:
     trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn: ROLL's
     `compute_discounted_returns` with credit `linear`, which sessions of ROLL's managers have.
 
-    Of samples of a model that sees, `position_ids` is [B, 3, L] (time, height, width), as ROLL's manager of images has
+    Of samples of a vision model, `position_ids` is [B, 3, L] (time, height, width), as ROLL's manager of images has
     it, and `non_tensor_batch` has `multi_modal_inputs`: per row a dict of tensors, what the processor gave for its
     images (`pixel_values`, `image_grid_thw`); empty without images.
 
@@ -236,7 +236,7 @@ def _fields(
     others = {**_names(rows, exp_name), "step_scores": objects(step_scores)}
     meta = {"metrics": _means(rows, first_token_at), _TABLE[0]: [list(column) for column in _TABLE[1]]}
     batch = _batch(rows, sequence_length, pad_token_id)
-    if vision.sees(samples):
+    if vision.has_vision(samples):
         others["multi_modal_inputs"] = objects([vision.tensors(sample) for sample in samples])
     if vision.has_positions(samples):
         batch["position_ids"] = _positions(samples, batch["input_ids"].shape[1])

@@ -76,7 +76,7 @@ def training_batch(
     InvalidRequest without torch, without advantages, for a sample in which nothing was sampled, and for one with images
     that was exported without `multi_modal_inputs`.
     """
-    torch, has_images = library("torch"), vision.sees(samples)
+    torch, has_images = library("torch"), vision.has_vision(samples)
     arrays = _padded(samples, pad_token_id)
     arrays["advantages"] = np.array(_advantages(samples) if advantages is None else advantages, np.float32)
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -4,7 +4,7 @@ The response begins with the first sampled token and holds everything after it. 
 tokens, so tool results and user turns are in the response with mask 0. The reward is on the last token of the response,
 or by turn or by token on request.
 
-Samples of a model that sees have what its actors ask for beside the tokens: `multi_modal_inputs`, and positions of four
+Samples of a vision model have what its actors ask for beside the tokens: `multi_modal_inputs`, and positions of four
 rows: those of the text, and those in time, height and width.
 """
 
@@ -63,7 +63,7 @@ class VerlBatch:
     messages; with `sessions`, `extra_info` (the metadata), the metadata's `data_source`, `ability`, `reward_model` and
     `agent_name` if all have them, and each metric that is a number in all sessions, float64 [B].
 
-    Of samples with images, or of a model that sees: `multi_modal_inputs`, per row a dict of tensors, empty without
+    Of samples with images, or of a vision model: `multi_modal_inputs`, per row a dict of tensors, empty without
     images: what the processor gave for its images (`pixel_values`, `image_grid_thw` [images, 3] of Qwen's models), and
     `images_seqlens`, the patches of each image. With `images`, `multi_modal_data`: per row `{"image": [PIL images]}`.
 
@@ -140,11 +140,11 @@ def padded(
     truncated: prompts keep their end, responses their beginning, and rewards of what was cut move to the last remaining
     token (rewards of tokens are cut). `sessions` is `Export.sessions`, for metadata and metrics.
 
-    `position_ids` is [B, 4, P + R] if a sample has positions of a model that sees; `images` (`Export.images`) asks for
+    `position_ids` is [B, 4, P + R] if a sample has positions of a vision model; `images` (`Export.images`) asks for
     the pictures as well. Raises InvalidRequest for a sample with images that was exported without
     `multi_modal_inputs`, or of which truncation would cut off an image.
     """
-    more, has_images = token_columns(samples), vision.sees(samples)
+    more, has_images = token_columns(samples), vision.has_vision(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
     columns = [row.columns(scores) for row in rows]
     kept = [row.sample for row in rows]
@@ -196,12 +196,12 @@ def tensors(
 def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDict:
     """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
-    Of samples of a model that sees, `position_ids` has rows of [4, L], and `multi_modal_inputs` a dict for each.
+    Of samples of a vision model, `position_ids` has rows of [4, L], and `multi_modal_inputs` a dict for each.
     `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. Raises InvalidRequest
     without torch and tensordict.
     """
     torch, tensordict = library("torch"), library("tensordict")
-    found, has_images = _rows(samples, token_columns(samples)), vision.sees(samples)
+    found, has_images = _rows(samples, token_columns(samples)), vision.has_vision(samples)
     rows = [_jagged_row(row, scores) for row in found]
     if vision.has_positions(samples):
         rows = [{**row, "position_ids": _positions(of)} for row, of in zip(rows, found, strict=True)]

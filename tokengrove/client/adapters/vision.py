@@ -28,7 +28,7 @@ Images = Mapping[str, ImageBytes]
 """`Export.images`: by digest the image, with its bytes as they came."""
 
 
-def sees(samples: Iterable[Sample]) -> bool:
+def has_vision(samples: Iterable[Sample]) -> bool:
     """Whether any of the samples has tensors of images, or is of a model that places images in its positions.
 
     Raises InvalidRequest for a sample with images whose tensors the export left out.

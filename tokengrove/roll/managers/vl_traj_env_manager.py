@@ -22,7 +22,7 @@ _TOKEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 class VLTrajEnvManager(TrajEnvManager):
-    """`TrajEnvManager` for observations with images, and for a model that sees; the server refuses them for others.
+    """`TrajEnvManager` for observations with images, and for a vision model; the server refuses them for others.
 
     The arguments are ROLL's: `processor` stands behind `tokenizer`, and has no effect, as the server's own processor
     says which tokens stand for an image. An observation is a text, an array uint8 [height, width, 3], or a mapping:

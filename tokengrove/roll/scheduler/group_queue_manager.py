@@ -1,8 +1,7 @@
 """The queue between environments and the trainer: environments take episodes and put results, batches leave in groups.
 
 Every wait ends: with a result, when the environment's place is taken from it, or with `shutdown`. An environment that
-fails or dies gives its place back, so a group lacks nobody for long. A result that no batch has is dropped in the open:
-`dropped` is told of it.
+fails or dies gives its place back, so a group lacks nobody for long. Discarded results are passed to `on_discard`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tokengrove.roll.values.score_metric import SCORE_METRIC, ScoreMetrics
 from tokengrove.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
 
 logger = logging.getLogger(__name__)
-Dropped = Callable[[str, Sequence[DataProto]], None]
+OnDiscard = Callable[[str, Sequence[DataProto]], None]
 """Called with the reason (`late`, `filtered`, `expired` or `unread`) and the results."""
 
 
 class GroupQueueManager:
     """The groups of all environments of `env_manager_config`. All methods may be called from any thread.
 
-    `group_filter` has a method `filter` as `GroupFilter`; by default it is one of `group_filter_cls`. `dropped` is
+    `group_filter` has a method `filter` as `GroupFilter`; by default it is one of `group_filter_cls`. `on_discard` is
     called without the lock, in the thread that was the cause. The log warns of episodes that fail, and after
     `max_failed_episodes` in a row (default: `config`'s, or three groups' worth) `get_batch` raises.
     """
@@ -44,7 +43,7 @@ class GroupQueueManager:
         mode: str,
         *,
         group_filter: Any = None,
-        dropped: Dropped = lambda reason, rollouts: None,
+        on_discard: OnDiscard = lambda reason, rollouts: None,
         max_failed_episodes: int | None = None,
     ) -> None:
         self.mode = mode
@@ -52,7 +51,7 @@ class GroupQueueManager:
         self.failures = FailureLog(most, env_manager_config.group_size, f"{mode}: an episode")
         self.env_monitor = EnvActivityMonitor(config.env_monitor)
         self._group_size: int = env_manager_config.group_size
-        self._tell_dropped = dropped
+        self._on_discard = on_discard
         self._lock = threading.RLock()
         self._deliverable = threading.Condition(self._lock)
         self._stopped = threading.Event()
@@ -272,7 +271,7 @@ class GroupQueueManager:
     def _drop(self, reason: str, rollouts: Sequence[DataProto]) -> None:
         if rollouts:
             logger.info("%s: %d results dropped: %s", self.mode, len(rollouts), reason)
-            self._tell_dropped(reason, rollouts)
+            self._on_discard(reason, rollouts)
 
 
 def _group_queues(config: Any, env_manager_config: Any, mode: str, group_filter: Filter) -> dict[int, GroupQueue]:

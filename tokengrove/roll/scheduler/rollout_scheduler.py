@@ -102,7 +102,7 @@ class RolloutScheduler:
             config,
             env_manager_config,
             mode,
-            dropped=lambda reason, rollouts: self._acknowledge(rollouts),
+            on_discard=lambda reason, rollouts: self._acknowledge(rollouts),
             max_failed_episodes=max_failed_episodes,
         )
 

@@ -1,4 +1,4 @@
-"""Reads the file of `--config`. What is given on the command line wins; a name that nothing reads is an error."""
+"""Reads the file of `--config`. What is given on the command line wins; an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _divided(values: Mapping[str, Any]) -> tuple[set[str], set[str], set[str]]:
 
 
 def _check_names(values: Mapping[str, Any], used: Collection[str]) -> None:
-    """Raise InvalidRequest for a name that nothing reads; `used` are those that interpolations need.
+    """Raise InvalidRequest for an unknown key; `used` are those that interpolations need.
 
     Files of ROLL have further names of their users; of these only a misspelt one is wrong.
     """

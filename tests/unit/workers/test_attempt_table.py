@@ -6,12 +6,12 @@ import os
 import random
 from collections import Counter
 
-from proxy.workers.seats import Seat, Seats, digest_of
+from proxy.workers.attempt_table import AttemptTable, WorkerAttempts, digest_of
 
 
 def test_the_others_find_exactly_what_a_worker_has_entered() -> None:
-    chance, seats = random.Random(5), Seats(3, 20)
-    workers = [Seat(seats, number) for number in range(3)]
+    chance, table = random.Random(5), AttemptTable(3, 20)
+    workers = [WorkerAttempts(table, number) for number in range(3)]
     entered: list[Counter[bytes]] = [Counter() for _ in workers]
     digests = [digest_of("s", f"{n:032x}") for n in range(12)]
     for _ in range(3000):
@@ -30,8 +30,8 @@ def test_the_others_find_exactly_what_a_worker_has_entered() -> None:
 
 
 def test_a_full_memory_enters_no_more_and_a_removed_entry_makes_room() -> None:
-    seats = Seats(2, 2)
-    one, other = Seat(seats, 0), Seat(seats, 1)
+    table = AttemptTable(2, 2)
+    one, other = WorkerAttempts(table, 0), WorkerAttempts(table, 1)
     first, second, third = (digest_of("s", name) for name in "abc")
     for digest in (first, second, third):
         one.add(digest, 1)
@@ -43,24 +43,24 @@ def test_a_full_memory_enters_no_more_and_a_removed_entry_makes_room() -> None:
 
 
 def test_the_entries_of_a_worker_that_died_are_forgotten() -> None:
-    seats = Seats(2, 10)
-    one, other = Seat(seats, 0), Seat(seats, 1)
+    table = AttemptTable(2, 10)
+    one, other = WorkerAttempts(table, 0), WorkerAttempts(table, 1)
     one.add(digest_of("s", "a"), 4)
-    seats.clear(0)
+    table.clear(0)
     assert (other.find(digest_of("s", "a")), other.turns_elsewhere()) == (None, 0)
-    again = Seat(seats, 0)
+    again = WorkerAttempts(table, 0)
     again.add(digest_of("s", "b"), 1)
     assert (other.find(digest_of("s", "b")), other.turns_elsewhere()) == (0, 1)
 
 
 def test_a_forked_process_shares_the_memory() -> None:
-    seats = Seats(2, 10)
+    table = AttemptTable(2, 10)
     child = os.fork()
     if not child:
-        Seat(seats, 1).add(digest_of("s", "a"), 1)
+        WorkerAttempts(table, 1).add(digest_of("s", "a"), 1)
         os._exit(0)
     os.waitpid(child, 0)
-    assert Seat(seats, 0).find(digest_of("s", "a")) == 1
+    assert WorkerAttempts(table, 0).find(digest_of("s", "a")) == 1
 
 
 def test_sessions_with_equal_requests_have_different_entries() -> None:

@@ -24,7 +24,7 @@ class RunsElsewhere(Exception):
         self.worker = worker
 
 
-class Seats:
+class AttemptTable:
     """The memory of all workers. Create it before the workers are forked. `most`: entries of one worker."""
 
     def __init__(self, workers: int, most: int) -> None:
@@ -43,13 +43,13 @@ class Seats:
         self.words[head] = self.words[head + 1] = 0
 
 
-class Seat:
+class WorkerAttempts:
     """One worker's view: it writes the entries of `worker` and reads those of the others."""
 
-    def __init__(self, seats: Seats, worker: int) -> None:
-        self._seats = seats
-        self._start = worker * seats.part
-        self._others = [(number, number * seats.part) for number in range(seats.workers) if number != worker]
+    def __init__(self, table: AttemptTable, worker: int) -> None:
+        self._attempt_table = table
+        self._start = worker * table.part
+        self._others = [(number, number * table.part) for number in range(table.workers) if number != worker]
         self._entries: list[bytes] = []
         self._places: dict[bytes, int] = {}
         self._counts: Counter[bytes] = Counter()
@@ -58,7 +58,7 @@ class Seat:
         """Enter an attempt of `turns` choices. Equal attempts share an entry; beyond the limit there is none."""
         self._count_turns(turns)
         self._counts[digest] += 1
-        if self._counts[digest] == 1 and len(self._entries) < self._seats.most:
+        if self._counts[digest] == 1 and len(self._entries) < self._attempt_table.most:
             self._places[digest] = len(self._entries)
             self._entries.append(digest)
             self._write(digest)
@@ -84,7 +84,7 @@ class Seat:
         """The number of another worker that runs an equal attempt; None if none does, or if this one does too."""
         if digest in self._counts:
             return None
-        memory, words = self._seats.memory, self._seats.words
+        memory, words = self._attempt_table.memory, self._attempt_table.words
         for worker, start in self._others:
             if count := words[start // _WORD]:
                 entries = start + _HEAD * _WORD
@@ -94,17 +94,17 @@ class Seat:
 
     def turns_elsewhere(self) -> int:
         """The number of turns that run on the other workers."""
-        return sum(self._seats.words[start // _WORD + 1] for _, start in self._others)
+        return sum(self._attempt_table.words[start // _WORD + 1] for _, start in self._others)
 
     def _write(self, digest: bytes) -> None:
         at = self._start + _HEAD * _WORD + self._places[digest] * _DIGEST
-        self._seats.memory[at : at + _DIGEST] = digest
+        self._attempt_table.memory[at : at + _DIGEST] = digest
 
     def _count_entries(self) -> None:
-        self._seats.words[self._start // _WORD] = len(self._entries)
+        self._attempt_table.words[self._start // _WORD] = len(self._entries)
 
     def _count_turns(self, more: int) -> None:
-        self._seats.words[self._start // _WORD + 1] += more
+        self._attempt_table.words[self._start // _WORD + 1] += more
 
 
 def digest_of(session_id: str, request_hash: str) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 _OF_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 
-def sees(folder: Path) -> bool:
+def is_vision_model(folder: Path) -> bool:
     """Return whether the model's configuration has a vision part, and the folder the files of an image processor."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from tokengrove.reasons import Untrained
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SessionSamples:
     """The rows of a session, and what is not in them.
 
     `ledger`: what becomes of each sampled token. `masked_tokens`: sampled tokens of the rows' turns that no row

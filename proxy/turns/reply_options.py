@@ -15,7 +15,7 @@ _KEPT = tuple((name, getattr(_DEFAULTS, name)) for name in _NAMES)
 _INSTRUCTIONS = "instructions"
 
 
-def asked_of(request: TurnRequest) -> dict[str, Json]:
+def reply_options_of(request: TurnRequest) -> dict[str, Json]:
     """Return the fields of `request` that shape its reply and are not their defaults, as JSON.
 
     Instructions that the conversation begins with are true instead of their text, which would be stored twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from proxy.turns.asked import asked_of, request_of
+from proxy.turns.reply_options import reply_options_of, request_of
 from proxy.types import INSTRUCTIONS, Api, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.interactions import interaction
 
@@ -24,12 +24,12 @@ def asking(**more: object) -> TurnRequest:
 
 
 def again(request: TurnRequest) -> TurnRequest:
-    turn = replace(interaction("a"), api=request.api, model=request.model, asked=asked_of(request))
+    turn = replace(interaction("a"), api=request.api, model=request.model, asked=reply_options_of(request))
     return request_of(turn, request.messages, request.tools)
 
 
 def test_a_request_at_its_defaults_keeps_nothing() -> None:
-    assert asked_of(asking()) == {}
+    assert reply_options_of(asking()) == {}
 
 
 def test_what_shapes_a_reply_comes_back() -> None:
@@ -44,7 +44,7 @@ def test_what_shapes_a_reply_comes_back() -> None:
 
 def test_other_instructions_than_the_first_message_are_kept_as_text() -> None:
     request = asking(echo={"instructions": "Be long."})
-    assert asked_of(request)["echo"] == {"instructions": "Be long."}
+    assert reply_options_of(request)["echo"] == {"instructions": "Be long."}
     assert again(request) == request
 
 
@@ -61,5 +61,5 @@ def test_every_field_of_a_request_is_kept_or_stored_elsewhere() -> None:
         for spec in fields(TurnRequest)
         if spec.name not in ("tool_choice", "echo")
     }
-    kept = {name for name in given.keys() - ELSEWHERE if name in asked_of(asking(**{name: "other"}))}
+    kept = {name for name in given.keys() - ELSEWHERE if name in reply_options_of(asking(**{name: "other"}))}
     assert given.keys() - ELSEWHERE == kept
