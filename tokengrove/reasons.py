@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class Explained(StrEnum):
@@ -228,3 +229,26 @@ class Unrecomputable(Explained):
         "truncated",
         "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from",
     )
+
+
+class Question(NamedTuple):
+    """What the words of a field answer: its heading for people, and the words."""
+
+    heading: str
+    words: type[Explained]
+
+
+BY_FIELD: Mapping[str, Question] = {
+    "reason": Question("Where a turn stands in the tree (reason)", Reason),
+    "why": Question("What differs first from the nearest turn (why)", Differs),
+    "status": Question("What became of a turn (status)", Status),
+    "finish_reason": Question("Why sampling ended (finish_reason)", FinishReason),
+    "notes": Question("What the notes of a turn say (notes)", Note),
+    "echo": Question("What a client changed in answers that it sent back (echo in the notes)", Echo),
+    "states": Question("What becomes of a token (--tokens): it", TokenState),
+    "runs": Question("What the tokens of a sample are (--samples): it", RunKind),
+    "untrained_tokens": Question("Why a token is not trained (untrained_tokens): the token", Untrained),
+    "left_out": Question("Why a session is left out of an export (left_out): it", LeftOut),
+    "recomputable": Question("Why logprobs cannot be computed again (recomputable): they", Unrecomputable),
+}
+"""The words by the field of an answer that has them."""

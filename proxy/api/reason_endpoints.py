@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_known
 from proxy.sessions.access import Access
-from tokengrove.reasons import (
-    Differs,
-    Echo,
-    Explained,
-    FinishReason,
-    LeftOut,
-    Note,
-    Reason,
-    RunKind,
-    Status,
-    TokenState,
-    Unrecomputable,
-    Untrained,
-)
-
-BY_FIELD: Mapping[str, type[Explained]] = {
-    "reason": Reason,
-    "status": Status,
-    "finish_reason": FinishReason,
-    "why": Differs,
-    "notes": Note,
-    "echo": Echo,
-    "states": TokenState,
-    "untrained_tokens": Untrained,
-    "left_out": LeftOut,
-    "recomputable": Unrecomputable,
-    "runs": RunKind,
-}
-"""The words by the field of an answer that has them."""
+from tokengrove.reasons import BY_FIELD
 
 
 def reasons_json() -> dict[str, dict[str, str]]:
     """By field, the meaning of each word."""
-    return {field: {word.value: word.meaning for word in kind} for field, kind in BY_FIELD.items()}
+    return {field: {word.value: word.meaning for word in words} for field, (_, words) in BY_FIELD.items()}
 
 
 class ReasonEndpoints:

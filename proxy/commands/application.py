@@ -28,3 +28,5 @@ app.command()(demo)
 app.command()(doctor)
 app.command("import")(import_)
 app.add_typer(db_app, name="db")
+commands: Any = typer.main.get_group(app).commands
+"""The commands of the server by name."""

@@ -263,5 +263,5 @@ def test_a_port_of_its_own_has_the_metrics_and_nothing_for_agents(tmp_path: Path
     ("port", "why"), [(0, "between 1 and 65535"), (70_000, "between 1 and 65535"), (8080, "is --port")]
 )
 def test_a_port_for_metrics_that_cannot_be_is_refused(port: int, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--metrics-port {port}.*{why}"):
+    with pytest.raises(ConfigurationError, match=f"--metrics-port.*{why}"):
         Settings(metrics_port=port)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.api.reason_endpoints import BY_FIELD
 from proxy.api.turn_json import Part
 from tests.support import says, serving, user
-from tokengrove.reasons import Explained
+from tokengrove.reasons import BY_FIELD, Explained
 
 BESIDE = {Part}
 """Words of requests: `include` names them, and its error lists them."""
@@ -26,10 +25,10 @@ async def test_every_word_of_a_fork_has_its_meaning_there(tmp_path: Path) -> Non
 
 
 async def test_no_kind_of_reason_is_left_out(tmp_path: Path) -> None:
-    assert set(BY_FIELD.values()) == set(Explained.__subclasses__()) - BESIDE
+    assert {words for _, words in BY_FIELD.values()} == set(Explained.__subclasses__()) - BESIDE
     async with serving(tmp_path, says()) as server:
         words = (await server.http.get("/rl/reasons")).json()
-        assert words == {field: {word.value: word.meaning for word in kind} for field, kind in BY_FIELD.items()}
+        assert words == {field: {word.value: word.meaning for word in words} for field, (_, words) in BY_FIELD.items()}
         refused = await server.http.get("/rl/reasons?lang=de")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lang")
 

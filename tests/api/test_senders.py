@@ -59,11 +59,11 @@ async def test_a_client_that_leaves_takes_its_queued_choices_with_it(tmp_path: P
         crowd = asyncio.ensure_future(server.chat([user("hi")], "crowd", n=20))
         senders, turns = server.app.state.senders, server.app.state.turns
         await until(lambda: senders.queued.of.get(CROWD) == 17)
-        for turn in list(turns._running):
+        for turn in list(turns.running._turns):
             turn.cancel()
         await asyncio.wait([crowd])
         await server.engine.resume()
-        await until(lambda: not turns.busy)
+        await until(lambda: not turns.running.busy)
         assert not senders.queued.of and not senders.running.of
         assert {turn["status"] for turn in await server.tree("crowd")} == {"aborted"}
         await server.chat([user("again")], "crowd")

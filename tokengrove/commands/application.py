@@ -39,8 +39,7 @@ class _Commands(typer.core.TyperGroup):
             part = server_part("commands.application")
         except ConfigurationError as error:
             return _without_server(cmd_name, error)
-        group: Any = typer.main.get_group(part.app)
-        return group.commands[cmd_name]
+        return part.commands[cmd_name]
 
 
 def _without_server(name: str, error: ConfigurationError) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -16,9 +16,6 @@ from tokengrove.commands.shown_session import print_samples, print_tokens, print
 from tokengrove.errors import ConfigurationError
 from tokengrove.terminal.colouring import By
 
-if TYPE_CHECKING:
-    from tokengrove.reasons import Explained
-
 
 class ShowHelp(typer.core.TyperCommand):
     """Plain help, followed by the meaning of every reason that sessions and exports give."""
@@ -28,40 +25,11 @@ class ShowHelp(typer.core.TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # typer's own copy of click has these types
         super().format_epilog(ctx, formatter)
-        for title, kind in reasons().items():
-            with formatter.section(title):
-                formatter.write_dl([(word.value, word.meaning) for word in kind])
+        from tokengrove.reasons import BY_FIELD
 
-
-def reasons() -> dict[str, type[Explained]]:
-    """The words that sessions and exports use as reasons, by the question that they answer."""
-    from tokengrove.reasons import (
-        Differs,
-        Echo,
-        FinishReason,
-        LeftOut,
-        Note,
-        Reason,
-        RunKind,
-        Status,
-        TokenState,
-        Unrecomputable,
-        Untrained,
-    )
-
-    return {
-        "Where a turn stands in the tree (reason)": Reason,
-        "What differs first from the nearest turn (why)": Differs,
-        "What became of a turn (status)": Status,
-        "Why sampling ended (finish_reason)": FinishReason,
-        "What the notes of a turn say (notes)": Note,
-        "What a client changed in answers that it sent back (echo in the notes)": Echo,
-        "What becomes of a token (--tokens): it": TokenState,
-        "What the tokens of a sample are (--samples): it": RunKind,
-        "Why a token is not trained (untrained_tokens): the token": Untrained,
-        "Why a session is left out of an export (left_out): it": LeftOut,
-        "Why logprobs cannot be computed again (recomputable): they": Unrecomputable,
-    }
+        for heading, words in BY_FIELD.values():
+            with formatter.section(heading):
+                formatter.write_dl([(word.value, word.meaning) for word in words])
 
 
 def show(

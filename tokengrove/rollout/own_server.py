@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,8 @@ def _started(asked: Mapping[str, Any], log: Path) -> subprocess.Popen[str]:
         )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has died already, and its log says why
-        process.stdin.write(f"{json.dumps(asked, default=list)}\n")  # not in its arguments, which other users can read
+        # Not in its arguments, which other users can read.
+        process.stdin.write(f"{json.dumps(asked, default=_as_json)}\n")
         process.stdin.flush()
     return process
 
@@ -184,3 +185,8 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
+
+
+def _as_json(value: object) -> object:
+    """A setting as JSON has it: a set or another collection as a list, a path as its text."""
+    return list(value) if isinstance(value, Iterable) else str(value)

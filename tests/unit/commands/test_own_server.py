@@ -18,7 +18,7 @@ from proxy.commands import child_server
 from proxy.settings import Settings
 from tokengrove import Client
 from tokengrove.errors import ConfigurationError, Forbidden
-from tokengrove.rollout.own_server import LOG, own_server, reply_options_of
+from tokengrove.rollout.own_server import LOG, own_server, asked_of
 from tokengrove.rollout.retries import retried_here
 
 pytestmark = pytest.mark.processes
@@ -27,7 +27,7 @@ SCRIPTED = {"engine": "scripted"}
 
 
 def settings_of(given: dict[str, Any], folder: Path, model: str | None = None) -> Settings:
-    return child_server.settings_of(**reply_options_of(given, folder, model))
+    return child_server.settings_of(**asked_of(given, folder, model))
 
 
 def child_of_run(folder: Path) -> subprocess.Popen[str]:

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from tests.support import assistant, default_url, function_tool, real_server, says, serving, system, user
 from tokengrove import commands
 from tokengrove.client import SessionTree, TreeNode
-from tokengrove.commands.show import reasons
-from tokengrove.reasons import Explained
+from tokengrove.reasons import BY_FIELD, Explained
 from tokengrove.terminal.forks import print_fork
 from tokengrove.terminal.text_diff import diff
 from tokengrove.tree_view import session_tree
@@ -105,10 +104,10 @@ def test_an_unknown_session_is_one_line_of_error(
 
 def test_help_defines_every_reason() -> None:
     shown = " ".join(_show("--help").split())
-    for kind in reasons().values():
+    for _, kind in BY_FIELD.values():
         for word in kind:
             assert f"{word.value} {word.meaning}" in shown
-    others = set(Explained.__subclasses__()) - set(reasons().values())
+    others = set(Explained.__subclasses__()) - {words for _, words in BY_FIELD.values()}
     assert {kind.__name__ for kind in others} <= {"Part"}  # a field of a query, not a reason
 
 
