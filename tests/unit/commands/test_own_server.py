@@ -18,7 +18,7 @@ from proxy.commands import child_server
 from proxy.settings import Settings
 from tokengrove import Client
 from tokengrove.errors import ConfigurationError, Forbidden
-from tokengrove.rollout.own_server import LOG, own_server, asked_of
+from tokengrove.rollout.own_server import LOG, asked_of, own_server
 from tokengrove.rollout.retries import retried_here
 
 pytestmark = pytest.mark.processes
