@@ -82,6 +82,13 @@ class Outcome(StrEnum):
     TIMEOUT = "Timeout"
 
 
+class Delivery(StrEnum):
+    """Who gives a session to trainers: the queue of claims, or whoever runs it, who exports it by its id."""
+
+    QUEUE = "queue"
+    RUNNER = "runner"
+
+
 class Credit(StrEnum):
     """How a reward flows back: to the ancestors in the tree, or to all interactions completed earlier."""
 
@@ -520,7 +527,8 @@ class SessionRecord:
     `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
     `reward_scope`: by which exports score it unless they ask for another; None: the tree decides. `score`: of the whole
-    session, as its end gave it; None: that of its turns' rewards.
+    session, as its end gave it; None: that of its turns' rewards. `delivery`: who gives it to trainers. `withdrawn_at`:
+    when it left its group, the queue of claims and the exports that do not name it; None: it is in them. It has ended.
     """
 
     session_id: str
@@ -550,6 +558,13 @@ class SessionRecord:
     turn_options: Mapping[str, Json] = field(default_factory=dict)
     reward_scope: RewardScope | None = None
     score: float | None = None
+    delivery: Delivery = Delivery.QUEUE
+    withdrawn_at: float | None = None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether nothing counts it any more, although it is there."""
+        return self.withdrawn_at is not None
 
     @property
     def validation(self) -> bool:

@@ -147,6 +147,8 @@ def parse_filters(filters: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
         if values := _parse_values(filters, name):
             parsed[name] = values
     asked = named or VALIDATE in parsed.get("metadata", ())
+    if not named:
+        parsed["withdrawn"] = False
     validation = parse_choice(filters, "validation", Validation, "filter.")
     if (chosen := _VALIDATION[validation or (Validation.INCLUDE if asked else Validation.SKIP)]) is not None:
         parsed["validation"] = chosen

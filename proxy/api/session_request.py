@@ -27,14 +27,15 @@ from proxy.rendering.templates.chat_template import check_options
 from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
 from proxy.sessions.new_records import TURN_OPTIONS
-from proxy.types import Credit, Outcome, RewardScope, SamplingParams, SamplingPolicy
+from proxy.types import Credit, Delivery, Outcome, RewardScope, SamplingParams, SamplingPolicy
 from tokengrove.errors import InvalidRequest, brief
 
 _START_FIELDS = (
     *("task_id", "session_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit"),
-    *("group_size", "key_lifetime_s", "grant_capacity", "reward_scope", *TURN_OPTIONS),
+    *("group_size", "key_lifetime_s", "grant_capacity", "reward_scope", "delivery", *TURN_OPTIONS),
 )
 _END_FIELDS = (*REWARD_FIELDS, "score", "outcome", "exit_reason", "metrics", "finished")
+_WITHDRAWAL_FIELDS = ("outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
 _SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "ignore_eos", "stop_token_ids"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
@@ -64,6 +65,8 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
     if body.get("reward_scope") not in (None, *RewardScope):
         raise InvalidRequest(f"'reward_scope' must be one of {', '.join(RewardScope)}", param="reward_scope")
+    if body.get("delivery") not in (None, *Delivery):
+        raise InvalidRequest(f"'delivery' must be one of {', '.join(Delivery)}", param="delivery")
     _check_turn_options(body)
     given = {name: value for name, value in body.items() if value is not None}
     return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
@@ -83,6 +86,12 @@ def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
         "finished": expect_bool(finished, "finished") if finished is not None else None,
         "score": finite_reward(score, "score") if score is not None else None,
     }
+
+
+def parse_withdrawal(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that end a session which is withdrawn while it is live. Raises InvalidRequest that names the field."""
+    check_given(body, _WITHDRAWAL_FIELDS)
+    return parse_ending(body)
 
 
 def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind], float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.settings import Settings
-from proxy.types import Credit, RewardScope, SessionRecord
+from proxy.types import Credit, Delivery, RewardScope, SessionRecord
 
 TURN_OPTIONS = ("sampling_policy", "tool_parser", "parallel_tool_calls", "chat_template_kwargs")
 """What a session sets for all of its turns, beside `sampling` and `limits`."""
@@ -34,6 +34,7 @@ class NewRecords:
             discount=self._discount if body.get("discount") is None else body["discount"],
             reward_scope=RewardScope(body["reward_scope"]) if body.get("reward_scope") else None,
             credit=Credit(body["credit"]) if body.get("credit") else self._credit,
+            delivery=Delivery(body.get("delivery") or Delivery.QUEUE),
             weight_version=self._weight_version(),
             created_at=now,
             updated_at=now,

@@ -21,6 +21,7 @@ class SessionOptions(TypedDict, total=False):
     requests'. `tool_parser`: a name of `--tool-parser`. `parallel_tool_calls`: false ends each answer after its first
     call. `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
     `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
+    `delivery`: `runner` if whoever starts it exports it by its id, and no claim gets it (default: `queue`).
     """
 
     group_id: str
@@ -39,6 +40,16 @@ class SessionOptions(TypedDict, total=False):
     credit: str
     reward_scope: Literal["session", "path", "agent"]
     grant_capacity: bool
+    delivery: Literal["queue", "runner"]
+
+
+class WithdrawOptions(TypedDict, total=False):
+    """Fields of `withdraw`, with which a live session ends, as in `EndOptions`."""
+
+    outcome: str
+    exit_reason: str
+    metrics: Mapping[str, Json]
+    finished: bool
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -245,7 +256,8 @@ class ListingFilter(SessionFilter, total=False):
 
     `reward` (the score of the session) and `version` (of the weights, at its start): a number, a list of numbers, or
     `{"min": ..., "max": ...}`. `forked`: with, or without, a turn that went back. `search`: a part of its id, its
-    task's or its group's. `purpose`: one that at least one turn has. `session_ids`: at most 1000.
+    task's or its group's. `purpose`: one that at least one turn has. `session_ids`: at most 1000. `withdrawn`: only
+    withdrawn sessions, or none of them (default: both; in groups none).
     """
 
     session_ids: Sequence[str]
@@ -253,6 +265,7 @@ class ListingFilter(SessionFilter, total=False):
     version: Number | Sequence[Number] | Mapping[str, Number]
     forked: bool
     search: str
+    withdrawn: bool
 
 
 class ClaimOptions(TypedDict, total=False):
