@@ -121,10 +121,10 @@ class ExportEndpoint:
             return {}
         filters, left_out = dict(wanted.filters), dict[str, int]()
         if filters.get("validation") is False:
-            left_out[LeftOut.VALIDATION] = await self._number({**filters, "validation": True}, wanted)
+            left_out[LeftOut.VALIDATION.value] = await self._number({**filters, "validation": True}, wanted)
             del filters["validation"]  # each session has one reason: a withdrawn one is left out in any case
         if filters.get("withdrawn") is False:
-            left_out[LeftOut.WITHDRAWN] = await self._number({**filters, "withdrawn": True}, wanted)
+            left_out[LeftOut.WITHDRAWN.value] = await self._number({**filters, "withdrawn": True}, wanted)
         found = {reason: number for reason, number in left_out.items() if number}
         return {"left_out": found} if found else {}
 

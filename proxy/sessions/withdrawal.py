@@ -6,6 +6,7 @@ Its id stays taken, and its turns stay as they are.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,6 +43,12 @@ class Withdrawal:
             await self._registry.refresh(session)
 
     async def _withdraw_ended(self, session: LiveSession, noted: Noted | None) -> None:
-        now, seen = time.time(), self._registry.seen(session)
-        if await self._changes.withdraw_session(session.id, now, seen, noted) and not self._registry.shared:
-            session.record = replace(session.record, withdrawn_at=now, updated_at=now)
+        now = time.time()
+        withdrawn, seen = replace(session.record, withdrawn_at=now, updated_at=now), self._registry.seen(session)
+        try:
+            done = await self._changes.withdraw_session(session.id, now, seen, noted)
+        except asyncio.CancelledError:
+            session.record = withdrawn  # its commit goes on
+            raise
+        if done and not self._registry.shared:
+            session.record = withdrawn

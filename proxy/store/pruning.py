@@ -72,11 +72,11 @@ def prune(
 def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
     deleted = 0
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
+    # Sessions that their runner delivers leave the queue with their end, whoever has exported them.
+    acknowledged = and_(sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None))
     done = or_(
         sessions.c.exported_at.is_not(None),
-        and_(
-            sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None)
-        ),  # a runner's is never in the queue
+        acknowledged,
         sessions.c.withdrawn_at.is_not(None),
         sessions.c.status == SessionStatus.EXPIRED.value,
     )
