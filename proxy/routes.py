@@ -139,6 +139,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         scores=parts.sessions.scores,
         endings=parts.sessions.endings,
         deletion=parts.sessions.deletion,
+        withdrawal=parts.sessions.withdrawal,
         running=parts.turns.running,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
@@ -248,12 +249,14 @@ def _session_routes(parts: Parts, session: SessionEndpoints) -> list[Route]:
         Route("/rl/start_session", session.start, methods=["POST"]),
         Route("/rl/set_reward", rewards.set_reward, methods=["POST"]),
         Route("/rl/end_session", session.end, methods=["POST"]),
+        Route("/rl/withdraw_session", session.withdraw, methods=["POST"]),
         Route("/rl/rotate_keys", rotate, methods=["POST"]),
         Route("/rl/mark", rewards.mark, methods=["POST"]),
         Route("/{session:path}/rl/mark", rewards.mark, methods=["POST"]),
         Route("/{session:path}/rl/rotate_keys", rotate, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rewards.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", session.end, methods=["POST"]),
+        Route("/{session:path}/rl/withdraw_session", session.withdraw, methods=["POST"]),
     ]
 
 

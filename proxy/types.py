@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
 from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
+from tokengrove.options.start import Delivery
 from tokengrove.reasons import Echo, FinishReason, Reason, Status
 
 if TYPE_CHECKING:
@@ -481,7 +482,8 @@ class SessionRecord:
     `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
     `reward_scope`: by which exports score it unless they ask for another; None: the tree decides. `score`: of the whole
-    session, as its end gave it; None: that of its turns' rewards.
+    session, as its end gave it; None: that of its turns' rewards. `delivery`: who gives it to trainers. `withdrawn_at`:
+    when it left its group, the queue of claims and the exports that do not name it; None: it is in them. It has ended.
     """
 
     session_id: str
@@ -511,6 +513,13 @@ class SessionRecord:
     turn_options: Mapping[str, Json] = field(default_factory=dict)
     reward_scope: RewardScope | None = None
     score: float | None = None
+    delivery: Delivery = Delivery.QUEUE
+    withdrawn_at: float | None = None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether nothing counts it any more, although it is there."""
+        return self.withdrawn_at is not None
 
     @property
     def validation(self) -> bool:

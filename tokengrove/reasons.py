@@ -205,12 +205,13 @@ class Untrained(Explained):
 
 
 class LeftOut(Explained):
-    """Why a session is left out of an export: the first three by `unrewarded: skip`, the last by the filter."""
+    """Why a session is left out of an export: the first three by `unrewarded: skip`, the others by the filter."""
 
     ACTIVE = "active", "still runs, so its score is not final"
     FAILED = "failed", "ended with the outcome `Failed`, so its score is not final"
     UNREWARDED = "unrewarded", "has no reward of the kind that counts"
     VALIDATION = "validation", "has `validate: true` in its metadata, and was neither named nor asked for"
+    WITHDRAWN = "withdrawn", "was withdrawn, and is not named"
 
 
 class Unrecomputable(Explained):

@@ -17,7 +17,9 @@ def session_tree(session: SessionTree, beneath: Callable[[TreeNode], Iterable[st
     The first child of a node stands below it at the same depth, so that a long conversation stays a list; other
     children are set in beneath their parent, which they name.
     """
-    top = Tree(f"[bold]session {escape(session.session_id)}[/] {session.status}, {session.outcome or 'no outcome'}")
+    withdrawn = ", [yellow]withdrawn[/]" if session.extra.get("withdrawn") else ""
+    about = f"{session.status}, {session.outcome or 'no outcome'}{withdrawn}"
+    top = Tree(f"[bold]session {escape(session.session_id)}[/] {about}")
     known: dict[str, TreeNode] = {}
     beside: dict[str, Tree] = {}  # where the first child of a node stands
     below: dict[str, Tree] = {}  # where its other children stand

@@ -167,7 +167,7 @@ class ClaimEndpoints:
             raise NotFound(
                 f"claim {brief(claim_id)} holds no session: the id is unknown, or its lease expired "
                 "and other claims took "
-                "its sessions, or they were deleted; claim again",
+                "its sessions, or they were deleted or withdrawn; claim again",
                 param="claim_id",
             )
         return Acknowledgement(claim_id, tuple(held))

@@ -120,12 +120,20 @@ class ExportEndpoint:
         return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)
 
     async def _left_out(self, wanted: ParsedExport) -> dict[str, Any]:
-        """How many sessions the filter leaves out because they are for validation, on the first page."""
-        if wanted.page.cursor is not None or wanted.filters.get("validation") is not False:
+        """How many sessions the defaults of the filter leave out, by the reason, on the first page."""
+        if wanted.page.cursor is not None:
             return {}
-        filters = {**wanted.filters, "validation": True}
-        number = await self._recordings.count_sessions(SessionQuery(session_ids=wanted.page.session_ids, **filters))
-        return {"left_out": {LeftOut.VALIDATION.value: number}} if number else {}
+        filters, left_out = dict(wanted.filters), dict[str, int]()
+        if filters.get("validation") is False:
+            left_out[LeftOut.VALIDATION.value] = await self._number({**filters, "validation": True}, wanted)
+            del filters["validation"]  # each session has one reason: a withdrawn one is left out in any case
+        if filters.get("withdrawn") is False:
+            left_out[LeftOut.WITHDRAWN.value] = await self._number({**filters, "withdrawn": True}, wanted)
+        found = {reason: number for reason, number in left_out.items() if number}
+        return {"left_out": found} if found else {}
+
+    async def _number(self, filters: Mapping[str, Any], wanted: ParsedExport) -> int:
+        return await self._recordings.count_sessions(SessionQuery(session_ids=wanted.page.session_ids, **filters))
 
     async def _headers(self, page: Sequence[SessionRecord], end: Mapping[str, Any]) -> dict[str, str]:
         """The headers that describe a page in any format."""

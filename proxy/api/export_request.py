@@ -89,6 +89,8 @@ def query_fields(chosen: StoredFilter, *, named: bool) -> dict[str, Any]:
     """The fields of a SessionQuery. `named`: validation sessions are not left out, unless the filter says so."""
     values = {name: getattr(chosen, name) for name in options_of(StoredFilter)}
     fields = {name: value for name, value in values.items() if value not in (None, {})}
+    if not named:
+        fields["withdrawn"] = False
     asked = named or VALIDATE in fields.get("metadata", ())
     validation = fields.pop("validation", Validation.INCLUDE if asked else Validation.SKIP)
     if (only := _VALIDATION[validation]) is not None:

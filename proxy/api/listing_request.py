@@ -26,7 +26,7 @@ _MAX_PAGE = 1000
 _MAX_GROUPS = 200
 _MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _LONGEST_SEARCH = 200
-STORED = ("session_ids", "version", "search")
+STORED = ("session_ids", "version", "search", "withdrawn")
 """Filters of listings alone, by what the database has of a session."""
 SUMMED = ("reward", "purpose", "forked")
 """Filters of listings alone, by what the turns of a session come to."""
@@ -83,7 +83,10 @@ class ParsedListing:
 
 @dataclass(frozen=True, slots=True)
 class ParsedGroups:
-    """A page of groups: those of the sessions that `query` selects. `before`: the number of the last group before."""
+    """A page of groups: those of the sessions that `query` selects, by default without withdrawn ones.
+
+    `before`: the number of the last group before.
+    """
 
     query: SessionQuery
     limit: int
@@ -121,7 +124,8 @@ def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
         "filter.",
     )
     fields, _ = parse_listing_filters(filters)
-    return ParsedGroups(SessionQuery(**fields), limit, None if cursor is None else int(cursor))
+    wanted = SessionQuery(**{"withdrawn": False, **fields})
+    return ParsedGroups(wanted, limit, None if cursor is None else int(cursor))
 
 
 def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], SummaryFilter]:

@@ -21,7 +21,7 @@ from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import ending_rewards
 from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, session_json, started_json
-from proxy.api.session_request import parse_ending, parse_start
+from proxy.api.session_request import parse_ending, parse_start, parse_withdrawal
 from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
@@ -36,6 +36,7 @@ from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
+from proxy.sessions.withdrawal import Withdrawal
 from proxy.store.recordings import Recordings
 from proxy.store.session_starts import SessionStarts
 from proxy.store.stored_images import StoredImages
@@ -61,6 +62,7 @@ class SessionEndpoints:
         scores: Scores,
         endings: Endings,
         deletion: Deletion,
+        withdrawal: Withdrawal,
         running: RunningTurns,
         starts: SessionStarts,
         recordings: Recordings,
@@ -78,7 +80,7 @@ class SessionEndpoints:
         self._images, self._placeholders, self._repeated = images, placeholders, repeated
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
-        self._deletion, self._running_turns = deletion, running
+        self._deletion, self._withdrawal, self._running_turns = deletion, withdrawal, running
         self._starts, self._recordings = starts, recordings
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
         self._decode, self._requests = decode, requests
@@ -147,6 +149,31 @@ class SessionEndpoints:
 
         return await self._repeated.once(request, body, work)
 
+    async def withdraw(self, request: Request) -> JsonResponse:
+        """Withdraw a session: it counts for nothing any more. A live one ends, and the turns that run are cancelled.
+
+        Fields of a session that has ended, or was withdrawn before, change nothing.
+        """
+        session = await self._access.for_control(caller_of(request))
+        request_of(request.scope).enter(session.id, session.record.metadata)
+        body = await self._body(request)
+        ending = parse_withdrawal(body)
+
+        async def work(call: RepeatableCall | None) -> JsonResponse:
+            told = {"interaction_count": 0}
+
+            def counted() -> dict[str, int]:
+                told["interaction_count"] = len(session.complete())
+                return told
+
+            async with session.lock:
+                noted = None if call is None else lambda _: call.answer(counted(), session.id)
+                await self._withdrawal.withdraw(session, ending, noted)
+            self._running_turns.cancel_in(session)
+            return JsonResponse(counted(), headers=addressed(session.id))
+
+        return await self._repeated.once(request, body, work)
+
     async def show(self, request: Request) -> JsonResponse:
         """One session with its tree of interactions. `turn` numbers the complete ones, from 0; `include` adds parts."""
         self._access.check_admin(key_of(request))
@@ -201,7 +228,7 @@ class SessionEndpoints:
             request_of(request.scope).enter(session.id, session.record.metadata)
             noted = None if call is None else lambda count: call.answer({"interaction_count": count}, session.id)
             count = await self._deletion.delete(session, noted)
-            self._running_turns.cancel_deleted(session)
+            self._running_turns.cancel_in(session)
             return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
 
         return await self._repeated.once(request, body, work)

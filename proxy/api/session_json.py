@@ -59,6 +59,8 @@ def record_json(record: SessionRecord) -> dict[str, Any]:
         "credit": record.credit.value,
         "reward_scope": record.reward_scope,
         "episode_score": record.score,
+        "delivery": record.delivery.value,
+        "withdrawn": record.withdrawn,
         "version": record.weight_version,
         "created_at": record.created_at,
         "ended_at": record.ended_at,

@@ -32,6 +32,7 @@ from tokengrove.options.start import Limits, StartOptions
 
 _START = options_of(StartOptions)
 _END_FIELDS = (*REWARD_FIELDS, "score", "outcome", "exit_reason", "metrics", "finished")
+_WITHDRAWAL_FIELDS = ("outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
 _SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "ignore_eos", "stop_token_ids"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
@@ -71,6 +72,12 @@ def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
         "finished": expect_bool(finished, "finished") if finished is not None else None,
         "score": finite_reward(score, "score") if score is not None else None,
     }
+
+
+def parse_withdrawal(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that end a session which is withdrawn while it is live. Raises InvalidRequest that names the field."""
+    check_given(body, _WITHDRAWAL_FIELDS)
+    return parse_ending(body)
 
 
 def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind], float | None]:

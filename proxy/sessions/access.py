@@ -7,7 +7,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     turn, session in the path           everybody (1)   any session   own session   own session   own session (2)
     turn, no session in the path        everybody (3)   no            own session   own session   -
     generate without a session          everybody       yes           no            no            -
-    reward, mark, end                   everybody (4)   any session   own session   only (5)      only (2, 5)
+    reward, mark, end, withdraw         everybody (4)   any session   own session   only (5)      only (2, 5)
     rotate keys                         everybody (4)   any session   own session   no            no
     start, list, show, delete sessions, everybody       yes           no            no            no
     export, claim, acknowledge,

@@ -35,6 +35,7 @@ class Endings:
         metrics: Mapping[str, Any] | None = None,
         finished: bool | None = None,
         score: float | None = None,
+        withdrawn: bool = False,
         rewards: Callable[[], Changes] = dict,
         noted: Noted | None = None,
         in_use: Callable[[], bool] = lambda: False,
@@ -44,7 +45,7 @@ class Endings:
         `rewards` decides on them by what is known of the session then. One commit has all: an end that fails rewards
         no turn, so that it can be sent again, whatever was committed meanwhile. If the session has ended, nothing
         changes. Raises EndedOtherwise if a given field differs from what its end said then.
-        `noted` makes the answer that is stored with the end.
+        `noted` makes the answer that is stored with the end. `withdrawn`: it is withdrawn as it ends.
         A session that is `in_use` once it has been read stays open; one that is to expire, too, if another replica
         changed it meanwhile.
         """
@@ -67,6 +68,7 @@ class Endings:
                 metrics=metrics or {},
                 finished=finished,
                 score=score,
+                withdrawn_at=now if withdrawn else None,
             )
             if await self._seal(session, sealed, changes, noted):
                 return True

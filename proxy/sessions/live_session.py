@@ -113,7 +113,8 @@ class LiveSession:
         if self.deleted:
             raise deleted(self.id)
         if self.closed:
-            how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
+            expired, withdrawn = self.record.status is SessionStatus.EXPIRED, self.record.withdrawn
+            how = "been withdrawn" if withdrawn else "expired" if expired else "ended"
             raise SessionClosed(f"session {brief(self.id)} has {how}; start a new one")
 
     def seconds_left(self) -> float | None:

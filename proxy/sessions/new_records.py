@@ -9,7 +9,7 @@ from typing import Any
 from proxy.settings import Settings
 from proxy.types import SessionRecord
 from tokengrove.options.option import options_of
-from tokengrove.options.start import TurnOptions
+from tokengrove.options.start import Delivery, TurnOptions
 
 
 class NewRecords:
@@ -33,6 +33,7 @@ class NewRecords:
             discount=self._discount if body.get("discount") is None else body["discount"],
             reward_scope=body.get("reward_scope"),
             credit=body.get("credit") or self._credit,
+            delivery=body.get("delivery") or Delivery.QUEUE,
             weight_version=self._weight_version(),
             created_at=now,
             updated_at=now,

@@ -19,6 +19,7 @@ from proxy.sessions.session_memory import SessionMemory
 from proxy.sessions.session_series import SessionSeries
 from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
+from proxy.sessions.withdrawal import Withdrawal
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
@@ -36,6 +37,7 @@ class SessionParts:
         self.scores = Scores(self.registry, store.changes)
         self.endings = Endings(self.registry, self.named, store.changes, keys)
         self.deletion = Deletion(self.registry, store.changes)
+        self.withdrawal = Withdrawal(self.registry, self.endings, store.changes)
         self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
         self.waiter = EndWaiter(self.registry, store.news)
         self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings)

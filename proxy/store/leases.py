@@ -53,7 +53,7 @@ class Acknowledgement:
 class AcknowledgeResult:
     """The acknowledged `sessions`, and by id those that were not (`lost`), each with the claim that has it now.
 
-    None: no claim has it, or it was deleted.
+    None: no claim has it, or it was deleted or withdrawn.
     """
 
     sessions: tuple[str, ...]

@@ -1,4 +1,5 @@
-"""`tokengrove db prune`: deletes whole sessions that ended long ago and were exported, acknowledged or expired.
+"""`tokengrove db prune`: deletes whole sessions that ended long ago, and were exported, acknowledged or withdrawn, or
+have expired.
 
 All other sessions stay, live ones above all. The server never prunes by itself.
 """
@@ -71,9 +72,12 @@ def prune(
 def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
     deleted = 0
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
+    # Sessions that their runner delivers leave the queue with their end, whoever has exported them.
+    acknowledged = and_(sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None))
     done = or_(
         sessions.c.exported_at.is_not(None),
-        sessions.c.acknowledged_at.is_not(None),
+        acknowledged,
+        sessions.c.withdrawn_at.is_not(None),
         sessions.c.status == SessionStatus.EXPIRED.value,
     )
     with engine.begin() as connection:

@@ -83,7 +83,19 @@ class SessionChanges:
                 self._metrics.expired.by[()] += 1
             else:
                 self._metrics.ended.by[(record.outcome or _NO_OUTCOME,)] += 1
+            if record.withdrawn:
+                self._metrics.withdrawn.by[()] += 1
             self._count_rewards(rewards or {})
+        return done
+
+    async def withdraw_session(self, session_id: str, at: float, seen: Seen | None, noted: Noted | None = None) -> bool:
+        """Withdraw an ended session, at `at` (Unix seconds). Raises SessionNotFound."""
+        withdrawal = writes.Withdrawal(session_id, at, seen)
+        done: bool = await self._database.submit_noted(writes.withdraw_sessions, withdrawal, noted)
+        if done:
+            self._ends.ring()  # its group may be whole without it
+            self._metrics.withdrawn.by[()] += 1
+            self._database.changed.note(session_id)
         return done
 
     async def set_returns(

@@ -20,7 +20,8 @@ class SessionQuery:
     `ended_by` keeps sessions whose `ended_order` is at most that, `since` (Unix seconds) live ones and those that ended
     then or later. `session_ids` and `group_ids` have at most MAX_SESSION_IDS. `validation`: only validation sessions,
     or none of them. `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: what the value
-    of each key must be, of the top level. `version`: the weight version at its start. `search`: a part of its id, its
+    of each key must be, of the top level. `version`: the weight version at its start. `withdrawn`:
+    only withdrawn sessions, or none of them. `search`: a part of its id, its
     task's or its group's, in any case of letters. Paging: `after` is the last session id of the page before, `limit`
     the size of this page; `newest`: in the reverse order of creation.
     """
@@ -38,6 +39,7 @@ class SessionQuery:
     metadata: Mapping[str, Wanted] | None = None
     metrics: Mapping[str, Wanted] | None = None
     version: Wanted | None = None
+    withdrawn: bool | None = None
     search: str | None = None
     newest: bool = False
     after: str | None = None

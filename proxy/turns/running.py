@@ -113,8 +113,9 @@ class RunningTurns:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it ran
         return task
 
-    def cancel_deleted(self, session: LiveSession) -> None:
-        """Cancel the turns that run in a session which was deleted; their clients get SessionNotFound."""
+    def cancel_in(self, session: LiveSession) -> None:
+        """Cancel the turns that run in a session which was deleted or withdrawn; their clients get an error that says
+        so."""
         for turn in self.of(session):
             if not turn.committing:
                 turn.cancel()

@@ -25,7 +25,7 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
-from proxy.sessions.live_session import LiveSession, deleted
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import merge_stored
@@ -69,6 +69,7 @@ _GRACE = "grace"
 # A cancelled turn: the error in its record, and the error that its readers get.
 _SHUT_DOWN = "cancelled: the server shut down"
 _DISCONNECTED = "cancelled: the client disconnected"
+_WITHDRAWN = "cancelled: the session was withdrawn"
 _RETRY = "this reply was cancelled because its client disconnected; send the request again"
 
 
@@ -332,10 +333,11 @@ class Turns:
             await self._commits.record_failure(turn, Status.FAILED, error.message)
             raise
         except asyncio.CancelledError:
-            stopped = self._draining
-            await self._commits.record_failure(turn, Status.ABORTED, _SHUT_DOWN if stopped else _DISCONNECTED)
-            if turn.session.deleted:
-                raise deleted(turn.session.id) from None
+            stopped, withdrawn = self._draining, turn.session.record.withdrawn
+            told = _SHUT_DOWN if stopped else _WITHDRAWN if withdrawn else _DISCONNECTED
+            await self._commits.record_failure(turn, Status.ABORTED, told)
+            if turn.session.deleted or withdrawn:
+                turn.session.check_open()
             raise EngineUnavailable(SHUTTING_DOWN if stopped else _RETRY) from None
         except Exception as error:
             logger.exception(

@@ -72,7 +72,7 @@ ADMINS = {
 OWN = {
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/generate"),
     *("/v1/responses/input_tokens", "/v1/completions", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
-    *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark"),
+    *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark", "/rl/withdraw_session"),
 }
 
 

@@ -20,6 +20,7 @@ import pytest
 from tests.e2e.processes import ROOT, interruptible, run
 from tests.support import real_server
 from tokengrove.client import Client
+from tokengrove.client.options import ListingFilter
 
 AGENT = """
 import time
@@ -97,8 +98,12 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def groups(url: str, status: str | None = None) -> Counter[str]:
+    """How many sessions of each group count."""
+    wanted: ListingFilter = {"withdrawn": False}
+    if status is not None:
+        wanted["status"] = status
     with Client(url) as client:
-        listed = client.sessions({"status": status} if status else None)
+        listed = client.sessions(wanted)
     return Counter(session["group_id"] for session in listed)
 
 
@@ -119,7 +124,7 @@ def test_a_killed_run_loses_no_episode_and_plays_none_twice(url: str, tmp_path: 
     assert (code, summary["done"], summary["earlier"]) == (0, 6, 3), told
     after = (folder / "journal.jsonl").read_text().splitlines()
     assert after[:3] == before and len(after) == 6
-    assert list(groups(url).values()) == [2, 2, 2]  # the sessions that the kill left are gone
+    assert list(groups(url).values()) == [2, 2, 2]  # the sessions that the kill left are withdrawn
     exported = {json.loads(line)["session_id"] for line in (folder / "samples.jsonl").read_text().splitlines()}
     assert exported == {line["session_id"] for line in journal_of(folder)}
 

@@ -57,7 +57,7 @@ OF_PROCESSES = (
         "what_a_killed_run_left_stays_in_its_groups",
         "rollouts_that_are_interrupted",
         "tokengrove/runs/leftovers.py",
-        '            await delete(client, session["session_id"])\n',
+        '            await withdraw(client, session["session_id"])\n',
         "            pass\n",
     ),
     _Plant(

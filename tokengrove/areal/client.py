@@ -6,7 +6,6 @@ own exception is the one that leaves it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -17,14 +16,10 @@ from tokengrove.areal.results import Interactions
 from tokengrove.client import AsyncClient, AsyncSession, operations
 from tokengrove.client.operations import Steps
 from tokengrove.client.options import ExportOptions, SessionOptions
-from tokengrove.errors import InvalidRequest, ProxyError, RequestTimeout
-from tokengrove.rollout.cancellation import to_the_end
-from tokengrove.rollout.session_start import start_session
+from tokengrove.errors import InvalidRequest, RequestTimeout
+from tokengrove.rollout.episode import START_S, Episode
 
-logger = logging.getLogger(__name__)
 STYLES = {"individual": results.individual, "concat": results.concat}
-_RETRY_FAILED_S = 10.0
-"""After an exception, which its caller should get soon."""
 
 
 class OpenAIProxyClient:
@@ -48,7 +43,7 @@ class OpenAIProxyClient:
         admin_api_key: str | None = None,
         *,
         client: AsyncClient | None = None,
-        start_timeout_s: float = 600.0,
+        start_timeout_s: float = START_S,
         **options: Unpack[SessionOptions],
     ) -> None:
         if task_id is None:
@@ -62,16 +57,21 @@ class OpenAIProxyClient:
         self.session_id: str | None = None
         self._admin_api_key, self._given, self._client = admin_api_key, client, client
         self._options, self._start_timeout_s = options, start_timeout_s
-        self._session: AsyncSession | None = None
+        self._episode: Episode | None = None
         self._discount: float | None = None
         self._is_open = False
 
     @property
     def session(self) -> AsyncSession:
         """The session itself, for what AReaL has no method for. Raises ValueError before the start."""
-        if self._session is None:
+        return self.episode.session
+
+    @property
+    def episode(self) -> Episode:
+        """The session from its start to its end. Raises ValueError before the start."""
+        if self._episode is None:
             raise ValueError("the session has not started: use `async with` first")
-        return self._session
+        return self._episode
 
     @property
     def session_url(self) -> str:
@@ -87,28 +87,25 @@ class OpenAIProxyClient:
         return self.session.api_key
 
     async def __aenter__(self) -> OpenAIProxyClient:
-        if self._session is not None:
+        if self._episode is not None:
             raise ValueError(f"session {self.session_id!r} was started by this client: make another one")
         self._client = self._given or AsyncClient(str(self.base_url), self._admin_api_key)
         try:
-            self._session = await start_session(self._client, self.task_id, self._start_timeout_s, self._options)
+            self._episode = await Episode.start(
+                self._client, self.task_id, self._options, delivery="runner", within_s=self._start_timeout_s
+            )
         except BaseException:
             await self._close()
             raise
-        self.session_id, self._is_open = self._session.session_id, True
+        self.session_id, self._is_open = self._episode.session_id, True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session, self._is_open = self.session, False
-        within_s = None if error is None else _RETRY_FAILED_S
+        self._is_open = False
         try:
-            await to_the_end(self._run(operations.leave(session, error), within_s))
-        except ProxyError as failure:
-            if error is None:
-                raise
-            logger.warning("session %s could not be ended: %s", self.session_id, failure)
+            await self.episode.__aexit__(kind, error, trace)
         finally:
             await self._close()
 
@@ -193,10 +190,10 @@ class OpenAIProxyClient:
             options["credit"] = credit  # type: ignore[typeddict-item]  # the server checks words
         return options
 
-    async def _run(self, steps: Steps[Any], within_s: float | None = None) -> None:
-        """Run an operation on the session; it is repeated for `within_s` seconds (None: as long as the client does)."""
+    async def _run(self, steps: Steps[Any]) -> None:
+        """Run an operation on the session, also outside of the block."""
         async with self._connected() as client:
-            await client.run(steps, retry_s=within_s)
+            await client.run(steps)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:

@@ -6,7 +6,6 @@ agent gets the addresses and the key of its own session only.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
@@ -21,6 +20,7 @@ from tokengrove.client.options import SessionFilter, SessionOptions
 from tokengrove.errors import InvalidRequest
 from tokengrove.rollout.agent_call import call_agent, call_agent_here
 from tokengrove.rollout.environment import agent_variables, placeholder_key
+from tokengrove.rollout.episode import Overdue
 from tokengrove.rollout.failure_log import FailedEpisode, FailureLog
 from tokengrove.rollout.processes import shared_pool
 from tokengrove.rollout.returned_rewards import returned_rewards
@@ -172,12 +172,9 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             extra = {**_addresses(session), "http_client": http_client}
             try:
                 with placeholder_key():
-                    async with asyncio.timeout(self.timeout_s) as limit:
-                        return await call_agent(self.agent.run, data, extra)
-            except TimeoutError as error:
-                if limit.expired():
-                    raise self._overdue() from error
-                raise  # the agent's own
+                    return await session.episode.play(call_agent(self.agent.run, data, extra), self.timeout_s, "")
+            except Overdue as error:
+                raise self._overdue() from error.__cause__
 
     async def _run_in_process(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
         pool, variables = shared_pool(self.subproc_max_workers), agent_variables(session.session)

@@ -38,6 +38,7 @@ from tokengrove.client.options import (
     SessionOptions,
     TokenOptions,
     TransferStep,
+    WithdrawOptions,
 )
 from tokengrove.client.retries import LEAVE_S, RETRY_S, Attempts
 from tokengrove.client.server_events import EventKind, EventReader, ServerEvent
@@ -142,6 +143,16 @@ class Session(StartedSession):
         Raises EndedOtherwise if it has ended with other fields or rewards.
         """
         return self._client.run(operations.end(self, options, idempotency_key), retry_s=retry_s)
+
+    def withdraw(
+        self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[WithdrawOptions]
+    ) -> int:
+        """Withdraw the session and return its number of interactions; a live one ends, as `options` say.
+
+        It leaves its group, and no claim, nor export that does not name it, has it any more. Its turns stay. Again:
+        nothing. It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
+        """
+        return self._client.run(operations.withdraw(self, options, idempotency_key), retry_s=retry_s)
 
 
 class Client(Connection):
@@ -345,6 +356,10 @@ class Client(Connection):
         Raises SessionNotFound.
         """
         return self.run(operations.delete_session(session_id))
+
+    def withdraw_session(self, session_id: str, **options: Unpack[WithdrawOptions]) -> int:
+        """Withdraw a session by its id, as its own `withdraw` does. Raises SessionNotFound."""
+        return self.run(operations.withdraw_session(session_id, options))
 
     def show_turn(
         self, session_id: str, turn: int | str, include: Sequence[str] = (), **export: Unpack[TokenOptions]

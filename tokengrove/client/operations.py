@@ -30,6 +30,7 @@ from tokengrove.client.options import (
     SessionFilter,
     SessionOptions,
     TokenOptions,
+    WithdrawOptions,
 )
 from tokengrove.client.readers.page import Page
 from tokengrove.client.readers.read import check_readable, read_page
@@ -162,6 +163,18 @@ def rotate_keys(session: StartedSession, keys: Sequence[KeyKind] | None, key_lif
 def end(session: StartedSession, options: EndOptions, idempotency_key: str | None = None) -> Steps[int]:
     answer = yield session.call("end_session", {**options}, idempotency_key)
     session.ended = True
+    return int(answer["interaction_count"])
+
+
+def withdraw(session: StartedSession, options: WithdrawOptions, idempotency_key: str | None = None) -> Steps[int]:
+    answer = yield session.call("withdraw_session", {**options}, idempotency_key)
+    session.ended = True
+    return int(answer["interaction_count"])
+
+
+def withdraw_session(session_id: str, options: WithdrawOptions) -> Steps[int]:
+    """Withdraw a session by its id, with the client's own key."""
+    answer = yield Call("POST", f"/{session_path(session_id)}/rl/withdraw_session", {**options})
     return int(answer["interaction_count"])
 
 

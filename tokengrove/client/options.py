@@ -8,6 +8,15 @@ from typing import Literal, TypedDict
 from tokengrove.client.values import Float32, Json, Number
 
 
+class WithdrawOptions(TypedDict, total=False):
+    """Fields of `withdraw`, with which a live session ends, as in `EndOptions`."""
+
+    outcome: str
+    exit_reason: str
+    metrics: Mapping[str, Json]
+    finished: bool
+
+
 class GenerateOptions(TypedDict, total=False):
     """How to sample from token ids.
 
@@ -175,6 +184,8 @@ class SessionOptions(TypedDict, total=False):
     `reward_scope`: Which rewards score the session, unless an export says otherwise; path if answers to one prompt that
         are sampled one after the other are alternatives. Default: by its tree.
     `grant_capacity`: Grant the start that this session takes, in one step (`--capacity-control`).
+    `delivery`: Who delivers the session to trainers: the queue of claims, or its runner, who exports it by its id. No
+        claim leases a session of a runner, and no group waits for it. Default: queue.
     """
 
     sampling_policy: Literal["default", "override"]
@@ -193,6 +204,7 @@ class SessionOptions(TypedDict, total=False):
     credit: Literal["tree", "linear"]
     reward_scope: Literal["session", "path", "agent"]
     grant_capacity: bool
+    delivery: Literal["queue", "runner"]
 
 
 class Train(TypedDict, total=False):
@@ -266,6 +278,7 @@ class ListingFilter(TypedDict, total=False):
     `forked`: Only sessions with, or without, a turn that went back.
     `search`: Only sessions whose id, task or group contains this text, in any case of ASCII letters.
     `purpose`: Only sessions with a turn of this purpose.
+    `withdrawn`: Only withdrawn sessions, or none of them. Default: both; in counts of groups none.
     """
 
     group_id: str
@@ -283,6 +296,7 @@ class ListingFilter(TypedDict, total=False):
     forked: bool
     search: str
     purpose: Literal["main", "title", "summary", "subagent", "aux"]
+    withdrawn: bool
 
 
 class SampleOptions(TypedDict, total=False):

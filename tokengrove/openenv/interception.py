@@ -12,11 +12,10 @@ from typing import Any
 
 import httpx
 
-from tokengrove.client import Client, Session
-from tokengrove.client.exit_reason import exit_reason
 from tokengrove.client.options import Delivery
 from tokengrove.errors import NotFound, SessionClosed
 from tokengrove.openenv.completion_text import CompletionText
+from tokengrove.rollout.episode import BlockingEpisode
 
 _POLL_S = 30.0
 _OF_MESSAGES = ("chat", "responses", "messages")
@@ -30,10 +29,10 @@ class Interception:
     `base_url` ends in /v1 (OpenAI's SDKs), `root_url` does not (Anthropic's). `rollout_id`: as it was opened.
     """
 
-    def __init__(self, client: Client, session: Session, rollout_id: str) -> None:
-        self._client, self._session = client, session
-        self.rollout_id, self.session_id = rollout_id, session.session_id
-        self.base_url, self.root_url, self.api_key = session.base_url, session.root_url, session.api_key
+    def __init__(self, episode: BlockingEpisode, rollout_id: str) -> None:
+        self._client, self._episode = episode.client, episode
+        self.rollout_id, self.session_id = rollout_id, episode.session_id
+        self.base_url, self.root_url, self.api_key = episode.base_url, episode.root_url, episode.api_key
 
     def next_request(self) -> dict[str, Any] | None:
         """Wait for the harness's next call; return None once it has ended (`end`).
@@ -72,13 +71,11 @@ class Interception:
         """Say that the harness has ended, with `error` if it died; `next_request` returns None from now on. Again:
         nothing.
         """
-        if self._session.ended:
-            return
         with suppress(SessionClosed):
             if error is None:
-                self._session.end(outcome="Finished")
+                self._episode.end(outcome="Finished")
             else:
-                self._session.end(outcome="Failed", exit_reason=exit_reason(error))
+                self._episode.fail(error)
 
     def _answer(self, answer: Delivery) -> None:
         try:

@@ -14,9 +14,8 @@ from tokengrove.client.options import SessionOptions
 from tokengrove.errors import InvalidRequest
 from tokengrove.openenv.interception import Interception
 from tokengrove.openenv.own_mailbox import OwnMailbox
-from tokengrove.rollout.session_start import start_session_here, unused_session_id
-
-_START_S = 600.0
+from tokengrove.rollout.episode import BlockingEpisode
+from tokengrove.rollout.session_start import unused_session_id
 
 
 class InterceptionServer:
@@ -49,8 +48,7 @@ class InterceptionServer:
     def open(self, rollout_id: str, **options: Unpack[SessionOptions]) -> Interception:
         """Return addresses for the harness of a rollout. `options`: of its session, such as `tool_parser`."""
         named: SessionOptions = {"session_id": unused_session_id(rollout_id), **options}
-        session = start_session_here(self.client, rollout_id, _START_S, named)
-        return Interception(self.client, session, rollout_id)
+        return Interception(BlockingEpisode.start(self.client, rollout_id, named, delivery="runner"), rollout_id)
 
     def close(self) -> None:
         """Let go of the server; one that was started here ends. Again: nothing."""

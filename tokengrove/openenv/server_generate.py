@@ -13,27 +13,26 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from tokengrove.client import Client, Session
+from tokengrove.client import Client
 from tokengrove.client.adapters.openenv import training_trace
-from tokengrove.client.exit_reason import exit_reason
-from tokengrove.client.options import SessionOptions
+from tokengrove.client.options import EndOptions, SessionOptions
 from tokengrove.errors import InvalidRequest, NotFound, SessionClosed
 from tokengrove.openenv.completion_text import CompletionText
 from tokengrove.openenv.turn_call import complete, digest, turn_body
 from tokengrove.openenv.turn_tokens import TurnTokens
 from tokengrove.rollout.contract import RolloutMessages
+from tokengrove.rollout.episode import BlockingEpisode
 from tokengrove.rollout.retries import retried_here
-from tokengrove.rollout.session_start import start_session_here, unused_session_id
+from tokengrove.rollout.session_start import unused_session_id
 
 _SESSION_ID = re.compile(r"[\w.~:@+-]{1,100}")
-_START_S = 600.0
 _RETRY_S = 120.0
 """A restart of the server takes less; the answer of a turn that was lost with a connection is given again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Rollout:
-    session: Session
+    episode: BlockingEpisode
     turns: dict[int, tuple[CompletionText, str]] = field(default_factory=dict)
 
 
@@ -58,7 +57,7 @@ class ServerGenerate:
         """
         if not self._reserved(rollout_id):
             raise InvalidRequest(f"rollout {rollout_id!r} has been started already", param="rollout_id")
-        return self._started(rollout_id, task_id, options).session.session_id
+        return self._started(rollout_id, task_id, options).episode.session_id
 
     def _started(self, rollout_id: str, task_id: str | None, options: SessionOptions) -> _Rollout:
         """Start a rollout that was reserved; if that fails it may be started again."""
@@ -66,7 +65,7 @@ class ServerGenerate:
         named: SessionOptions = {"session_id": own, **self._options, **options}
         starting = self._rollouts[rollout_id]
         try:
-            rollout = _Rollout(start_session_here(self._client, task_id or rollout_id, _START_S, named))
+            rollout = _Rollout(BlockingEpisode.start(self._client, task_id or rollout_id, named, delivery="queue"))
         except BaseException as error:
             self.forget(rollout_id)
             starting.set_exception(error)
@@ -107,7 +106,7 @@ class ServerGenerate:
                 )
             return text
         text = retried_here(
-            lambda: self._client.run(complete(rollout.session, turn, messages, tools, sampling)), _RETRY_S
+            lambda: self._client.run(complete(rollout.episode.session, turn, messages, tools, sampling)), _RETRY_S
         )
         rollout.turns[turn] = (text, asked)
         return text
@@ -118,7 +117,7 @@ class ServerGenerate:
         if turn not in rollout.turns:
             raise NotFound(f"rollout {rollout_id!r} has no turn {turn}", param="turn")
         name = rollout.turns[turn][0].interaction_id
-        return TurnTokens.of(self._client.show_turn(rollout.session.session_id, name, include=["ids", "logprobs"]))
+        return TurnTokens.of(self._client.show_turn(rollout.episode.session_id, name, include=["ids", "logprobs"]))
 
     def fetch_training_trace(self, rollout_id: str) -> Any:
         """Return the turns of a rollout so far as openenv's `TrainingTrace`: prompt and sampled ids, logprobs, and a
@@ -132,7 +131,7 @@ class ServerGenerate:
 
     def session_id(self, rollout_id: str) -> str:
         """The session of a rollout, for exports. Raises NotFound for an unknown rollout."""
-        return self._known(rollout_id).session.session_id
+        return self._known(rollout_id).episode.session_id
 
     def accept(self, rollout: RolloutMessages) -> None:
         """Take a finished rollout: reward its session, if it has a reward, and end it."""
@@ -142,8 +141,8 @@ class ServerGenerate:
         """End the session of a rollout as Failed, with the reason. A rollout without a session is left as it is."""
         with self._lock:
             known = rollout_id in self._rollouts
-        if known and not (rollout := self._known(rollout_id)).session.ended:
-            rollout.session.end(outcome="Failed", exit_reason=exit_reason(error))
+        if known:
+            self._known(rollout_id).episode.fail(error)
 
     def forget(self, rollout_id: str) -> None:
         """Free the memory of a rollout whose tokens nobody looks up any more. What the server has stays there."""
@@ -151,12 +150,11 @@ class ServerGenerate:
             self._rollouts.pop(rollout_id, None)
 
     def _end(self, rollout: _Rollout, reward: float | None) -> None:
-        if rollout.session.ended:
-            raise SessionClosed(f"session {rollout.session.session_id!r} has ended already")
-        if reward is None or not rollout.turns:
-            rollout.session.end(outcome="Finished" if rollout.turns else "NoData")
-        else:
-            rollout.session.end(reward=float(reward), outcome="Finished")
+        ending: EndOptions = {"outcome": "Finished" if rollout.turns else "NoData"}
+        if reward is not None and rollout.turns:
+            ending["reward"] = float(reward)
+        if not rollout.episode.end(**ending):
+            raise SessionClosed(f"session {rollout.episode.session_id!r} has ended already")
 
     def _of(self, rollout_id: str) -> _Rollout:
         """The rollout, which is started if it is new."""

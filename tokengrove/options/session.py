@@ -117,3 +117,9 @@ class ListingFilter(StoredFilter):
         None, "Only sessions whose id, task or group contains this text, in any case of ASCII letters."
     )
     purpose: Purpose | None = option(None, "Only sessions with a turn of this purpose.")
+    withdrawn: bool | None = option(
+        None,
+        "Only withdrawn sessions, or none of them.",
+        otherwise="both; in counts of groups none",
+        note="[Withdrawn](#post-sessionrlwithdraw_session).",
+    )

@@ -18,6 +18,13 @@ class SamplingPolicy(StrEnum):
     OVERRIDE = "override"
 
 
+class Delivery(StrEnum):
+    """Who gives a session to trainers: the queue of claims, or whoever runs it, who exports it by its id."""
+
+    QUEUE = "queue"
+    RUNNER = "runner"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """The limits of a session. They cannot raise those of the server."""
@@ -105,4 +112,11 @@ class StartOptions(TurnOptions):
         None,
         "Grant the start that this session takes, in one step (`--capacity-control`).",
         note="[Grant](#post-rlgrant_capacity-grant_capacity).",
+    )
+    delivery: Delivery | None = option(
+        None,
+        "Who delivers the session to trainers: the queue of claims, or its runner, who exports it by its id. No claim "
+        "leases a session of a runner, and no group waits for it.",
+        otherwise="queue",
+        note="[Claims](#post-trajectoriesclaim).",
     )

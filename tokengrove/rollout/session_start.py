@@ -38,8 +38,8 @@ async def start_session(
     """Start a session; wait up to `within_s` seconds while the server has no place (429), or is not there.
 
     A server that does not answer is tried for a minute at most. `discard`: if this is cancelled, what it still brings
-    is deleted, and never ends in its group. If it is cancelled after an answer was lost, the session that was started
-    is deleted too, if `options` name it.
+    is withdrawn, and never counts in its group. If it is cancelled after an answer was lost, the session that was
+    started is deleted, if `options` name it.
     """
     start = _AsyncStart(client, task_id, options, discard)
     try:
@@ -109,14 +109,12 @@ class _AsyncStart(_Start):
                     await self._deleted_unused()
 
     async def _give_up(self, starting: asyncio.Future[AsyncSession]) -> None:
-        """End or delete the session that `starting` still brings: nobody else would."""
+        """End or withdraw the session that `starting` still brings: nobody else would."""
         with suppress(ProxyError, TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 session = await starting
-                if self._discard:
-                    await self._client.delete_session(session.session_id)
-                else:
-                    await session.end(outcome="Failed", exit_reason="cancelled before it began")
+                leave = session.withdraw if self._discard else session.end
+                await leave(outcome="Failed", exit_reason="cancelled before it began")
 
     async def _deleted_unused(self) -> None:
         """Delete the session of an earlier attempt; one that has turns is not ours."""

@@ -1,7 +1,7 @@
 """What an earlier start of a run left on the server when it was killed.
 
 Every session of a run has the run's id in its metadata. One that ended as Finished was played to its end, although the
-journal may not say so: its result is read from the server. Any other that the journal does not have is deleted.
+journal may not say so: its result is read from the server. Any other that the journal does not have is withdrawn.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tokengrove.errors import ConfigurationError, SessionNotFound
 from tokengrove.runs.slots import RUN, Entry, Slot, place_of
 
 logger = logging.getLogger(__name__)
+_LEFT = "the run was interrupted: the episode is played again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Found:
 
 
 async def clean(client: AsyncClient, run_id: str, known: Sequence[Entry], url: str) -> list[Found]:
-    """Delete the run's sessions that count for nothing, and return those that are to be counted.
+    """Withdraw the run's sessions that count for nothing, and return those that are to be counted.
 
     Raises ConfigurationError if the server has none of the sessions that the journal knows: it is another server.
     """
@@ -40,13 +41,13 @@ async def clean(client: AsyncClient, run_id: str, known: Sequence[Entry], url: s
     done = {entry.slot for entry in known if not entry.again}
     found: list[Found] = []
     for session in listed:
-        if session["session_id"] in kept:
+        if session["session_id"] in kept or session.get("withdrawn"):
             continue
         if (finished := _finished(session)) is not None and finished.slot not in done:
             done.add(finished.slot)
             found.append(finished)
         else:
-            await delete(client, session["session_id"])
+            await withdraw(client, session["session_id"])
     return found
 
 
@@ -56,13 +57,13 @@ async def sessions_of(client: AsyncClient, run_id: str) -> list[dict[str, Any]]:
     return await client.sessions(chosen)
 
 
-async def delete(client: AsyncClient, session_id: str) -> None:
-    """Delete a session, if it is there."""
+async def withdraw(client: AsyncClient, session_id: str) -> None:
+    """Withdraw a session, if it is there."""
     try:
-        await client.delete_session(session_id)
+        await client.withdraw_session(session_id, outcome="Failed", exit_reason=_LEFT)
     except SessionNotFound:
         return
-    logger.info("deleted session %s, whose episode is played again", session_id)
+    logger.info("withdrew session %s, whose episode is played again", session_id)
 
 
 def _check_server(listed: Sequence[dict[str, Any]], known: Sequence[Entry], url: str) -> None:

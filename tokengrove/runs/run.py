@@ -1,7 +1,7 @@
 """The run itself: so many episodes at once, each with its retries, until all have ended or the run is stopped.
 
 What an episode gave is in the journal before it is counted. A run that is stopped cancels what plays; sessions of
-episodes that are to be played again are deleted, so no group counts them.
+episodes that are to be played again are withdrawn, so no group counts them.
 """
 
 from __future__ import annotations

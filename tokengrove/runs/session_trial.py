@@ -30,5 +30,5 @@ async def try_session(client: AsyncClient, options: RunOptions, run_id: str) -> 
         raise ConfigurationError(f"--admin-key: the server starts no sessions for it: {error.message}") from None
     except ProxyError:
         return
-    with suppress(ProxyError):  # it is deleted with what else a run leaves
+    with suppress(ProxyError):  # it is withdrawn with what else a run leaves
         await client.delete_session(session.session_id)

@@ -12,7 +12,7 @@ from tokengrove.terminal.fitting_table import Column, FittingTable
 
 Entry = Mapping[str, Any]
 
-_COLOURS = {"active": "green", "expired": "yellow", "Failed": "red", "Finished": ""}
+_COLOURS = {"active": "green", "expired": "yellow", "Failed": "red", "Finished": "", "withdrawn": "dim"}
 
 
 def session_table(
@@ -42,8 +42,9 @@ def _columns(now: float) -> list[Column]:
 
 
 def status(entry: Entry) -> Text:
-    """The outcome of a session, or else its status; of a live one also how many calls run."""
-    word = entry["outcome"] or entry["status"]
+    """The outcome of a session, or else its status; of a live one also how many calls run. One that was withdrawn says
+    only that."""
+    word = "withdrawn" if entry.get("withdrawn") else entry["outcome"] or entry["status"]
     running = entry["summary"]["running"]
     return Text(f"{word}, {running} running" if running else word, _COLOURS.get(word, ""))
 

@@ -1,4 +1,4 @@
-"""An episode is played again when it fails; what the failed attempts left is deleted."""
+"""An episode is played again when it fails; the sessions of failed attempts are withdrawn."""
 
 from __future__ import annotations
 

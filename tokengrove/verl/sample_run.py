@@ -7,7 +7,6 @@ long, NoData if the model was never called.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -19,13 +18,11 @@ import numpy as np
 from tokengrove.client import AsyncSession
 from tokengrove.client.exit_reason import exit_reason
 from tokengrove.client.options import EndOptions, SessionOptions
-from tokengrove.client.retries import LEAVE_S
-from tokengrove.errors import ProxyError
 from tokengrove.rollout.agent_call import contained
 from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.config import Config
+from tokengrove.rollout.episode import Episode, Overdue
 from tokengrove.rollout.failure_log import FailedEpisode
-from tokengrove.rollout.session_start import start_session
 from tokengrove.verl.batches import check_lengths
 from tokengrove.verl.loop_base import AgentLoopBase, accepted, run_loop
 from tokengrove.verl.outputs import AgentLoopOutput, TokenOutput
@@ -36,7 +33,6 @@ from tokengrove.verl.settings import DictConfigWrap
 from tokengrove.verl.tracing import rollout_trace_attr
 from tokengrove.verl.vision import add_sample
 
-_logger = logging.getLogger(__name__)
 _LONGEST_NAME = 80
 
 
@@ -81,18 +77,17 @@ class SampleRun:
 
     async def run(self, server: Server) -> AgentLoopOutput:
         """Run the loop in a session of `server`. Raises AgentLoopFailed from what went wrong."""
-        session: AsyncSession | None = None
+        episode: Episode | None = None
         try:
             resolve(self._agent)  # before a session is started for a loop that does not exist
-            session = await start_session(
-                server.control, self._task_id, self.options.start_timeout_s, self._session_options()
-            )
-            return await self._in_session(server, session)
+            options, within_s = self._session_options(), self.options.start_timeout_s
+            episode = await Episode.start(server.control, self._task_id, options, delivery="runner", within_s=within_s)
+            return await self._played(server, episode)
         except Exception as error:
-            at = "" if session is None else f", session {session.session_id!r}"
+            at = "" if episode is None else f", session {episode.session_id!r}"
             uid = f", uid {self.sample['uid']!r}" if "uid" in self.sample else ""
             message = f"sample {self.row} (agent {self._agent!r}{uid}{at}) failed: {exit_reason(error)}"
-            failed = FailedEpisode.by(error, self._place, None if session is None else session.session_id)
+            failed = FailedEpisode.by(error, self._place, None if episode is None else episode.session_id)
             raise AgentLoopFailed(message, self.row, failed) from error
 
     def judged(self, output: AgentLoopOutput) -> FailedEpisode | None:
@@ -102,30 +97,21 @@ class SampleRun:
         message = "no token of the response was sampled, so that there is nothing to train"
         return FailedEpisode("NothingSampled", message, self._place, output.session_id)
 
-    async def _in_session(self, server: Server, session: AsyncSession) -> AgentLoopOutput:
-        limit = asyncio.timeout(self.options.sample_timeout_s)
-        ended = False
-
-        async def end(output: AgentLoopOutput, *, called: bool) -> None:
-            nonlocal ended
-            await _end(session, output, called=called)
-            ended = True
-
+    async def _played(self, server: Server, episode: Episode) -> AgentLoopOutput:
+        limit_s = self.options.sample_timeout_s
+        told = f"it took longer than {limit_s} s (sample_timeout_s)"
         try:
-            async with limit:
-                output, called = await self.output(server, session)
-            await to_the_end(end(output, called=called))
-            await add_sample(output, server.control, session.session_id)
-            return output
+            output, called = await episode.play(self.output(server, episode.session), limit_s, told)
+            await to_the_end(_end(episode, output, called=called))
+        except Overdue as overdue:
+            late = TimeoutError(told)
+            await to_the_end(episode.fail(late, "Timeout"))
+            raise late from overdue.__cause__
         except BaseException as error:
-            if ended:  # the batch was cancelled meanwhile
-                raise
-            if not (isinstance(error, TimeoutError) and limit.expired()):
-                await to_the_end(_fail(session, error, "Failed"))
-                raise
-            late = TimeoutError(f"it took longer than {self.options.sample_timeout_s} s (sample_timeout_s)")
-            await to_the_end(_fail(session, late, "Timeout"))
-            raise late from error
+            await to_the_end(episode.fail(error))
+            raise
+        await add_sample(output, server.control, episode.session_id)
+        return output
 
     async def output(self, server: Server, session: AsyncSession) -> tuple[AgentLoopOutput, bool]:
         """Run the loop in a session that has been started, and that its caller ends.
@@ -258,21 +244,12 @@ def ending(output: AgentLoopOutput, *, called: bool) -> EndOptions:
     }
 
 
-async def _end(session: AsyncSession, output: AgentLoopOutput, *, called: bool) -> None:
-    await set_named_rewards(session, output)
+async def _end(episode: Episode, output: AgentLoopOutput, *, called: bool) -> None:
+    await set_named_rewards(episode.session, output)
     options = ending(output, called=called)
     if output.reward_score is not None and called:
         options["reward"] = float(output.reward_score)
-    await session.end(**options)
-
-
-async def _fail(session: AsyncSession, error: BaseException, outcome: str) -> None:
-    cancelled = isinstance(error, asyncio.CancelledError)
-    reason = "cancelled" if cancelled else exit_reason(error)
-    try:
-        await session.end(retry_s=LEAVE_S if cancelled else None, outcome=outcome, exit_reason=reason)
-    except ProxyError as failure:
-        _logger.warning("session %s could not be ended: %s", session.session_id, failure)
+    await episode.end(**options)
 
 
 def as_json(value: Any) -> Any:

@@ -8,7 +8,7 @@ Which columns change after their row was written, and why:
 - interactions: `reward`, `rewards`, `token_rewards`, `trainable` and `spans` are set by rewards and marks. `status`
   becomes `superseded` if it was failed or aborted; whether it is complete never changes, and counts.
 - sessions: `number` and `ended_order` are given anew by an import; keys are rotated; counters, claims and times of use
-  go on. What an end says counts in a checksum of its own, `end_checksum`.
+  go on, and a session may be withdrawn. What an end says counts in a checksum of its own, `end_checksum`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ OF_STARTS = frozenset(
     {
         *("session_id", "task_id", "group_id", "group_size", "series", "validation", "weight_version", "created_at"),
         *("sampling", "turn_options", "limits", "metadata", "discount", "credit", "reward_scope", "took_capacity"),
+        "delivery",
     }
 )
 """The columns of a session that its start sets for good."""

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Row,
     Select,
     and_,
@@ -72,7 +73,7 @@ def _free(connection: Connection, wanted: LeaseRequest, now: float) -> Select[An
     unit = case((alone, null()), else_=sessions.c.group_id).label("unit")
     query = filtered(select(sessions.c.session_id, sessions.c.ended_order, unit), wanted.wanted)
     whole = _is_whole(size, wanted.wanted.validation, now)
-    query = query.where(WAITING, unheld, or_(alone, whole)).order_by(sessions.c.ended_order)
+    query = query.where(WAITING, _queued(sessions), unheld, or_(alone, whole)).order_by(sessions.c.ended_order)
     if not wanted.wanted.reads_values:
         return query
     return query.where(sessions.c.session_id.in_(_fitting(connection, query, wanted.wanted)))
@@ -89,13 +90,19 @@ def _fitting(connection: Connection, query: Select[Any], wanted: SessionQuery) -
     return list(islice(fitting, MAX_SESSION_IDS))
 
 
+def _queued(table: FromClause) -> ColumnElement[bool]:
+    """Whether the queue delivers a session: its runner does not, and it is not withdrawn."""
+    return and_(table.c.delivery.is_(None), table.c.withdrawn_at.is_(None))
+
+
 def _is_whole(size: ColumnElement[Any], validation: bool | None, now: float) -> ColumnElement[bool]:
     """Whether a session's group has `size` sessions, all have ended, and no claim holds one of them.
 
-    `validation`: only validation sessions are members, or none of them is, as the claim asks; None: all are.
+    What the queue does not deliver is no member. `validation`: only validation sessions are members, or none of them
+    is, as the claim asks; None: all are.
     """
     other = sessions.alias()
-    same = other.c.group_id == sessions.c.group_id
+    same = and_(other.c.group_id == sessions.c.group_id, _queued(other))
     if validation is not None:
         same = and_(same, other.c.validation.is_(validation))
     held = and_(other.c.claimed_until > now, other.c.acknowledged_at.is_(None))

@@ -329,6 +329,9 @@ def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
         conditions.append(or_(*(column.icontains(wanted.search, autoescape=True) for column in named)))
     if wanted.group_ids is not None:
         conditions.append(sessions.c.group_id.in_(wanted.group_ids))
+    if wanted.withdrawn is not None:
+        at = sessions.c.withdrawn_at
+        conditions.append(at.is_not(None) if wanted.withdrawn else at.is_(None))
     if wanted.rewarded is not None:
         conditions.append(_REWARDED if wanted.rewarded else not_(_REWARDED))
     if wanted.session_ids is not None:

@@ -12,11 +12,14 @@ _LOOKED_AT = 5
 
 
 def last_ended(connection: Connection, most: int) -> list[Ended]:
-    """At most `most` sessions, without those that only validate. An evaluation of thousands may leave fewer."""
+    """At most `most` sessions, without those that only validate, or were withdrawn.
+
+    An evaluation of thousands may leave fewer.
+    """
     columns = sessions.c
     newest = (
         select(columns.session_id, columns.updated_at, columns.next_seq, columns.ended_order, columns.validation)
-        .where(columns.ended_order.is_not(None))
+        .where(columns.ended_order.is_not(None), columns.withdrawn_at.is_(None))
         .order_by(columns.ended_order.desc())
         .limit(_LOOKED_AT * most)
         .subquery()

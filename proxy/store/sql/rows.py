@@ -28,6 +28,7 @@ from proxy.types import (
 )
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
+from tokengrove.options.start import Delivery
 from tokengrove.reasons import FinishReason, Reason, Status
 
 RowValues = dict[str, Any]
@@ -78,6 +79,8 @@ def session_row(record: SessionRecord) -> RowValues:
         "series": record.series,
         "reward_scope": None if record.reward_scope is None else str(record.reward_scope),
         "score": record.score,
+        "delivery": None if record.delivery is Delivery.QUEUE else str(record.delivery),
+        "withdrawn_at": record.withdrawn_at,
     }
     codec.encode_columns(row, _SESSION_JSON)
     codec.check_texts(row, _SESSION_TEXTS)
@@ -114,6 +117,8 @@ def session_of(row: Row) -> SessionRecord:
         series=row["series"],
         reward_scope=None if row["reward_scope"] is None else RewardScope(row["reward_scope"]),
         score=row["score"],
+        delivery=Delivery.QUEUE if row["delivery"] is None else Delivery(row["delivery"]),
+        withdrawn_at=row["withdrawn_at"],
     )
 
 

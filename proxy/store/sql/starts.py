@@ -59,9 +59,9 @@ def check_start(connection: Connection, start: Start) -> None:
 
 
 def give_back(connection: Connection, row: rows.RowValues) -> None:
-    """Return the capacity of a session that ends with `row`, if it took some and failed."""
+    """Return the capacity of a session that ends with `row`, if it took some and failed, or is withdrawn."""
     failed = row["status"] == SessionStatus.EXPIRED.value or row["outcome"] in _FAILURES
-    if row["took_capacity"] and failed:
+    if row["took_capacity"] and (failed or row["withdrawn_at"] is not None):
         _change(connection, +1)
 
 
@@ -95,7 +95,10 @@ def count_live(connection: Connection) -> int:
 
 
 def count_taken(connection: Connection) -> int:
-    """The number of sessions that are live or ended without failing, pruned ones too: those that are trained on."""
+    """The number of sessions that are live or ended without failing, pruned ones too: those that are trained on.
+
+    A withdrawn one is not, and counts no more.
+    """
     there = _count_well(connection)  # first, so that a session pruned in between counts twice rather than not at all
     pruned = connection.execute(select(capacity.c.available).where(capacity.c.name == _PRUNED)).scalar()
     return there + (pruned or 0)
@@ -122,8 +125,8 @@ def _check_key(connection: Connection, key_hash: str) -> None:
 
 def _count_well(connection: Connection, *which: ColumnElement[bool]) -> int:
     well = or_(sessions.c.outcome.is_(None), sessions.c.outcome.not_in(_FAILURES))
-    alive = sessions.c.status != SessionStatus.EXPIRED.value
-    return connection.execute(select(func.count()).select_from(sessions).where(well, alive, *which)).scalar_one()
+    alive, there = sessions.c.status != SessionStatus.EXPIRED.value, sessions.c.withdrawn_at.is_(None)
+    return connection.execute(select(func.count()).select_from(sessions).where(well, alive, there, *which)).scalar_one()
 
 
 def _change(connection: Connection, by: int, name: str = _STARTS) -> bool:

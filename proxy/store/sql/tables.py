@@ -76,6 +76,8 @@ sessions = Table(
     ),
     Column("reward_scope", Text, comment="whose rewards count, as its start said: session, path or agent"),
     Column("score", Double, comment="of the whole session, as its end gave it"),
+    Column("delivery", Text, comment="`runner` if whoever runs it exports it, NULL if claims deliver it"),
+    Column("withdrawn_at", Double, comment="when it left its group, claims and exports, Unix seconds"),
     Column("checksum", LargeBinary, comment="XXH3-128 of the columns that its start sets for good"),
     Column("end_checksum", LargeBinary, comment="XXH3-128 of the columns that its end sets for good"),
 )

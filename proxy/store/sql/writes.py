@@ -26,6 +26,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    null,
     select,
     update,
 )
@@ -98,6 +99,15 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """An ended session that is withdrawn. `at`: Unix seconds."""
+
+    session_id: str
+    at: float
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecordUpdate:
     """The columns of a session's record, of which those of its start stay as they are, and withdrawn hashes of keys."""
 
@@ -135,11 +145,17 @@ _ONE: ColumnElement[int] = literal_column("1")
 _OF_SESSION = sessions.c.session_id == bindparam("of_session")
 _GROW = update(sessions).where(_OF_SESSION).values(revision=sessions.c.revision + _ONE)
 # All set what their parameters name, and raise the revision, so that other replicas read the session again.
-_SET_RECORD, _SET_END, _TOUCH = Statement(_GROW), Statement(_GROW), Statement(_GROW)
+_SET_RECORD, _SET_END, _SET_WITHDRAWN, _TOUCH = (Statement(_GROW) for _ in range(4))
 _SET_ENDED_ORDER = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.ended_order.is_(None))
     .values(ended_order=select(func.coalesce(func.max(sessions.c.ended_order) + _ONE, _ONE)).scalar_subquery())
+)
+# What is acknowledged stays that of the claim that did it; a lease that runs is over.
+_LEAVE_QUEUE = Statement(
+    update(sessions)
+    .where(_OF_SESSION, sessions.c.acknowledged_at.is_(None))
+    .values(acknowledged_at=_NOW, claimed_by=null(), claimed_until=null())
 )
 _DELETE_RETURNS = Statement(
     delete(returns).where(
@@ -331,7 +347,28 @@ def _end_session(connection: Connection, end: End) -> bool:
     _put_returns(connection, end.returns)
     give_back(connection, end.row)
     _set_ended_order(connection, end.session_id)
+    if row["delivery"] is not None or row["withdrawn_at"] is not None:
+        _leave_queue(connection, end.session_id, row["ended_at"])
     return True
+
+
+def withdraw_sessions(connection: Connection, batch: Sequence[Withdrawal]) -> Sequence[bool]:
+    """Withdraw ended sessions. False for one that changed since it was seen. Raises SessionNotFound."""
+    return [_withdraw(connection, each) for each in batch]
+
+
+def _withdraw(connection: Connection, withdrawal: Withdrawal) -> bool:
+    if not _lock_as_seen(connection, withdrawal.session_id, withdrawal.seen):
+        return False
+    row = {"of_session": withdrawal.session_id, "withdrawn_at": withdrawal.at, "updated_at": withdrawal.at}
+    _SET_WITHDRAWN.run(connection, [row])
+    _leave_queue(connection, withdrawal.session_id, withdrawal.at)
+    return True
+
+
+def _leave_queue(connection: Connection, name: str, now: float) -> None:
+    """Let no claim lease a session, of this release or an older one, nor acknowledge it."""
+    _LEAVE_QUEUE.run(connection, [{"of_session": name, "now": now}])
 
 
 def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[bool]:

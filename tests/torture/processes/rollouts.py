@@ -161,23 +161,24 @@ class _Run:
         return [json.loads(line) for line in self.lines]
 
     def _sessions(self) -> list[tuple[str, str]]:
-        """The id and the outcome of each session that is stored, if the server came to make its tables."""
+        """The id and the outcome of each session that counts, if the server came to make its tables."""
         if not self.database.exists():
             return []
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             if database.execute("SELECT name FROM sqlite_master WHERE name = 'sessions'").fetchone() is None:
                 return []
-            return database.execute("SELECT session_id, coalesce(outcome, status) FROM sessions").fetchall()
+            counted = "FROM sessions WHERE withdrawn_at IS NULL"
+            return database.execute(f"SELECT session_id, coalesce(outcome, status) {counted}").fetchall()
 
     def check(self) -> None:
-        """Check that each episode was recorded and exported once, and that nothing else is stored."""
+        """Check that each episode was recorded and exported once, and that nothing else counts."""
         turns = {entry["session_id"]: entry["turns"] for entry in self.entries}
         for entry in self.entries:
             assert (entry["failure"], entry["turns"]) == (None, self.turns[entry["task_id"]]), entry
         episodes = {(entry["task_id"], entry["sample"]) for entry in self.entries}
         assert episodes == {(task, sample) for task in self.turns for sample in range(_SAMPLES)}, episodes
         stored = sorted(session for session, _ in self._sessions())
-        assert stored == sorted(turns), f"{stored} are stored, and {sorted(turns)} were recorded"
+        assert stored == sorted(turns), f"{stored} count, and {sorted(turns)} were recorded"
         lines = (self.folder / "samples.jsonl").read_text().splitlines()
         exported = Counter(json.loads(line)["session_id"] for line in lines)
         assert exported == turns, f"turns in the samples: {exported}, as recorded: {turns}"

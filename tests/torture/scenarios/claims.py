@@ -1,4 +1,7 @@
-"""Trainers that share ended sessions: they race, die, are late and lose answers, while sessions end and are deleted."""
+"""Trainers that share ended sessions: they race, die, are late and lose answers, while sessions end and some go.
+
+Those that go are deleted or withdrawn.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class _Lease:
 class _Book:
     """What trainers were told. `started`: the group of each session; `ended`, `gone`: when the answer came.
 
-    `deleting`, `acknowledging`: the calls for these have been sent at least.
+    `deleting`, `acknowledging`: the calls for these have been sent at least. Those of `withdrawn`, which are among
+    `deleting` and `gone`, are still listed.
     """
 
     def __init__(self, world: World) -> None:
@@ -37,6 +41,7 @@ class _Book:
         self.ended: dict[str, float] = {}
         self.deleting: set[str] = set()
         self.gone: dict[str, float] = {}
+        self.withdrawn: set[str] = set()
         self._leases = defaultdict[str, list[_Lease]](list)
         self.acknowledging: set[str] = set()
         self.acknowledged: dict[str, _Lease] = {}
@@ -59,7 +64,7 @@ class _Book:
             assert name in self.started, f"nobody started {name}"
             done = self.acknowledged.get(name)
             assert done is None or done.until > answer.sent, f"{name} is acknowledged, and leased to {claim}"
-            assert self.gone.get(name, answer.sent) >= answer.sent, f"{name} was deleted, and is leased to {claim}"
+            assert self.gone.get(name, answer.sent) >= answer.sent, f"{name} is gone, and is leased to {claim}"
             for other in self._leases[name]:
                 apart = other.until <= lease.since + _SLACK_S or lease.until <= other.since + _SLACK_S
                 assert apart or other.claim == claim, f"{name} is leased twice: {other}, {lease}"
@@ -144,7 +149,7 @@ class _Trainer:
 
 
 class _Environment:
-    """Starts sessions, plays a turn or none, ends them, and deletes some."""
+    """Starts sessions, plays a turn or none, ends them, and deletes or withdraws some."""
 
     def __init__(self, world: World, site: Called, book: _Book) -> None:
         self._world, self._book = world, book
@@ -165,7 +170,11 @@ class _Environment:
         if group is None and world.random.random() < 0.2:
             await world.some_time(2.0)
             book.deleting.add(name)
-            await caller.ok("DELETE", f"/rl/sessions/{name}")
+            if world.random.random() < 0.5:
+                book.withdrawn.add(name)
+                await caller.ok("POST", f"/{name}/rl/withdraw_session", {})
+            else:
+                await caller.ok("DELETE", f"/rl/sessions/{name}")
             book.gone[name] = world.loop.time()
 
 
@@ -194,7 +203,7 @@ async def _check_told(site: Called, book: _Book) -> None:
     """The server says the same of the queue as the trainers."""
     listed = await site.ok("GET", "/rl/sessions")
     names = Counter(session["session_id"] for session in listed["sessions"])
-    assert names == Counter(book.started.keys() - book.gone.keys()), names
+    assert names == Counter(book.started.keys() - (book.gone.keys() - book.withdrawn)), names
     last = await site.ok("POST", "/trajectories/claim", {"limit": 10})
     assert last["sessions"] == [], "a session is left in the queue"
 

@@ -38,6 +38,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/{session}/rl/mark"): lambda client, session: session.mark(turn=0, trainable=True),
     ("POST", "/{session}/rl/rotate_keys"): lambda client, session: session.rotate_keys(),
     ("POST", "/{session}/rl/end_session"): lambda client, session: session.end(),
+    ("POST", "/{session}/rl/withdraw_session"): lambda client, session: session.withdraw(),
     ("POST", "/trajectories/export"): lambda client, session: client.export(),
     ("POST", "/trajectories/claim"): lambda client, session: client.claim(),
     ("POST", "/trajectories/acknowledge"): lambda client, session: client.acknowledge("c"),
@@ -81,7 +82,7 @@ WITHOUT = {
     r"/completions": "those who render by themselves call it as they call vLLM",
     r"^(/\{session\})?/(generate|tokenize|detokenize|parse)": "the same endpoint below /v1 has a method",
     r"^/(export_trajectories|grant_capacity)": "AReaL's name of an endpoint that has a method",
-    r"^/rl/(set_reward|mark|rotate_keys|end_session)": "the same endpoint with the session in the path has a method",
+    r"^/rl/(set_reward|mark|rotate_keys|(end|withdraw)_session)": "the endpoint with the session in its path has one",
 }
 
 
@@ -132,6 +133,7 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
     fields = {
         options.RewardOptions: {*reward_request.REWARD_FIELDS} - {"reward"},
         options.EndOptions: {*session_request._END_FIELDS},
+        options.WithdrawOptions: {*session_request._WITHDRAWAL_FIELDS},
         options.Delivery: {*delivery._FIELDS} - {"request_id"},
     }
     for kind, names in fields.items():

@@ -91,8 +91,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def of_server(server: Served) -> list[Any]:
-    """The server's own list of sessions."""
-    listed = (await server.http.get("/rl/sessions")).json()["sessions"]
+    """The server's own list of the sessions that count."""
+    listed = (await server.http.get("/rl/sessions", params={"filter": '{"withdrawn": false}'})).json()["sessions"]
     return [(each["session_id"], each["status"], each["outcome"]) for each in listed]
 
 
@@ -141,6 +141,8 @@ async def test_an_episode_that_is_cancelled_at_any_request_leaves_no_live_sessio
         with pytest.raises(asyncio.CancelledError):
             await playing
         listed = await of_server(server)
+        every = (await server.http.get("/rl/sessions")).json()["sessions"]
+    assert [each["status"] for each in every] == ["ended"]
     if cancelled_at == REQUESTS:
         assert listed == [("episode", "ended", "Finished")]
     else:  # with `discard` it never ends in its group, which a claim would take for whole

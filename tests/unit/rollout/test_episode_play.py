@@ -178,7 +178,7 @@ async def test_an_agent_that_hangs_is_cancelled_and_cleans_up(client: AsyncClien
 async def test_an_agent_that_ignores_its_cancellation_is_closed(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokengrove.rollout.episodes.agent_run._GRACE_S", 0.01)
+    monkeypatch.setattr("tokengrove.rollout.episode._GRACE_S", 0.01)
     cleaned = False
 
     async def stubborn(episode: Episode) -> None:
@@ -356,7 +356,7 @@ async def test_a_cancelled_episode_ends_its_session(client: AsyncClient, at: str
 async def test_a_blocking_agent_that_hangs_is_left_and_its_key_opens_nothing(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokengrove.rollout.episodes.agent_run._GRACE_S", 0.01)
+    monkeypatch.setattr("tokengrove.rollout.episode._GRACE_S", 0.01)
     keys = list[str]()
 
     async def blocks(episode: Episode) -> None:
@@ -375,13 +375,16 @@ async def test_a_blocking_agent_that_hangs_is_left_and_its_key_opens_nothing(
     assert answer.status_code == 403
 
 
-async def test_the_session_of_an_attempt_that_is_repeated_is_deleted(client: AsyncClient) -> None:
+async def test_the_session_of_an_attempt_that_is_repeated_is_withdrawn(client: AsyncClient) -> None:
     async def fails(episode: Episode) -> None:
         await raising(ValueError("no tool"), episode)
 
     result = await played(client, fails, discard=frozenset({"agent"}))
     assert (result.failure, result.turns) == ("agent", 1)
-    assert await client.sessions() == []
+    (listed,) = await client.sessions()
+    told = (listed["withdrawn"], listed["outcome"], listed["exit_reason"], listed["delivery"])
+    assert told == (True, "Failed", "ValueError: no tool", "queue")
+    assert (await client.export()).left_out == {"withdrawn": 1}
 
 
 async def test_a_verifier_of_the_agent_gives_scores_or_fails(client: AsyncClient) -> None:

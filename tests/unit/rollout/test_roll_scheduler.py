@@ -164,16 +164,22 @@ def test_a_batch_of_one_episode_names_its_session_too(client: Client) -> None:
     check_tokens(client, batch)
 
 
-def test_no_claim_gets_a_session_that_was_given_out_or_dropped(client: Client) -> None:
+def test_no_claim_gets_a_session_and_one_that_is_dropped_is_withdrawn(client: Client) -> None:
     config = settings(groups=1, size=2, redundancy=1, group_filter=DropsFirst, rollout_batch_size=2)
+    before = {each["session_id"] for each in client.sessions()}
     client.claim(limit=1000)
     with scheduler(client, config) as train:
         batch = train.get_batch(at(0), 2)
         assert batch is not None and batch.meta_info["metrics"]["scheduler/group_filter_count"] == 1
         names = column(batch, "traj_group_id")
         assert len(set(names)) == 1 and "_0_1_" in names[0]  # the episode 0 was filtered, 1 played in its place
-    played = client.sessions({"metadata": {"exp_name": "players"}})
-    assert all(each["status"] == "ended" for each in played)
+        given = set(batch.meta_info["session_ids"])
+    played = [each for each in client.sessions() if each["session_id"] not in before]
+    assert all(each["status"] == "ended" and each["delivery"] == "runner" for each in played)
+    dropped = [each for each in played if each["outcome"] == "Finished" and each["session_id"] not in given]
+    assert len([each for each in dropped if "_0_0_" in each["group_id"]]) >= 2
+    assert [each["withdrawn"] for each in dropped] == [True] * len(dropped)
+    assert not any(each["withdrawn"] for each in played if each["session_id"] in given)
     assert client.claim(limit=1000, filter={"outcome": "Finished"}).sessions == {}
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import real_server
 from tokengrove.client import Client
+from tokengrove.client.options import ListingFilter
 from tokengrove.errors import ConfigurationError, EngineUnavailable
 from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult, Task
 from tokengrove.rollout.executors import ExecutorOptions, executor_for
@@ -51,8 +52,9 @@ def options(tmp_path: Path, data: str, url: str, **more: Any) -> RunOptions:
     return RunOptions(data=data, url=url, **{**given, **more})
 
 
-def sessions(client: Client, played: Played) -> list[dict[str, Any]]:
-    return client.sessions({"metadata": {"tokengrove_run": played.run_id}, "validation": "include"})
+def sessions(client: Client, played: Played, *, withdrawn: bool = False) -> list[dict[str, Any]]:
+    mine: ListingFilter = {"metadata": {"tokengrove_run": played.run_id}, "validation": "include"}
+    return client.sessions({**mine, "withdrawn": withdrawn})
 
 
 def exported(played: Played) -> list[str]:
@@ -263,6 +265,8 @@ async def test_a_failed_attempt_leaves_its_group_so_that_no_claim_has_it(
     assert claimed == [{}]
     assert (played.summary.done, played.summary.retries) == (1, {"agent": 1})
     assert outcomes(sessions(client, played)) == {"Finished": 1}
+    (failed,) = sessions(client, played, withdrawn=True)
+    assert failed["outcome"] == "Failed" and "the file is missing" in failed["exit_reason"]
     assert list(client.claim(limit=9, filter={"task_id": "t"}).sessions) == played.session_ids
 
 
@@ -299,7 +303,7 @@ async def test_a_run_that_is_cancelled_can_be_resumed(tmp_path: Path, data: str,
     assert outcomes(sessions(client, played)) == {"Finished": 4}
 
 
-async def test_what_a_killed_run_left_is_counted_if_it_ended_and_deleted_if_it_is_live(
+async def test_what_a_killed_run_left_is_counted_if_it_ended_and_withdrawn_if_it_is_live(
     tmp_path: Path, data: str, url: str, client: Client
 ) -> None:
     chosen = options(tmp_path, data, url, concurrency=1, agent_arg={})
@@ -407,7 +411,7 @@ async def test_a_run_is_not_resumed_with_a_server_that_has_none_of_its_sessions(
         await run_episodes(options(tmp_path, data, url))
 
 
-async def test_sessions_that_could_not_be_deleted_are_deleted_at_the_end(
+async def test_sessions_that_could_not_be_withdrawn_are_withdrawn_at_the_end(
     tmp_path: Path, url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead worker's session that nobody ended does not keep its group from being whole."""
@@ -430,6 +434,7 @@ async def test_sessions_that_could_not_be_deleted_are_deleted_at_the_end(
     chosen = RunOptions(agent=f"{AGENTS}:asks", url=url, folder=None, retries=1)
     played = await run_episodes(chosen, [{"question": "q"}], executor=Losing())
     assert [each["session_id"] for each in sessions(client, played)] == played.session_ids
+    assert [each["status"] for each in sessions(client, played, withdrawn=True)] == ["ended"]
 
 
 @pytest.mark.parametrize(

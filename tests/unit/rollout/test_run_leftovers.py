@@ -1,4 +1,4 @@
-"""What an earlier start of a run left on the server: which sessions count, and which are deleted."""
+"""What an earlier start of a run left on the server: which sessions count, and which are withdrawn."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def entry(session_id: str, *, again: bool = False) -> Entry:
 
 
 async def cleaned(client: AsyncClient, *known: Entry) -> tuple[list[str], list[str]]:
-    """The sessions that are to be counted, and those that the server has afterwards."""
+    """The sessions that are to be counted, and those that count on the server afterwards."""
     found = await clean(client, "r", known, "http://s")
-    return [each.session_id for each in found], sorted(each["session_id"] for each in await sessions_of(client, "r"))
+    left = [each["session_id"] for each in await sessions_of(client, "r") if not each["withdrawn"]]
+    return [each.session_id for each in found], sorted(left)
 
 
-async def test_one_of_two_sessions_that_finished_an_episode_is_counted_and_the_other_is_deleted(
+async def test_one_of_two_sessions_that_finished_an_episode_is_counted_and_the_other_is_withdrawn(
     client: AsyncClient,
 ) -> None:
     names = {await left(client, "one"), await left(client, "two")}
@@ -51,19 +52,19 @@ async def test_one_of_two_sessions_that_finished_an_episode_is_counted_and_the_o
     assert counted == kept and len(counted) == 1 and counted[0] in names
 
 
-async def test_a_session_that_finished_an_episode_which_the_journal_has_is_deleted(client: AsyncClient) -> None:
+async def test_a_session_that_finished_an_episode_which_the_journal_has_is_withdrawn(client: AsyncClient) -> None:
     await left(client, "second")
     assert await cleaned(client, entry(await left(client, "noted"))) == ([], ["noted"])
 
 
-async def test_a_session_of_an_attempt_that_was_repeated_is_deleted(client: AsyncClient) -> None:
+async def test_a_session_of_an_attempt_that_was_repeated_is_withdrawn(client: AsyncClient) -> None:
     await left(client, "repeated", "Failed")
     known = entry("repeated", again=True), entry(await left(client, "noted"))
     assert await cleaned(client, *known) == ([], ["noted"])
 
 
 @pytest.mark.parametrize("outcome", ["Failed", "Timeout", "NoData", None])
-async def test_a_session_that_did_not_finish_and_that_the_journal_lacks_is_deleted(
+async def test_a_session_that_did_not_finish_and_that_the_journal_lacks_is_withdrawn(
     client: AsyncClient, outcome: str | None
 ) -> None:
     await left(client, "unknown", outcome)

@@ -136,7 +136,7 @@ async def test_an_episode_fails_after_its_last_retry_and_the_others_go_on() -> N
     assert {"retried 1.0", "finished 1.1", "finished 0.0", "finished 2.0"} == set(setup.observer.told)
 
 
-async def test_sessions_of_attempts_that_are_repeated_are_deleted_and_those_of_the_last_one_are_kept() -> None:
+async def test_sessions_of_attempts_that_are_repeated_are_withdrawn_and_those_of_the_last_one_are_kept() -> None:
     setup = Setup(failing("agent", 9), retries=1, retry_on=("agent", "worker"))
     await setup.play()
     assert [plan.discard for plan in setup.executor.plans] == [{"agent", "worker", "cancelled"}, {"cancelled"}]

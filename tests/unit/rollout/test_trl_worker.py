@@ -132,14 +132,14 @@ def test_an_episode_that_fails_is_not_compared_and_gives_no_row(make: Workers) -
     assert metrics["rollout/turns_mean"] == (3.0, 3.0)
 
 
-def test_an_episode_that_fails_is_played_again_and_leaves_no_session(url: str, make: Workers) -> None:
+def test_an_episode_that_fails_is_played_again_and_its_session_is_withdrawn(url: str, make: Workers) -> None:
     worker = make(trl_players.flaky, group_size=1, at_once=1, retries=1)
     worker.start()
     taken(worker, 1)
     worker.stop()
     with Client(url) as client:
-        names = {entry["session_id"] for entry in client.sessions()}
-    assert trl_players.begun[0] in names and trl_players.tried[0] not in names
+        withdrawn = {entry["session_id"]: entry["withdrawn"] for entry in client.sessions()}
+    assert (withdrawn[trl_players.begun[0]], withdrawn[trl_players.tried[0]]) == (False, True)
     assert not any("failed" in name for name in worker.metrics_queue.get(timeout=WAIT_S))
 
 

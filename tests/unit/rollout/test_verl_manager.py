@@ -525,6 +525,7 @@ def test_a_sample_that_takes_too_long_ends_as_timeout(url: str) -> None:
         manager.generate_sequences(given)
     [ended] = listed(url, step=14)
     assert ended["outcome"] == "Timeout" and "sample_timeout_s" in ended["exit_reason"]
+    assert ended["delivery"] == "runner"
 
 
 async def test_a_cancelled_batch_ends_its_sessions(url: str) -> None:

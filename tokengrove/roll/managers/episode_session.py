@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, cast
 
-from tokengrove.client import Client, Export, Session
+from tokengrove.client import Client, Export
 from tokengrove.client.exit_reason import exit_reason, storable
 from tokengrove.client.options import EndOptions, ExportOptions, SessionOptions
 from tokengrove.client.values import SessionTree
@@ -21,15 +20,14 @@ from tokengrove.errors import EndedOtherwise, InvalidRequest, NotFound, ProxyErr
 from tokengrove.roll.config import sampling_of
 from tokengrove.roll.values.data_proto import DataProto
 from tokengrove.roll.values.episode_result import EpisodeResult, InvalidResult, status_of
+from tokengrove.rollout.episode import BlockingEpisode
 from tokengrove.rollout.failure_log import FailedEpisode
-from tokengrove.rollout.session_start import start_session_here, unused_session_id
+from tokengrove.rollout.session_start import unused_session_id
 
 logger = logging.getLogger(__name__)
 
 _DETERMINISTIC = "deterministic"
 """The capability of engines that sample equal tokens for equal seeds."""
-_START_S = 600.0
-"""How long an episode waits for a place on the server."""
 _NO_TURNS = "the episode has no turn: the model was not asked, or has not answered"
 
 
@@ -43,20 +41,17 @@ class EpisodeSession:
 
     def __init__(
         self,
-        client: Client,
-        session: Session,
+        episode: BlockingEpisode,
         traj_group_id: str,
         env_id: int,
         api_key: str | None,
         discount: float,
     ) -> None:
-        self.client, self.session = client, session
+        self._episode, self.client, self.session = episode, episode.client, episode.session
         self.traj_group_id, self.env_id, self.discount = traj_group_id, env_id, discount
-        self.base_url = session.root_url if api_key is None else address_of(client, api_key)
-        self.api_key = session.api_key
-        self.outcome: str | None = None
+        self.base_url = episode.root_url if api_key is None else address_of(episode.client, api_key)
+        self.api_key = episode.api_key
         self.failure: FailedEpisode | None = None
-        self._ending = threading.Lock()
         self._seen: SessionTree | None = None
         self._begun = time.monotonic()
 
@@ -104,8 +99,14 @@ class EpisodeSession:
         }
         if api_key is not None:
             given["api_key"] = api_key
-        session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
-        return cls(client, session, traj_group_id, env_id, api_key, given["discount"])
+        fields = cast(SessionOptions, given)
+        episode = BlockingEpisode.start(client, str(tag), fields, delivery="runner", may_wait=may_wait)
+        return cls(episode, traj_group_id, env_id, api_key, given["discount"])
+
+    @property
+    def outcome(self) -> str | None:
+        """How it has ended; None while it has not."""
+        return self._episode.outcome
 
     def finish(
         self, result: EpisodeResult, rewards: Mapping[str, float] | None = None, score: float | None = None
@@ -210,19 +211,14 @@ class EpisodeSession:
         return {"score": score, "step_scores": zipped(scores, turns), "align": "first"}
 
     def _end(self, options: EndOptions, within_s: float | None = None) -> None:
-        with self._ending:  # a manager may be stopped from another thread
-            if self.outcome is not None:
-                return
-            try:
-                self.session.end(retry_s=within_s, **options)
-                self.outcome = options["outcome"]
-            except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
-                logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
-                self.outcome = "Failed"
-                if self.failure is None:
-                    self._failed("Failed", f"the session was ended by somebody else: {exit_reason(error)}")
-                with suppress(ProxyError):  # an expired session still takes rewards
-                    self.session.end(**_rewards_of(options))
+        try:
+            self._episode.end(within_s, **options)
+        except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
+            logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
+            if self.failure is None:
+                self._failed("Failed", f"the session was ended by somebody else: {exit_reason(error)}")
+            with suppress(ProxyError):  # an expired session still takes rewards
+                self.session.end(**_rewards_of(options))
 
 
 def _rewards_of(options: EndOptions) -> EndOptions:

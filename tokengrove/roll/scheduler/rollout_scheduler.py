@@ -1,7 +1,7 @@
 """Batches for a trainer: environments play all the time, and `get_batch` takes whole groups of what they have played.
 
-Every session that is given out, and every one that is dropped (too late, filtered, expired), is acknowledged on the
-server: no claim trains it a second time.
+The scheduler delivers their sessions, so no claim trains one a second time. One whose result is dropped (too late,
+filtered, expired) is withdrawn: no export of its group has it either.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tokengrove.roll.scheduler.worker_threads import WorkerThreads
 from tokengrove.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
-_MOST_IDS = 1000
-"""How long the server is waited for when it restarts."""
 
 
 class Workers(Protocol):
@@ -102,7 +100,7 @@ class RolloutScheduler:
             config,
             env_manager_config,
             mode,
-            on_discard=lambda reason, rollouts: self._acknowledge(rollouts),
+            on_discard=lambda reason, rollouts: self._withdraw(rollouts),
             max_failed_episodes=max_failed_episodes,
         )
 
@@ -144,7 +142,6 @@ class RolloutScheduler:
         rollouts = self._rollouts(global_step, batch_size)
         if not rollouts:
             return None
-        self._acknowledge(rollouts)
         batch = self._joined(rollouts)
         batch.meta_info["global_step"] = global_step
         self._mock.dump(global_step, batch)
@@ -237,15 +234,14 @@ class RolloutScheduler:
         batch.meta_info["get_batch_return_start_time"] = time.time()
         return batch
 
-    def _acknowledge(self, rollouts: Sequence[DataProto]) -> None:
-        """Take the sessions of these rollouts out of the queue of claims, for good."""
+    def _withdraw(self, rollouts: Sequence[DataProto]) -> None:
+        """Take the sessions of these rollouts out of their groups, for good."""
         names = _session_ids(rollouts)
         try:
-            for at in range(0, len(names), _MOST_IDS):
-                chunk = names[at : at + _MOST_IDS]
-                self._client.acknowledge(session_ids=chunk)
+            for name in names:
+                self._client.withdraw_session(name)
         except ProxyError as error:
-            logger.warning("%d sessions could not be taken out of the queue of claims: %s", len(names), error)
+            logger.warning("%d sessions could not be withdrawn: %s", len(names), error)
 
 
 def _session_ids(rollouts: Sequence[DataProto]) -> list[str]:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-
-from tokengrove.client import operations
 from tokengrove.client.exit_reason import exit_reason, storable
-from tokengrove.client.options import EndOptions
-from tokengrove.errors import InvalidRequest, ProxyError, SessionNotFound
+from tokengrove.client.options import EndOptions, WithdrawOptions
+from tokengrove.errors import InvalidRequest, ProxyError
 from tokengrove.rollout.episodes.episode import Episode
 from tokengrove.rollout.episodes.failure import Failure
 
-_logger = logging.getLogger(__name__)
 CANCELLED = Failure("cancelled", "cancelled")
 
 
 async def leave_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
-    """End the session, or delete it after a failure that is repeated (`plan.discard`). Return what has failed."""
+    """End the session, or withdraw it after a failure that is repeated (`plan.discard`). Return what has failed."""
     if failure is None or failure.kind not in episode.plan.discard:
         return await end_session(episode, failure, within_s)
+    told: WithdrawOptions = {"outcome": failure.outcome, "exit_reason": storable(failure.message)}
     try:
-        deletion = operations.delete_session(episode.session.session_id)
-        await episode.client.run(deletion, retry_s=within_s)
-    except SessionNotFound:
-        pass  # an earlier attempt to delete it arrived
+        await episode.withdraw(within_s, **told)
     except ProxyError as error:
         return _not_ended(episode, failure, error)
     return failure
@@ -36,21 +30,18 @@ async def end_session(episode: Episode, failure: Failure | None, within_s: float
     Return the failure, or that of the end: a session that could not be ended expires at the server.
     """
     try:
-        await _end(episode, {**episode.ending, **_what_happened(failure)}, within_s)
+        told: EndOptions = {**episode.ending, **_what_happened(failure)}
+        await episode.end(within_s, **told)
         return failure
     except InvalidRequest as error:  # what the adapter says cannot be stored
         failure = failure or Failure("agent", exit_reason(error))
     except ProxyError as error:
         return _not_ended(episode, failure, error)
     try:
-        await _end(episode, _what_happened(failure), within_s)
+        await episode.end(within_s, **_what_happened(failure))
     except ProxyError as error:
         return _not_ended(episode, failure, error)
     return failure
-
-
-async def _end(episode: Episode, options: EndOptions, within_s: float | None) -> None:
-    await episode.session.end(retry_s=within_s, **options)
 
 
 def _what_happened(failure: Failure | None) -> EndOptions:
@@ -63,5 +54,5 @@ def _what_happened(failure: Failure | None) -> EndOptions:
 
 
 def _not_ended(episode: Episode, failure: Failure | None, error: ProxyError) -> Failure:
-    _logger.warning("session %s could not be ended: %s", episode.session.session_id, error)
+    episode.not_ended(error)
     return failure or Failure("server", f"the session could not be ended: {exit_reason(error)}")

@@ -1,17 +1,15 @@
-"""A running episode: its session has been started, and its agent plays."""
+"""A running episode of a plan: its session has been started, and its agent plays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tokengrove.client import AsyncClient, AsyncSession
 from tokengrove.client.options import EndOptions
+from tokengrove.rollout import episode
 from tokengrove.rollout.episodes.plan import EpisodePlan
 from tokengrove.rollout.episodes.task import Task
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(episode.Episode):
     """What an agent's adapter needs. `client` has the control key: nothing of it may reach the agent itself, which gets
     `session.base_url`, `session.root_url` and `session.api_key` only.
 
@@ -19,11 +17,11 @@ class Episode:
     `scores`: further values by name that the agent's own verifier gives; the result has them beside those of scorers.
     """
 
-    plan: EpisodePlan
-    session: AsyncSession
-    client: AsyncClient
-    ending: EndOptions = field(default_factory=EndOptions)
-    scores: dict[str, float] = field(default_factory=dict)
+    def __init__(self, plan: EpisodePlan, session: AsyncSession, client: AsyncClient) -> None:
+        super().__init__(client, session)
+        self.plan = plan
+        self.ending = EndOptions()
+        self.scores: dict[str, float] = {}
 
     @property
     def task(self) -> Task:

@@ -1,7 +1,7 @@
 """The end of a failed attempt's session, whoever notices the failure: the episode, its executor, or the run.
 
 A claim takes a group as soon as enough of its sessions have ended, whatever their outcome. The session of an attempt
-that will be repeated therefore never ends in its group: it is deleted while it is live.
+that will be repeated therefore never ends in its group: it is withdrawn as it ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 
 from tokengrove.client import AsyncClient
 from tokengrove.client.exit_reason import storable
-from tokengrove.client.operations import Call, Steps, delete_session, session_path
+from tokengrove.client.operations import Call, Steps, session_path, withdraw_session
 from tokengrove.errors import EndedOtherwise, ProxyError, SessionNotFound
 from tokengrove.rollout.episodes.plan import EpisodePlan
 from tokengrove.rollout.episodes.result import FailureKind
@@ -20,8 +20,8 @@ _WITHIN_S = 30.0
 
 
 async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, message: str) -> bool:
-    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason; delete it if `plan.discard`
-    has this failure.
+    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason; withdraw it if
+    `plan.discard` has this failure.
 
     A session that was never started, or has ended, is left as it is. Return False if the server did not do it within
     30 s: the session is live then.
@@ -37,10 +37,11 @@ async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, 
 
 
 def _left(plan: EpisodePlan, failure: FailureKind, message: str) -> Steps[None]:
+    outcome, reason = "Timeout" if failure == "timeout" else "Failed", storable(message)
     if failure in plan.discard:
-        yield from delete_session(plan.session_id)
+        yield from withdraw_session(plan.session_id, {"outcome": outcome, "exit_reason": reason})
     else:
-        yield from _end(plan.session_id, "Timeout" if failure == "timeout" else "Failed", storable(message))
+        yield from _end(plan.session_id, outcome, reason)
 
 
 def _end(session_id: str, outcome: str, reason: str) -> Steps[None]:

@@ -43,7 +43,7 @@ class EpisodePlan:
     `reward` and `scorers` name functions, by path; each call of one may take `scoring_timeout_s`. `options` are further
     fields of `start_session` (`group_id`, `group_size`, `sampling`, `limits`, ...). `validation`: the session measures
     the policy and is never trained on. `discard`: failures after which the episode is played again, so that the session
-    is deleted (see `give_up`).
+    is withdrawn (see `give_up`).
     """
 
     task: Task

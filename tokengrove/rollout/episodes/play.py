@@ -2,7 +2,7 @@
 
 Whatever fails, the session ends, as Failed, Timeout or NoData with the reason, and a result says so: only cancellation
 is raised. A session is Finished exactly if its result has no failure. That of an attempt that will be repeated is
-deleted.
+withdrawn.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tokengrove.client import AsyncClient, SessionTree
 from tokengrove.client.exit_reason import exit_reason, storable
 from tokengrove.client.options import SessionOptions
 from tokengrove.errors import ProxyError
+from tokengrove.rollout import episode
 from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.episodes.agent import Agent
 from tokengrove.rollout.episodes.agent_run import run_agent
@@ -25,7 +26,6 @@ from tokengrove.rollout.episodes.failure import Failure, failure_of_agent
 from tokengrove.rollout.episodes.plan import EpisodePlan
 from tokengrove.rollout.episodes.result import EpisodeResult
 from tokengrove.rollout.episodes.rewarding import Rewarding
-from tokengrove.rollout.session_start import start_session
 from tokengrove.rollout.trajectory import complete, read_tree, score_of
 
 _RETRY_CANCELLED_S = 10.0
@@ -44,18 +44,19 @@ async def play(plan: EpisodePlan, agent: Agent, client: AsyncClient | None = Non
     begun = time.monotonic()
     async with _connected(plan, client) as connected:
         try:
-            session = await start_session(
+            started = await episode.Episode.start(
                 connected,
                 plan.task.task_id,
-                plan.start_timeout_s,
                 _options(plan),
+                delivery="queue",
+                within_s=plan.start_timeout_s,
                 discard=CANCELLED.kind in plan.discard,
             )
         except ProxyError as error:
             failure = Failure("server", f"no session could start: {exit_reason(error)}")
             return _result(plan, failure, begun)
-        episode = Episode(replace(plan, task=plan.task.copied()), session, connected)
-        return await _Playing(episode, plan, agent).result(begun)
+        playing = Episode(replace(plan, task=plan.task.copied()), started.session, connected)
+        return await _Playing(playing, plan, agent).result(begun)
 
 
 class _Playing:

@@ -25,7 +25,7 @@ def failed(plan: EpisodePlan, failure: FailureKind, message: str, seconds: float
 
 
 async def end_lost_session(plan: EpisodePlan, failure: FailureKind, reason: str) -> None:
-    """End the session of an attempt that nobody plays any more, or delete it if the attempt is to be repeated.
+    """End the session of an attempt that nobody plays any more, or withdraw it if the attempt is to be repeated.
 
     It is done twice: a start may still have been on its way to the server when its worker died.
     """

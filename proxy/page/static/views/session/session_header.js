@@ -51,6 +51,7 @@ const Facts = ({ tree, facts }) => html`<div class="session-facts">
 function Outcome({ tree }) {
   const why = tree.exit_reason ? printable(tree.exit_reason) : undefined;
   return html`${tree.outcome && html`<${Badge} kind=${tree.outcome === "Finished" ? "good" : "warn"} text=${tree.outcome} title=${why} />`}
+    ${tree.withdrawn && html`<${Badge} text="withdrawn" title="No group, claim or export counts it" />`}
     ${tree.exit_reason && html`<span class="small quiet"><${Short} text=${tree.exit_reason} length=${40} class="" /></span>`}
     ${tree.finished === false && html`<${Badge} kind="warn" text="unfinished" title="finished: false" />`}`;
 }

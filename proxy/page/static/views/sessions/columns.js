@@ -36,6 +36,7 @@ export function SessionStatus({ row }) {
   const { status, outcome, exit_reason: why, summary } = row;
   const told = [outcome && `outcome: ${outcome}`, why && `exit reason: ${printable(why.slice(0, 500))}`].filter(Boolean).join(", ");
   return html`<${Status} status=${status} title=${told || undefined} />
+    ${row.withdrawn && html` <${Badge} text="withdrawn" title="No group, claim or export counts it" />`}
     ${outcome && outcome !== "Finished" && html` <${Badge} kind="warn" text=${outcome} title=${told} />`}
     ${summary.running > 0 && html` <${Status} status="running" text=${number(summary.running)} title=${`${plural(summary.running, "call")} running`} />`}`;
 }
