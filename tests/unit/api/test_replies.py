@@ -55,6 +55,7 @@ class FakeTurns:
 
     def __init__(self) -> None:
         self.written: list[Attempt] = []
+        self.earlier = self
 
     def leave(self, attempt: Attempt) -> None:
         attempt.leave()
