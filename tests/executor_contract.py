@@ -17,7 +17,7 @@ from tokengrove.client import AsyncClient
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server, Task
 from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 
-HERE = "tests.unit.rollout.executor_agents"
+HERE = "tests.unit.tokengrove.rollout.executor_agents"
 KEY = "the-key"
 PLACES = 6
 _numbers = itertools.count()

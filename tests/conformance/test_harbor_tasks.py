@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.packages import package
-from tests.unit.rollout.harbor_tasks import task
+from tests.unit.tokengrove.rollout.harbor_tasks import task
 
 pytestmark = pytest.mark.clients
 FULL = """

@@ -16,7 +16,7 @@ from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from tests.engines.gates import AdminGate
 from tests.torture.runs import World, scenario
-from tests.unit.engine.gated import PooledEngine, asking, gate_of, uninterrupted
+from tests.unit.proxy.engine.gated import PooledEngine, asking, gate_of, uninterrupted
 from tokengrove.errors import EngineTimeout, EngineUnavailable
 from tokengrove.reasons import FinishReason
 

@@ -12,7 +12,7 @@ from proxy.workers.leader import LEADER, Gates, Leader
 from proxy.workers.peers import Unreachable
 from tests.torture.runs import World, scenario
 from tests.torture.workers import Peers, Worker
-from tests.unit.engine.gated import WatchfulEngine
+from tests.unit.proxy.engine.gated import WatchfulEngine
 
 
 class _Engine(WatchfulEngine):

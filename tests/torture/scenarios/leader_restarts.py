@@ -14,7 +14,7 @@ from proxy.workers.leader import LEADER, Gates, Leader
 from proxy.workers.peers import Unreachable
 from tests.torture.runs import World, scenario
 from tests.torture.workers import Peers, Worker
-from tests.unit.engine.gated import WatchfulEngine, asking, uninterrupted
+from tests.unit.proxy.engine.gated import WatchfulEngine, asking, uninterrupted
 
 _ARRIVES_S = 0.1
 """The longest way of a call, which takes less than the start of a worker."""

@@ -22,7 +22,7 @@ from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.torture.runs import World, scenario
-from tests.unit.engine.gated import asking, uninterrupted
+from tests.unit.proxy.engine.gated import asking, uninterrupted
 from tokengrove.errors import EngineFailed, EngineLost, EngineTimeout, InvalidRequest, ProxyError
 from tokengrove.reasons import FinishReason
 

@@ -25,7 +25,7 @@ from tests.engines.scripts import VOCABULARY
 from tests.torture.runs import World, scenario
 from tests.torture.scenarios.servers import seeded
 from tests.torture.sglang import Server, connected, sampled_by
-from tests.unit.engine.gated import asking, uninterrupted
+from tests.unit.proxy.engine.gated import asking, uninterrupted
 from tokengrove.errors import EngineLost, InvalidRequest, ProxyError
 from tokengrove.reasons import FinishReason
 
