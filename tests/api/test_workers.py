@@ -21,6 +21,7 @@ from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
 from tests.exports import entries
 from tests.support import sampled, tiny_renderer, until, user
+from tests.wide import WIDE, first
 from tests.workers import Workers, workers_of
 
 LONG = {"model": "m", "messages": [user("hi")], "max_tokens": 60}
@@ -67,7 +68,7 @@ async def begun(workers: Workers, wire: LiveWire, *names: str, **more: Any) -> l
 # The engine ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "mode"), [(0, "abort"), (1, "in_place"), (1, "drain")])
+@pytest.mark.parametrize(("asked", "mode"), [(0, "abort"), (1, "in_place"), pytest.param(1, "drain", marks=WIDE)])
 async def test_an_update_by_any_worker_is_done_once_and_leaves_each_token_its_version(
     tmp_path: Path, url: str, wire: LiveWire, asked: int, mode: str
 ) -> None:
@@ -95,7 +96,7 @@ async def test_an_update_by_any_worker_is_done_once_and_leaves_each_token_its_ve
             assert set(sample["versions"][sample["turns"][0]["span"][0] :]) == {5}
 
 
-@pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.parametrize("mode", first(["in_place", "retract"]))
 async def test_without_spans_the_part_in_which_the_weights_changed_is_old_and_uncertain_on_every_worker(
     tmp_path: Path, url: str, wire: LiveWire, mode: str
 ) -> None:
@@ -181,7 +182,7 @@ async def test_a_leader_that_starts_again_answers_once_its_engine_has_started(
         await asyncio.gather(*(workers[n].chat([user("hi")], f"w{n}", max_tokens=5) for n in (0, 1)))
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", first([0, 1]))
 async def test_a_worker_starts_again_after_weights_were_loaded_on_the_server_directly(
     tmp_path: Path, url: str, wire: LiveWire, lost: int
 ) -> None:
@@ -285,7 +286,7 @@ async def test_a_pause_that_begins_while_a_server_joins_another_worker_is_the_la
         await more.kill()
 
 
-@pytest.mark.parametrize("mode", ["abort", "in_place"])
+@pytest.mark.parametrize("mode", first(["abort", "in_place"]))
 async def test_a_leader_that_dies_while_weights_are_loaded_leaves_no_pause(
     tmp_path: Path, url: str, wire: LiveWire, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

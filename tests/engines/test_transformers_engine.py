@@ -23,6 +23,7 @@ from tests.engines.crowds import Growing, abort_after, converse, converse_all, l
 from tests.engines.forward import plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.support import until
+from tests.wide import WIDE, first
 from tokengrove.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from tokengrove.reasons import FinishReason
 
@@ -148,6 +149,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine) -> None
     assert replies[0].ids == alone.ids
 
 
+@WIDE
 async def test_many_concurrent_sessions_get_the_same_tokens_as_alone(engine, folder: Path) -> None:
     together = await converse_all(engine, 32)
     await engine.flush_cache()
@@ -245,7 +247,7 @@ async def test_weights_of_another_model_are_refused(own_engine, folder: Path, tm
     await complete(own_engine, request_for(PROMPT, 4))
 
 
-@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
+@pytest.mark.parametrize("mode", first([PauseMode.IN_PLACE, PauseMode.RETRACT]))
 async def test_a_pause_stops_sampling_and_loses_no_token(own_engine, folder: Path, mode: PauseMode) -> None:
     reply, chunks = await begun(own_engine, 500)
     await own_engine.pause(mode)
@@ -279,6 +281,7 @@ async def test_flushing_empties_the_prefix_cache(own_engine) -> None:
     assert cached == [0, 192, 0]
 
 
+@WIDE
 async def test_more_requests_than_the_cache_holds_all_complete_exactly(own_engine, folder: Path) -> None:
     prompts = [ids_of(range(n, n + 150)) for n in range(24)]
     replies = await asyncio.gather(*(complete(own_engine, request_for(prompt, 150)) for prompt in prompts))
@@ -369,7 +372,7 @@ async def test_memory_that_was_not_released_is_not_resumed(own_engine) -> None:
     assert (reply.ids, reply.logprobs) == (whole.ids, whole.logprobs)
 
 
-@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.DRAIN])
+@pytest.mark.parametrize("mode", first([PauseMode.ABORT, PauseMode.DRAIN]))
 async def test_a_request_goes_on_exactly_after_a_release(own_engine, mode: PauseMode) -> None:
     gate, request = AdminGate(own_engine), request_for(PROMPT, 300, temperature=0.0)
     whole, begins = await complete(own_engine, request), asyncio.Event()

@@ -22,6 +22,7 @@ from proxy.store.sql.tables import interactions, sessions
 from proxy.store.store import Store
 from tests.databases import execute
 from tests.support import assistant, says, serving, user
+from tests.wide import WIDE
 from tokengrove.errors import ConfigurationError
 from tokengrove.reasons import Status
 
@@ -83,6 +84,7 @@ def unnoticed(url: str, column: Column[Any], key: Column[Any], name: str) -> boo
     return not any("checksum differs" in each and "session s" in each for each in found)
 
 
+@WIDE
 async def test_a_change_of_any_fixed_column_is_found(tmp_path: Path, database_url: str) -> None:
     await grow(tmp_path, database_url)
     copied, dumped = f"sqlite:///{tmp_path / 'copied.db'}", tmp_path / "all.jsonl"

@@ -25,10 +25,11 @@ from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import until
+from tests.wide import first
 from tokengrove.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3)))
 async def test_random_kills_and_restarts_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     async with wires(3, delay_s=0.002) as live, pool_of(*(wire.url for wire in live)) as pool:

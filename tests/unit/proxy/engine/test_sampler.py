@@ -6,6 +6,7 @@ import pytest
 
 from proxy.engine.transformers.sampler import Drawn, SamplingRow, draw, new_row
 from proxy.types import SamplingParams, ids_of
+from tests.wide import WIDE
 
 torch = pytest.importorskip("torch")
 
@@ -56,12 +57,12 @@ def test_temperature_scales_the_distribution_and_the_logprob():
     ("cut", "kept"),
     [
         ({"top_k": 2}, 2),
-        ({"top_p": 0.7}, 2),
-        ({"min_p": 0.2}, 3),
+        pytest.param({"top_p": 0.7}, 2, marks=WIDE),
+        pytest.param({"min_p": 0.2}, 3, marks=WIDE),
         ({"top_k": 3, "top_p": 0.7}, 2),
-        ({"min_p": 0.2, "top_p": 0.7}, 2),
+        pytest.param({"min_p": 0.2, "top_p": 0.7}, 2, marks=WIDE),
         ({"top_k": 1}, 1),
-        ({"top_p": 0.0}, 1),
+        pytest.param({"top_p": 0.0}, 1, marks=WIDE),
     ],
 )
 def test_truncation_limits_the_tokens_but_not_the_logprob(cut, kept):

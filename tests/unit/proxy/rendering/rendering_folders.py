@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from tests.wide import few
+
 ROOT = Path(__file__).parents[4]
 KEPT_TOKENS = 12_000
 ASSETS = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared"))
@@ -27,6 +29,9 @@ ENDS = {
     "qwen3_8": ("qwen3_8", ["<|im_end|>", "<|endoftext|>"]),
     "qwen3_instruct_2507": ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
 }
+
+FAMILIES = few(ENDS, ("qwen3", "gptoss", "llama3_1"))
+"""Every family; a quick run takes three whose templates and stops work differently."""
 
 MARKERS = re.compile(
     "<[|\uff5c][^<>\\s]{1,40}[|\uff5c]>|\\[gMASK\\]|<sop>"

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rendering_folders import ENDS
 from typer.testing import CliRunner
 
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.examination import SHAPES, Verdict, examine
 from proxy.settings import Settings
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove import commands
 
 # What a chat template refuses or moves; everything else holds.
@@ -28,7 +28,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_nothing_breaks_with_a_published_template(spelled: Callable[[str], Renderer], name: str) -> None:
     found = examine(spelled(name))
     assert not found.broken

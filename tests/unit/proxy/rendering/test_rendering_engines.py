@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
-from rendering_folders import ENDS
 from transformers import AutoTokenizer
 
 from proxy.rendering.templates.chat_template import RESERVED_OPTIONS, ChatTemplate
@@ -21,6 +20,7 @@ from proxy.rendering.templates.jinja2_template import compile_jinja2
 from proxy.rendering.templates.minijinja_template import compile_minijinja
 from proxy.rendering.templates.template_text import TemplateText
 from proxy.rendering.tokenizer import Tokenizer
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
 quick = settings(max_examples=60)
@@ -149,7 +149,7 @@ def loaded(tiny_folder: Path, published: Callable[[str], Path]) -> Callable[[str
     return load
 
 
-@pytest.mark.parametrize("name", [*ENDS, "tiny"])
+@pytest.mark.parametrize("name", [*FAMILIES, "tiny"])
 @quick
 @given(messages=conversations, offered=tools, chosen=options, prompt=st.booleans())
 def test_the_text_is_that_of_transformers(
@@ -174,7 +174,7 @@ def test_the_text_is_that_of_transformers(
     assert text == wanted
 
 
-@pytest.mark.parametrize("name", [*ENDS, "tiny"])
+@pytest.mark.parametrize("name", [*FAMILIES, "tiny"])
 def test_minijinja_writes_every_known_template(loaded: Callable[[str], tuple[ChatTemplate, Any]], name: str) -> None:
     assert loaded(name)[0].engine == "minijinja (same text as jinja2 in the self-check)"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from probe_conversations import probe_conversations
-from rendering_folders import ENDS
 from transformers import AutoTokenizer
 
 from proxy.rendering import Renderer, load_renderer
@@ -18,6 +17,7 @@ from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 
 TOOLS = (
@@ -27,7 +27,7 @@ TOOLS = (
 USER = Message(Role.USER, "Hi")
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_full_renders_equal_the_chat_template(published: Callable[[str], Path], name: str) -> None:
     renderer = load_renderer(Settings(), published(name))
     hugging_face = AutoTokenizer.from_pretrained(published(name))

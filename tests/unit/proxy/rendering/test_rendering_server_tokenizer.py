@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rendering_folders import ENDS
 
 from proxy.rendering import load_renderer
 from proxy.settings import Settings
 from tests.support import says, serving, user
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.client import Client
 from tokengrove.errors import InvalidRequest
 from tokengrove.verl import ServerTokenizer
@@ -22,7 +22,7 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 async def test_tool_results_behind_the_prefix_are_what_follows_an_answer(
     published: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from rendering_folders import ENDS
 
 from proxy.rendering import Renderer
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -101,7 +101,7 @@ def sampled(renderer: Renderer, name: str, shape: Shape, prompt: Ids, whole: Ids
 
 
 @pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_bridged_turn_is_what_the_template_writes(spelled: Callable[[str], Renderer], name: str, case: str) -> None:
     renderer, shape = spelled(name), SHAPES[case]
     conversation = [*shape.history, shape.answer, *shape.new]
@@ -122,7 +122,7 @@ def test_a_bridged_turn_is_what_the_template_writes(spelled: Callable[[str], Ren
     assert whole[len(whole) - len(suffix) :] == suffix
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_cut_turn_is_closed_as_the_template_closes_one(spelled: Callable[[str], Renderer], name: str) -> None:
     renderer = spelled(name)
     history, new = [user("Hi")], [user("Again?")]

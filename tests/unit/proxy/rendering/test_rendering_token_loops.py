@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering_folders import ENDS
 
 from proxy.engine.scripted.scripts import Reply, play
 from proxy.rendering import Renderer, load_renderer
@@ -19,6 +18,7 @@ from proxy.rendering.written_answers import write_answer
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolCall
 from tests.support import Server, function_tool, serving, tool_result, user
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.errors import InvalidRequest
 
 TOOLS = [function_tool("read", {"path": {"type": "string"}})]
@@ -92,7 +92,7 @@ def loaded(published: Callable[[str], Path], name: str) -> Renderer:
     return load_renderer(Settings(), published(name))
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("end", ["ended", "cut"])
 async def test_known_ids_go_on_as_a_session_does(
     published: Callable[[str], Path], tmp_path: Path, name: str, end: str
@@ -106,7 +106,7 @@ async def test_known_ids_go_on_as_a_session_does(
             assert equal == ((name, kind) not in REFUSED), kind
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_tool_results_are_appended_as_a_session_does(
     published: Callable[[str], Path], tmp_path: Path, name: str, calls: int

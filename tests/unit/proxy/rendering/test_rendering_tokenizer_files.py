@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from proxy.rendering.families import FAMILIES
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 from proxy.rendering.tokenizer_files import SPLITS, UnknownTokenizer, read_tokenizer, tokenizer_class
+from tests.wide import WIDE
 from tokengrove.errors import ConfigurationError
 
 CLASSES = (
@@ -116,8 +117,8 @@ def split_of(name: str) -> Edit:
     [
         *((name, "qwen3", None) for name in CLASSES if "3_5" not in name),
         *((name, "llama", None) for name in ("LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizerFast")),
-        *((name, "qwen2", None) for name in CLASSES),
-        *((name, "qwen3_5", split_of("Qwen3_5Tokenizer")) for name in CLASSES),
+        *(pytest.param(name, "qwen2", None, marks=WIDE) for name in CLASSES),
+        *(pytest.param(name, "qwen3_5", split_of("Qwen3_5Tokenizer"), marks=WIDE) for name in CLASSES),
         ("Qwen3_5Tokenizer", "qwen_unheard_of", split_of("Qwen3_5Tokenizer")),
     ],
 )

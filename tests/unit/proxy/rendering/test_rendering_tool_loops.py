@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rendering_folders import ENDS
 
 from proxy.engine.scripted.scripts import Reply, play
 from proxy.rendering import Renderer, load_renderer
@@ -15,6 +14,7 @@ from proxy.rendering.written_answers import write_answer
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall
 from tests.support import function_tool, serving, user
+from tests.unit.proxy.rendering.rendering_folders import FAMILIES
 from tokengrove.client import AsyncClient
 from tokengrove.errors import InvalidRequest
 from tokengrove.verl import AsyncLLMServerManager, ToolAgentLoop, ToolParser
@@ -34,7 +34,7 @@ def written(renderer: Renderer, answer: Message) -> Reply:
     return Reply(write_answer(renderer, (Message(Role.USER, "Hi"),), answer, (TOOL,), {}))
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_a_tool_loop_has_the_ids_of_the_exported_sample(
     published: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, calls: int

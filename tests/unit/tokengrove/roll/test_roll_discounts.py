@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import real_server, user
 from tests.unit.tokengrove.roll.roll_queues import Queue
+from tests.wide import WIDE, few
 from tokengrove.client import Client
 from tokengrove.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
 from tokengrove.roll.managers import (
@@ -116,9 +117,11 @@ def close(values: Sequence[float]) -> Any:
     return pytest.approx(list(values), abs=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", few(SHAPES, ("two steps", "an observation comes back")))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("gamma", "applied"), [(0.5, True), (0.9, True), (0.0, True), (0.5, False)])
+@pytest.mark.parametrize(
+    ("gamma", "applied"), [(0.5, True), pytest.param(0.9, True, marks=WIDE), (0.0, True), (0.5, False)]
+)
 def test_scores_are_those_of_rolls_formulas(client: Client, kind: str, shape: str, gamma: float, applied: bool) -> None:
     how, (observations, rewards) = KINDS[kind], SHAPES[shape]
     config = {"observations": observations, "rewards": rewards}
