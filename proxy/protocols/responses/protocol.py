@@ -14,7 +14,7 @@ ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safe
 refused   background, conversation, prompt; a tool choice that names a hosted tool;
           input other than text, and than images for a vision model
 
-`store` has no effect beyond being repeated: any response can be continued by its id.
+`store` has no effect except that it is repeated: any response can be continued by its id.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"background", "conversation", "prompt"})
 _MAX_TOP_LOGPROBS = 20
-# Ignored fields that the reply repeats nevertheless, if they have the type that clients expect.
+# Ignored fields that the reply repeats if they have the type that clients expect.
 _REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
 # The chat API's names for `max_output_tokens`; in this API they are unknown fields.
 _FOREIGN = ("max_tokens", "max_completion_tokens")
@@ -142,7 +142,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
-    """Return the paths of fields that change nothing, although the reply repeats some of them."""
+    """Return the paths of fields that have no effect, although the reply repeats some of them."""
     ignored = ignored_fields(body, HONOURED | REFUSED)
     if body.get("truncation") == "auto":
         ignored.append("truncation")
