@@ -193,7 +193,7 @@ class Bridge:
         return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + rest
 
     def _overlap(self, ids: Ids, closing: Ids) -> int:
-        """Return how many markers at the start of `closing` are already at the end of `ids`."""
+        """Return the number of markers at the start of `closing` that are already at the end of `ids`."""
         for size in range(min(len(ids), len(closing)), 0, -1):
             if ids[-size:] == closing[:size] and all(map(self._tokenizer.is_marker, closing[:size])):
                 return size

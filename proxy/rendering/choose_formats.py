@@ -28,7 +28,7 @@ _TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": 
 def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningFormat | None:
     """Return the reasoning format, or None if the model has none. `named` is `--reasoning-parser`.
 
-    Raises ConfigurationError for an unknown name, listing the known ones.
+    Raises ConfigurationError for an unknown name, listing the known names.
     """
     if named is not None:
         return reasoning_format(named)
@@ -43,7 +43,7 @@ def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningForm
 def choose_tool_format(choice: TemplateChoice, named: str | None) -> ToolFormat | None:
     """Return the tool-call format, or None if no known format fits. `named` is `--tool-parser`.
 
-    Raises ConfigurationError for an unknown name, listing the known ones.
+    Raises ConfigurationError for an unknown name, listing the known names.
     """
     if named is not None:
         return tool_format(named)

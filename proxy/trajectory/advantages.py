@@ -35,7 +35,7 @@ class RunningStatistics:
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Include a value."""
+        """Add a value."""
         self.count += 1
         distance = value - self.mean
         self.mean += distance / self.count

@@ -28,7 +28,7 @@ _START = ChainState(key=0, body_key=0)
 
 @dataclass(frozen=True, slots=True)
 class MessageDifference:
-    """The first message that differs. `index` counts all messages of the conversation, leading system ones included.
+    """The first message that differs. `index` counts all messages of the conversation, also leading system messages.
 
     `count`: the number of removed or inserted messages. `sent`: this turn's message. `recorded`: the nearest turn's
     message. Either is None if its side has ended. `owner`: the turn that added `recorded`, or answered with it.

@@ -293,7 +293,7 @@ def _without_edge(text: str) -> str:
 def _same(pieces: Sequence[str], parts: Sequence[str]) -> bool:
     """Return whether the trimmed `pieces` have the same text as `parts`, wherever either is split or joined.
 
-    Tags and white space may stand at a seam of `parts`, only white space at a seam of `pieces`.
+    Tags and white space may be at a seam of `parts`, only white space at a seam of `pieces`.
     """
     said, own = list(reversed(pieces)), list(reversed(parts))
     while said and own:

@@ -1,4 +1,4 @@
-"""The options of an export for its layouts: the options of the request body, and what follows from them.
+"""The options of an export for its layouts: the options of the request body, and values derived from them.
 
 Staleness filters samples by the weight versions of their trained tokens. Context tokens of any version are allowed, and
 a sample without trained tokens is never stale. With a `min_version`, uncertain versions of a turn arrive here as -1, so

@@ -98,7 +98,7 @@ def equal_runs(values: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def _opening(interaction: Interaction, excluded: Untrained | None) -> NDArray[np.uint8]:
-    """The initial states of an output. Under a grammar, tokens outside the marks have the reason `mark`."""
+    """The initial states of an output. Tokens outside the marks have the reason `mark`, also under a grammar."""
     length = len(interaction.output_ids)
     if excluded not in (None, Untrained.GRAMMAR):
         return np.full(length, _CODES[excluded], np.uint8)

@@ -236,7 +236,7 @@ def _has_infinite(value: Any) -> bool:
 
 
 def _integral(value: Any, *, doubles: bool = False) -> Any:
-    """Replace whole floats by integers at every depth; with `doubles`, round integers beyond 2**53 to doubles."""
+    """Replace whole floats with integers at every depth; with `doubles`, round integers beyond 2**53 to doubles."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if doubles and isinstance(value, int) and _DOUBLE_BITS < value.bit_length() < _LARGEST_DOUBLE_BITS:

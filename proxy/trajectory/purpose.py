@@ -1,7 +1,7 @@
 """The purpose of an interaction, a tag that exports filter on. It never changes tokens.
 
 A purpose that the client states, by a header or a known prompt, is stored. Other purposes are derived from the whole
-tree on demand, because the first request of a session may turn out to be a title call beside the agent's own work.
+tree on demand, because the first request of a session may turn out to be a title call next to the agent's own work.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The first of these decides: the scope that the export sets, else the scope set a
 for the whole session at its end; the tree. In the tree, if answers to one prompt are alternatives, each path has a
 score of its own; otherwise the rewards of all turns add up.
 
-Answers to one prompt are alternatives or steps of one episode. When they were sampled decides, not what was asked.
+Answers to one prompt are alternatives or steps of one episode. Which of the two depends on when they were sampled.
 Alternatives are rewarded choices of one request (`n`), or rewarded answers of which two overlapped: the later began
 before the earlier was complete, so neither can be a step after the other. Answers one after the other are steps, and
 their rewards add up: an agent without memory sends the same prompt again when it observes the same again.
@@ -128,7 +128,7 @@ def score_session(
 
     `selected`: the turns that the filter keeps. `chosen`: the turns that `train` selects. `scope`: the scope that the
     export or the session's start sets. `given`: the score of the whole session; None: the sum of the main rewards on
-    the paths that end with a selected turn or, if there are none, on all turns.
+    the paths that end with a selected turn or, if none of them is set, of all turns.
     """
     ends = leaves(list(nodes.values()), selected, drift)
     paths = {end.interaction.id: [node.interaction.id for node in path_nodes(end, drift)] for end in ends}

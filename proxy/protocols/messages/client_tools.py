@@ -1,8 +1,8 @@
 """Tools that Anthropic defines and clients run: computer use, bash, text editor, memory.
 
 A request names them by type, without a schema, because Anthropic's models know them. For other models, this module adds
-a description and a schema. The arguments are those of Anthropic's documentation, so the client's own code for the tool
-works unchanged.
+a description and a schema. The arguments match Anthropic's documentation, so the client's own code for the tool works
+unchanged.
 """
 
 from __future__ import annotations

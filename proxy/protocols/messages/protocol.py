@@ -3,7 +3,7 @@
 honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
           tools (name description input_schema type; defer_loading drops the tool; of the tools that Anthropic defines
           and clients run also display_width_px display_height_px enable_zoom) tool_choice (type name
-          disable_parallel_tool_use) output_config.format output_format (its older place), and the engine
+          disable_parallel_tool_use) output_config.format output_format (its older name), and the engine
           extensions return_token_ids return_completion_text stop_token_ids min_tokens
           thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
           because template options are part of a tree root's identity and clients vary the rest of the field;
@@ -16,7 +16,7 @@ ignored   cache_control (anywhere) metadata (a hint for the session) context_man
           (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
           (top-level ones are recorded as dropped)
 refused   mcp_servers container compaction thread; other tools without an input_schema; documents and blocks of server
-          tools; images outside of the user's messages and tool results, and all of them unless the model sees
+          tools; images outside of the user's messages and tool results, and all images unless it is a vision model
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class _Spellings:
 
 
 def _last_bytes(stop: Sequence[str]) -> frozenset[int] | None:
-    """Return the last byte of each stop string; None if one ends with U+FFFD, which also stands for other bytes."""
+    """Return the last byte of each stop string; None if a string ends with U+FFFD, which also replaces other bytes."""
     if any([word.endswith("\ufffd") for word in stop]):
         return None
     return frozenset([word.encode("utf-8", "surrogatepass")[-1] for word in stop if word])

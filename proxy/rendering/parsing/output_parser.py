@@ -81,7 +81,7 @@ class OutputParser:
 
     @property
     def kept(self) -> int:
-        """The number of tokens up to and including the one that ended the output (stop string or end token), or all."""
+        """The number of tokens up to and including the end of the output (stop string or end token), or all."""
         return self._lexer.position if self._ended_at is None else self._ended_at
 
     def keep_stop_string(self) -> None:

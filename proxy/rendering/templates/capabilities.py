@@ -16,7 +16,7 @@ from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_d
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall
 from tokengrove.errors import InvalidRequest
 
-# The keys under which templates look for the reasoning of an assistant message.
+# The keys from which templates read the reasoning of an assistant message.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
