@@ -1,7 +1,7 @@
-"""What was parsed of the items that the latest bodies of a session have: the messages of a conversation.
+"""Parser states after the items of a session's latest bodies, which are the messages of a conversation.
 
-An agent sends its whole history with every turn. A body that begins with the items of an earlier one, byte for byte as
-JSON, is parsed only from there on. What is kept is a function of these bytes, so it never goes stale.
+An agent sends its whole history with every turn. If a body begins with the items of an earlier body, byte for byte as
+JSON, only the rest is parsed. A cached state depends only on these bytes, so it never goes stale.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from xxhash import xxh3_128_digest
 from proxy.types import Api, ImagePart
 
 FEWEST = 64
-"""Fewer items are parsed anew: that takes no longer than to look for them."""
+"""Fewer items are parsed again, because that takes no longer than a lookup."""
 
 # An agent and its sub-agents may take turns in one session; each conversation has two states.
 _KEPT = 8
 # The second state is this many items before the end: clients mark their last messages (`cache_control`), and siblings
 # differ in them.
 _TAIL = 8
-# Nothing is kept of more: no conversation that fits a context is longer, and a refused one must not stay in memory.
+# Larger bodies are not cached: conversations that fit a context are smaller, and refused ones must not stay in memory.
 _MOST_BYTES = 8 * 2**20
 _ENDS = b",]"
 _MARK = secrets.token_hex(16)
@@ -34,14 +34,14 @@ class Copyable(Protocol):
     """The state of a parser after some items."""
 
     def copy(self) -> Self:
-        """Return an equal state that shares nothing that changes."""
+        """Return an equal state that shares nothing mutable."""
 
 
 S = TypeVar("S", bound=Copyable)
 
 
 class _Known(NamedTuple, Generic[S]):
-    """A state after the first `items`. `size`, `digest`: of their JSON as an array, without its last bracket."""
+    """A state after the first `items`. `size`, `digest`: of their JSON as an array, without the last bracket."""
 
     size: int
     digest: bytes
@@ -55,20 +55,20 @@ class _Known(NamedTuple, Generic[S]):
 
 
 class ParsedItems(Generic[S]):
-    """The states of one API's parser after the items of the latest bodies. Nobody may change them."""
+    """The states of one API's parser after the items of the latest bodies. States must not be changed."""
 
     def __init__(self) -> None:
         self._kept: list[_Known[S]] = []
 
     def read(self, items: list[Any], state: S, parse: Callable[[S, list[Any], int], object]) -> S:
-        """Return the state after all items, which nobody may change.
+        """Return the state after all items, which must not be changed.
 
-        `state`: that before the first item. `parse(state, items, start)` brings a state forward, from the item with
-        index `start` to the end.
+        `state`: the state before the first item. `parse(state, items, start)` advances a state from the item with index
+        `start` to the end.
         """
         try:
             array = memoryview(orjson.dumps(items, _image_json))
-        except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        except orjson.JSONEncodeError:  # nested too deeply for orjson
             parse(state, items, 0)
             return state
         if len(array) > _MOST_BYTES:
@@ -94,11 +94,11 @@ class ParsedItems(Generic[S]):
 
 
 def _image_json(image: object) -> Any:
-    """An image whose source was read (`protocols.image_sources`), as no client can write it."""
+    """An image whose source was read (`protocols.image_sources`), in a form that no client can write."""
     if isinstance(image, ImagePart):
         return {_MARK: [*image]}
     raise TypeError
 
 
 ParsedBodies = dict[Api, ParsedItems[Any]]
-"""Those of one session. The state differs by API."""
+"""The parsed items of one session. The state differs by API."""

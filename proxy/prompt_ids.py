@@ -1,8 +1,8 @@
-"""Token ids that grow turn by turn: of a prompt, or of a prompt and its output.
+"""Token ids that grow turn by turn: the ids of a prompt, or of a prompt and its output.
 
-A turn adds arrays to the ids of its parent. Both share a list of arrays, and what is computed of each array is kept
-beside it, so the turn of a long conversation computes only what is new. The list only grows and its arrays never
-change, so nothing that is kept can go stale.
+A turn adds arrays to the ids of its parent. Both share a list of arrays, and values computed from each array are cached
+next to it, so a turn of a long conversation computes only values of new arrays. The list only grows and its arrays
+never change, so cached values never go stale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMMA = b","
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """Arrays, and what is known of the first of them. `json`: the ids of each, followed by a comma; 7 bytes an id.
+    """Arrays, and cached values of the first of them. `json`: the ids of each, followed by a comma; 7 bytes per id.
 
     `largest`: the largest id up to the end of each array.
     """
@@ -34,7 +34,7 @@ class _Shared:
 
 
 class PromptIds:
-    """Ids in consecutive arrays, which nobody may change. Use it on the event loop only."""
+    """Ids in consecutive arrays, which must not be changed. Use it on the event loop only."""
 
     __slots__ = ("_count", "_joined", "_length", "_shared")
 
@@ -47,7 +47,7 @@ class PromptIds:
         return self._length
 
     def extended(self, *arrays: Ids) -> PromptIds:
-        """Return these ids and those of `arrays`. The first extension shares what is kept; others copy the list."""
+        """Return these ids and those of `arrays`. The first extension shares cached values; others copy the list."""
         shared = self._shared
         if len(shared.arrays) > self._count:
             shared = shared.first(self._count)
@@ -58,7 +58,7 @@ class PromptIds:
         return longer
 
     def begins_with(self, other: PromptIds) -> bool:
-        """Whether these ids begin with all arrays of `other`. It takes no time if they are the same arrays."""
+        """Whether these ids begin with all arrays of `other`. Takes no time if they are the same arrays."""
         size = other._count
         return self._count >= size and self._shared.arrays[:size] == other._shared.arrays[:size]
 
@@ -72,12 +72,12 @@ class PromptIds:
 
     @property
     def last(self) -> Ids:
-        """The array that was added last."""
+        """The last added array."""
         return self._shared.arrays[self._count - 1]
 
     @property
     def largest(self) -> int:
-        """The largest id, -1 if there is none. A negative id counts as the unsigned number of the same 32 bits."""
+        """The largest id, -1 if there is none. A negative id counts as the unsigned number with the same 32 bits."""
         largest, arrays = self._shared.largest, self._shared.arrays
         for at in range(len(largest), self._count):
             largest.append(max(_largest(arrays[at]), largest[at - 1] if at else -1))
@@ -116,7 +116,7 @@ def _json(ids: Ids) -> bytes:
 
 
 def _largest(ids: Ids) -> int:
-    """In slices: for more values numpy releases the interpreter lock, and then waits for the threads of the store."""
+    """Computed in slices: for more values, NumPy releases the GIL, and then waits for the threads of the store."""
     values = np.frombuffer(ids, np.uint32)  # a negative id wraps to a large one
     largest = -1
     for start in range(0, len(values), _SLICE):

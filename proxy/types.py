@@ -24,7 +24,7 @@ else:  # array.array takes no type argument at run time before Python 3.12
     Ids = Logprobs = array
 Json = Any
 VersionRuns = tuple[tuple[int, int], ...]
-"""Weight versions of an output as runs (token count, version), in order. Several runs: weights changed midway."""
+"""Weight versions of an output as runs (token count, version), in order. Several runs: the weights changed midway."""
 
 
 VALIDATE = "validate"
@@ -49,7 +49,7 @@ def ids_of(values: Any = ()) -> Ids:
 
 
 class Role(StrEnum):
-    """Who wrote a message."""
+    """The author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -76,10 +76,10 @@ class ToolCall(NamedTuple):
 
 
 class ImagePart(NamedTuple):
-    """An image in a message. Its bytes are found by `digest`, the SHA-256 of them as they came, in hex.
+    """An image in a message. `digest`: the SHA-256 of its original bytes, in hex, by which they are found.
 
-    `at`: how many characters of the message's `content` stand before it. `width`, `height`: in pixels,
-    as it is decoded. `detail`: `low` or `high`, as the client asked; "": the default of the model's processor (`auto`).
+    `at`: the number of characters of the message's `content` before it. `width`, `height`: in pixels, as decoded.
+    `detail`: `low` or `high`, as the client requested; "": the default of the model's processor (`auto`).
     """
 
     digest: str
@@ -99,12 +99,12 @@ class ImagePart(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """An image as a client sent it: it is never encoded anew. `digest`: SHA-256 of `data`, in hex.
+    """An image as a client sent it; it is never re-encoded. `digest`: SHA-256 of `data`, in hex.
 
-    `width`, `height`: in pixels, as it is decoded. `media_type`: `image/png`, `image/jpeg`, `image/webp` or
-    `image/gif`, as the bytes say, whatever the client said. `pixels`: a digest of the decoded pixels, equal for the
-    same picture encoded anew without loss; "" if not known. `url`: where the server fetched it; None: the client sent
-    the bytes.
+    `width`, `height`: in pixels, as decoded. `media_type`: `image/png`, `image/jpeg`, `image/webp` or `image/gif`,
+    according to the bytes, whatever the client declared. `pixels`: a digest of the decoded pixels, equal for the same
+    picture after lossless re-encoding; "" if unknown. `url`: the URL from which the server fetched it; None: the client
+    sent the bytes.
     """
 
     digest: str
@@ -116,13 +116,13 @@ class ImageFile(NamedTuple):
     url: str | None = None
 
     def __repr__(self) -> str:
-        """Without the bytes, nor the URL, which may hold a signature: a repr may end up in a log."""
+        """Leaves out the bytes and the URL, which may contain a signature: a repr may be logged."""
         return f"ImageFile({self.digest}, {self.media_type}, {self.width}x{self.height}, {len(self.data)} bytes)"
 
 
 class PlacedImage(NamedTuple):
-    """The tokens that stand for an image in a prompt: those from `start` on, `length` of them, both counted in the
-    whole prompt. The other fields are those of its `ImagePart`.
+    """The tokens that stand for an image in a prompt: `length` tokens from `start` on, counted in the whole prompt. The
+    other fields are those of its `ImagePart`.
     """
 
     digest: str
@@ -144,13 +144,13 @@ class PlacedImage(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message of a conversation, the same for all APIs. `content` is the text of its parts, joined.
+    """One message of a conversation, the same for all APIs. `content`: the joined text of its parts.
 
-    `images`: in their order in `content`. `tool_call_id`: for role `tool`. `name`: of the tool, or one of the names
-    above. `origin`: the id of the interaction that produced an echoed answer, as its item id, signature or encrypted
-    content says. Two messages are equal in a conversation if role, content, calls and images are, and `tool_call_id`
-    up to renaming. A tuple, because each request brings all messages of its conversation again: they are compared
-    without Python code.
+    `images`: in their order in `content`. `tool_call_id`: for role `tool`. `name`: the name of the tool, or one of the
+    names above. `origin`: the id of the interaction that produced an echoed answer, taken from its item id, signature
+    or encrypted content. In a conversation, two messages are equal if role, content, calls and images are equal, and
+    `tool_call_id` up to renaming. A tuple, because each request repeats all messages of its conversation: tuples are
+    compared without Python code.
     """
 
     role: Role
@@ -209,7 +209,7 @@ class Tool:
 
 
 class ToolChoiceMode(StrEnum):
-    """Whether the model may, may not or must call tools, or must call the tool that `ToolChoice` names."""
+    """Whether the model may, may not or must call tools, or must call the tool named in `ToolChoice`."""
 
     AUTO = "auto"
     NONE = "none"
@@ -219,7 +219,7 @@ class ToolChoiceMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`name` is set with mode `named` only."""
+    """`name` is set only with mode `named`."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     name: str | None = None
@@ -229,11 +229,11 @@ class SamplingParams(NamedTuple):
     """Sampling parameters. None: set neither by the request nor by the session.
 
     `temperature` 0 is greedy. `top_k` 0 and -1 mean off. `max_tokens` counts sampled tokens, including the end token.
-    `stop`: stop strings, which the proxy detects itself; engines never see them. `stop_token_ids` end the output too:
-    over `/v1/generate` instead of the model's end tokens, elsewhere beside them. Neither these nor stop strings end it
-    before `min_tokens` are sampled. `include_stop_str_in_output`: the text ends with the stop string, which is always
-    among the tokens. A tuple, because every turn makes and hashes one: a frozen dataclass takes three
-    times as long to make.
+    `stop`: stop strings, which the proxy detects itself; engines never see them. `stop_token_ids`: ids that also end
+    the output; in `/v1/generate` they replace the model's end tokens, elsewhere they are additional. Neither these ids
+    nor stop strings end it before `min_tokens` tokens are sampled. `include_stop_str_in_output`: the text includes the
+    stop string, which is always among the tokens. A tuple, because every turn makes and hashes one: a frozen dataclass
+    takes three times as long to make.
     """
 
     temperature: float = 1.0
@@ -253,7 +253,7 @@ class SamplingParams(NamedTuple):
     include_stop_str_in_output: bool = False
 
     def to_json(self) -> dict[str, Json]:
-        """Return `temperature` and every field that differs from its default, as an export's `sampling` shows them."""
+        """Return `temperature` and every field that differs from its default, as in `sampling` of an export."""
         out: dict[str, Json] = {"temperature": self.temperature}
         for name, value, default in zip(self._fields, self, _NO_SAMPLING, strict=True):
             if value != default:
@@ -286,7 +286,7 @@ class ResponseFormat:
 
 
 class PromptText(NamedTuple):
-    """A prompt that is a text and no chat. `special`: the tokenizer's tokens before a text (BOS) come first."""
+    """A prompt that is a text, not a chat. `special`: the tokenizer's tokens before a text (BOS) come first."""
 
     text: str
     special: bool = True
@@ -300,15 +300,17 @@ class TurnRequest:
     root's identity. `given`: sampling fields that the client set. `dropped`: request fields that were ignored.
     `previous_id`: `previous_response_id`; `messages` are then only the new ones. `echo`: fields that the reply repeats
     unchanged. `retry`: the client marked the request as a retry. `input_ids`: the prompt as token ids, instead of
-    `messages`; `text`: the prompt as a text, instead of both. `return_token_ids`: the reply has the ids of the
-    prompt and of each choice. `per_token`: it has every sampled token, in order, with its logprob if `logprobs` is
-    set (`TokensDelta`). `names_ids`: logprobs name a token by its id instead of its text. `prefill`: the beginning
-    of the answer, which the client wrote and the model continues; it is not one of `messages`.
-    `return_completion_text`: the reply has the text of each choice as it was sampled, markup included. `tool_parser`:
-    the name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`),
-    and then the session does (`turns.defaults`); then the request stays as it is. `timeline`: what it has
-    reached. `images`: those whose tokens `input_ids` have, in their order. `files`: the images of the request that are
-    not stored with its session yet, by digest. `sender`: who sent it.
+    `messages`. `text`: the prompt as a text, instead of both. `return_token_ids`: the reply has the ids of the prompt
+    and of each choice. `per_token`: the reply has every sampled token, in order, with its logprob if `logprobs` is set
+    (`TokensDelta`). `names_ids`: logprobs name a token by its id instead of its text. `prefill`: the beginning of the
+    answer, which the client wrote and the model continues; it is not one of `messages`. `return_completion_text`: the
+    reply has the text of each choice as sampled, markup included. `tool_parser`: the name of the tool-call format;
+    None: the model's own. `timeline`: the stages that the request has reached. `images`: the images of the image tokens
+    in `input_ids`, in their order. `files`: the images of the request that are not yet stored with its session, by
+    digest. `sender`: the sender of the request.
+
+    Headers set some of the fields (`api.client_hints`), then the session does (`turns.defaults`); after that, the
+    request does not change.
     """
 
     api: Api
@@ -350,7 +352,7 @@ class TurnRequest:
 
 
 class Continued(NamedTuple):
-    """The exact ids of the first `messages` messages of a request; the last of them is an answer, sampled as the last
+    """The exact ids of the first `messages` messages of a request. The last message is an answer, sampled as the last
     `output_tokens` of `ids`."""
 
     messages: int
@@ -359,11 +361,11 @@ class Continued(NamedTuple):
 
 
 class Parsing(NamedTuple):
-    """How to read an output that is no turn.
+    """How to parse an output that is not a turn.
 
-    Tool calls are read if there are `tools` or a `tool_parser`, else they stay text. The parsers have the names of
-    `--tool-parser` and `--reasoning-parser`; None: the model's. `prompt_ids`: the end of the prompt before the output,
-    which may have opened reasoning; None: the model's generation prompt.
+    Tool calls are read if there are `tools` or a `tool_parser`, otherwise they stay text. The parsers have the names of
+    `--tool-parser` and `--reasoning-parser`; None: the model's own. `prompt_ids`: the end of the prompt before the
+    output, which may have opened reasoning; None: the model's generation prompt.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -374,24 +376,24 @@ class Parsing(NamedTuple):
 
 @dataclass(slots=True)
 class Interaction:
-    """One node of a session's tree: what one call added, exactly as it was sent to and sampled by the engine.
+    """One node of a session's tree: what one call added, exactly as sent to and sampled by the engine.
 
-    `aligned`: the prompt begins with the parent's prompt and output, token for token; `prefix_length` is their length
-    and `prompt_suffix` the ids after them. Otherwise `prefix_length` is 0 and `prompt_suffix` the whole prompt.
-    `new_messages`: messages after the parent's answer, for a root all. `tools` and `template_options`: stored for a
-    root only; other nodes share their root's. `reward`: as set, before discounting. `seq`: order of completion within
-    the session, from 0, assigned by the commit. Times are Unix seconds.
+    `aligned`: the prompt begins with the parent's prompt and output, token for token. `prefix_length` is then their
+    length and `prompt_suffix` the ids after them; otherwise `prefix_length` is 0 and `prompt_suffix` the whole prompt.
+    `new_messages`: the messages after the parent's answer; for a root, all messages. `tools` and `template_options`:
+    stored only for a root; other nodes share their root's. `reward`: as set, before discounting. `seq`: the order of
+    completion within the session, from 0, assigned by the commit. Times are Unix seconds.
 
-    `dropped`: request fields that were ignored. `best_effort`: sampling fields that the engine got but did not promise
-    to honour. `echo`: how the client changed answers of ours in its history, which were taken as they were sampled.
-    `prefill`: how many characters of the answer's text the client wrote; their tokens are part of the prompt.
-    `idempotency_key`, `request_id`: the client's headers. `grammar`: the output was sampled under a grammar.
-    `unmasked_logprobs`: those of an output under a grammar before its mask, one per output id, if the engine reports
-    them. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros, and the interaction
-    is never trained. `asked`: what the request asked of its reply (`turns.reply_options`). `malformed_calls`: tool
-    calls that could not be parsed and were left as text. `uncertain`: `versions` has a version that is the last
-    believed one, because the engine named one that nobody published, or because the weights changed within a part of
-    the output.
+    `dropped`: request fields that were ignored. `best_effort`: sampling fields that were sent to an engine that does
+    not promise to honour them. `echo`: how the client changed our answers in its history; the sampled answers were used
+    instead. `prefill`: the number of characters of the answer's text that the client wrote; their tokens are part of
+    the prompt. `idempotency_key`, `request_id`: the client's headers. `grammar`: the output was sampled under a
+    grammar. `unmasked_logprobs`: for an output under a grammar, the logprobs before its mask, one per output id, if the
+    engine reports them. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros, and
+    the interaction is never trained. `asked`: the options of the requested reply (`turns.reply_options`).
+    `malformed_calls`: tool calls that could not be parsed and were left as text. `uncertain`: `versions` contains a
+    version that was only assumed, namely the last known one, because the engine reported a version that nobody
+    published, or because the weights changed within a part of the output.
     """
 
     id: str
@@ -451,17 +453,17 @@ class Interaction:
 
     @property
     def sampled_output(self) -> Message:
-        """The part of `output` that the model wrote: without what the client wrote at its beginning."""
+        """The part of `output` that the model wrote, without the beginning that the client wrote."""
         if not self.prefill:
             return self.output
         return self.output._replace(content=self.output.content[self.prefill :], reasoning=None)
 
 
 class PauseNote(NamedTuple):
-    """That the server `owner` has paused the engine server at `url`, in the form of the database.
+    """A note in the database that the server `owner` has paused the engine server at `url`.
 
-    `mode`: a PauseMode. `released`: the kinds of memory that it had released, with commas. `until`: when the note
-    counts no more unless it is renewed, in Unix seconds.
+    `mode`: a PauseMode. `released`: the kinds of memory that it released, separated by commas. `until`: the time at
+    which the note expires unless it is renewed, in Unix seconds.
     """
 
     url: str
@@ -475,15 +477,15 @@ class PauseNote(NamedTuple):
 class SessionRecord:
     """The stored fields of a session, without its interactions. Times are Unix seconds.
 
-    The `*_key_hash` fields are SHA-256 hex digests. `sampling`: of turns that do not say otherwise; `turn_options`:
-    those of `tokengrove.options.start.TurnOptions` that are given, `limits`: of `Limits` there. `keys_expire_at`: when
-    its keys expire; None: never. `group_size`: claims get it only together with its group, once that has so many
-    sessions and all have ended.
-    `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
-    `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
-    `reward_scope`: by which exports score it unless they ask for another; None: the tree decides. `score`: of the whole
-    session, as its end gave it; None: that of its turns' rewards. `delivery`: who gives it to trainers. `withdrawn_at`:
-    when it left its group, the queue of claims and the exports that do not name it; None: it is in them. It has ended.
+    The `*_key_hash` fields are SHA-256 hex digests. `sampling`: defaults for turns. `turn_options`: the given fields of
+    `tokengrove.options.start.TurnOptions`. `limits`: the given fields of `Limits` there. `keys_expire_at`: when its
+    keys expire; None: never. `group_size`: claims return the session only together with its group, once the group has
+    this many sessions and all have ended. `took_capacity`: it uses one of the granted starts, which is returned if the
+    session fails. `series`: for a session that was opened after the end of another, the id of the first of them
+    (`default`). `reward_scope`: the scope by which exports score it unless they set another; None: the tree decides.
+    `score`: the score of the whole session, given at its end; None: the score of its turns' rewards.
+    `delivery`: who gives it to trainers. `withdrawn_at`: when it was withdrawn; None: it was not. A withdrawn session
+    has ended.
     """
 
     session_id: str
@@ -523,12 +525,12 @@ class SessionRecord:
 
     @property
     def validation(self) -> bool:
-        """Whether it measures a policy (`validate: true` in its metadata), so that it is not to be trained on."""
+        """Whether it measures a policy (`validate: true` in its metadata) and must therefore not be trained on."""
         return self.metadata.get(VALIDATE) is True
 
 
 class ListedSession(NamedTuple):
-    """A session of a listing. While `turns` (of any status) and `revision` are the same, so is all that it holds."""
+    """A session of a listing. Its content is unchanged while `turns` (of any status) and `revision` are the same."""
 
     record: SessionRecord
     turns: int
@@ -536,10 +538,10 @@ class ListedSession(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The interactions of a session, by seq, without tokens and texts, of which only roots have those of their prompt.
+    """The interactions of a session, by seq, without tokens and texts; only roots have the texts of their prompt.
 
-    `prompt_tokens`, `output_tokens`: sums over the complete ones. `versions`: the least and the greatest weight version
-    that sampled a token of those; None without tokens.
+    `prompt_tokens`, `output_tokens`: sums over complete interactions. `versions`: the least and the greatest weight
+    version that sampled a token of a complete interaction; None without tokens.
     """
 
     steps: list[Interaction]
@@ -549,9 +551,10 @@ class Outline(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """The sessions of a group, counted: `by_status` are numbers of sessions. Times are Unix seconds.
+    """Counts of the sessions of a group. `by_status`: numbers of sessions. Times are Unix seconds.
 
-    `number`: the place of its first session in the order of creation. `size`: the sessions that it needs to be claimed.
+    `number`: the place of its first session in the order of creation. `size`: the number of sessions that it needs to
+    be claimed.
     """
 
     group_id: str

@@ -1,1 +1,1 @@
-"""Encoders of export formats. Every format carries the same rows, session entries and cursor."""
+"""Encoders of export formats. Every format contains the same rows, session entries and cursor."""

@@ -1,7 +1,8 @@
-"""The format of AReaL's `export_trajectories`, which AReaL's own client reads: tensors are base64 of their bytes.
+"""The format of AReaL's `export_trajectories`, which AReaL's own client reads: tensors are their bytes in base64.
 
-Beside `interactions`, the answer has the `samples` (labels), `sessions` and `cursor` of other formats. An interaction
-has its `parent` and, if messages are included, `messages` and `output_message_list`. AReaL's client ignores all these.
+In addition to `interactions`, the answer has the `samples` (labels), `sessions` and `cursor` of other formats. An
+interaction has its `parent` and, if messages are included, `messages` and `output_message_list`. AReaL's client ignores
+all of these.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _interaction(row: SampleRow, labels: Labels) -> dict[str, Any]:
 
 
 def _conversation(turns: Sequence[Labels]) -> dict[str, list[Any]]:
-    """The request's messages and the answer, as AReaL names them; nothing if messages were not included."""
+    """The request's messages and the answer under AReaL's names; nothing if messages were not included."""
     told: list[Any] = [message for turn in turns for message in turn.get("messages", ())]
     return {"messages": told[:-1], "output_message_list": told[-1:]} if told else {}
 

@@ -1,12 +1,13 @@
 """Arrow IPC streams and Parquet files: one row per sample; arrays are lists, labels are strings, numbers or JSON text.
 
-`sampling` and `turns` are JSON text. `token_rewards` and `images` are null in a row that has none. In an Arrow stream,
-a session is one record batch, or several if its rows are large; the custom metadata of its last batch has the JSON text
-`sessions` (a list of its entry). The last batch of the stream is empty and has `cursor`. A Parquet file has both in its
-key-value metadata.
+`sampling` and `turns` are JSON text. `token_rewards`, `unmasked_logprobs` and `images` are null in a row without them.
+In an Arrow stream, a session is one record batch, or several if its rows are large. The custom metadata of its last
+batch contains `sessions` as JSON text (a list of its entry). The last batch of the stream is empty and contains
+`cursor`. A Parquet file contains both in its key-value metadata.
 
-Each image is in an answer once. Behind an Arrow stream of samples a second stream follows, with one row per image;
-readers of the first do not see it. A Parquet file has a column `image_files`: the images that no row before has shown.
+Each image appears once in an answer. In an Arrow stream, a second stream with one row per image follows the stream of
+samples; readers of the first do not see it. A Parquet file has a column `image_files`: the images that no earlier row
+contains.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 _FILES = "image_files"
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
 _JSON_LABELS = ("sampling", "turns")
-# A batch or row group is written when it has this many bytes: readers load one at a time, and memory here holds one.
+# A batch or row group is written at this size in bytes: readers load one at a time, and memory here holds one.
 _GROUP_BYTES = 16 << 20
-# Columns of few distinct values in long runs: dictionary encoding makes them small.
+# Columns with few distinct values in long runs, for which dictionary encoding is small.
 _REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
 
 
 class RecordBatches:
-    """Turn rows into record batches of one schema. Raises UnsupportedParameter if pyarrow is not installed."""
+    """Turns rows into record batches of one schema. Raises UnsupportedParameter if pyarrow is not installed."""
 
     def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
         try:
@@ -68,11 +69,11 @@ class RecordBatches:
 
     @property
     def is_full(self) -> bool:
-        """Whether the rows are to be taken before another is added."""
+        """Whether the rows must be taken before another row is added."""
         return self._size >= _GROUP_BYTES
 
     def take(self) -> pa.RecordBatch:
-        """The rows since the last call, perhaps none, which are released."""
+        """Return and release the rows since the last call, perhaps none."""
         import pyarrow as pa
 
         labels, found = [each for each, _ in self._rows], [each for _, each in self._rows]
@@ -95,7 +96,7 @@ def _kind(column: Column) -> pa.DataType:
 
 
 def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
-    """Make a list array; a value None becomes null."""
+    """Make a list array. A value None becomes null."""
     import pyarrow as pa
 
     if column.lines is not None:
@@ -109,7 +110,7 @@ def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
 
 
 class ArrowEncoder:
-    """An Arrow IPC stream, session after session; with images, a stream of theirs follows."""
+    """An Arrow IPC stream, session after session. With images, a stream of images follows."""
 
     media_type = "application/vnd.apache.arrow.stream"
 
@@ -138,7 +139,7 @@ class ArrowEncoder:
         yield from self._files()
 
     def _files(self) -> Pieces:
-        """The stream of images, one record batch each; nothing without images."""
+        """The stream of images, one record batch per image; nothing without images."""
         import pyarrow as pa
 
         if not (wanted := self._images.wanted()):
@@ -156,7 +157,7 @@ class ArrowEncoder:
 
 
 class ParquetEncoder:
-    """A Parquet file; a row group holds many sessions."""
+    """A Parquet file. A row group contains many sessions."""
 
     media_type = "application/vnd.apache.parquet"
 
@@ -193,7 +194,7 @@ class ParquetEncoder:
             yield self._outgoing.take()
 
     def _add(self, row: SampleRow) -> Pieces:
-        """Append a row, with the images that it is the first to show."""
+        """Append a row, with the images that no earlier row contains."""
         files = []
         for wanted in self._images.note(row):
             files.append(file_values(given((yield wanted)), has_bytes=True))
@@ -227,7 +228,7 @@ class ParquetEncoder:
 
 
 def file_kind() -> pa.StructType:
-    """The type of an image; `inputs` are the arrays that the model's processor made of it (little-endian)."""
+    """The type of an image. `inputs`: the arrays that the model's processor made from it (little-endian)."""
     import pyarrow as pa
 
     values = [("detail", pa.string()), ("name", pa.string()), ("dtype", pa.string())]
@@ -238,7 +239,7 @@ def file_kind() -> pa.StructType:
 
 
 def file_values(entry: ImageEntry, *, has_bytes: bool) -> dict[str, Any]:
-    """An image as a value of that type; without bytes or inputs these are null."""
+    """An image as a value of the type `file_kind`; null for bytes or inputs that it lacks."""
     found = [
         {"detail": detail or AUTO, "name": name, "dtype": a.dtype.name, "shape": list(a.shape), "data": _little(a)}
         for detail, arrays in entry.inputs.items()

@@ -1,8 +1,8 @@
-"""The interface of export formats: `add` each session, then `finish`. At most one session is in memory at a time,
-and of rows that are made when they are read only a few.
+"""The interface of export formats: `add` each session, then `finish`. At most one session is in memory at a time, and
+only a few of the rows that are made when they are read.
 
-`add` and `finish` are generators of bytes to send, perhaps none, and of images that they are to be sent. They block:
-iterate them in a worker thread.
+`add` and `finish` are generators. They yield bytes to send, perhaps none, and images that must be sent to them. They
+block: iterate over them in a worker thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Encoder(Protocol):
         """Encode the next session, which may have no rows. `entry` describes it."""
 
     def finish(self, end: Fields) -> Pieces:
-        """End the answer with the fields `end`: `cursor` (where the next page begins) and those of a claim."""
+        """End the answer with the fields `end`: `cursor` (where the next page begins) and the fields of a claim."""
 
     def close(self) -> None:
-        """Release temporary files. Called at the end, also if the client left early; an unused encoder holds none."""
+        """Release temporary files. Called at the end, even if the client left early. An unused encoder has none."""
 
 
 def dumps(value: Any) -> bytes:
-    """Encode JSON; numpy arrays become lists."""
+    """Encode JSON. NumPy arrays become lists."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

@@ -1,6 +1,6 @@
-"""The images of an answer, each once however many samples show it. Their bytes are read one image at a time.
+"""The images of an answer, each once, however many samples contain it. Their bytes are read one image at a time.
 
-Encoders do not read the database: they yield a `WantedImage` between pieces of bytes and are sent the `ImageEntry`.
+Encoders do not read the database: they yield a `WantedImage` between pieces of bytes, and are sent the `ImageEntry`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from proxy.types import ImageFile
 from tokengrove.options.export import Images
 
 AUTO = "auto"
-"""The name of the detail that no client set."""
+"""The name of a detail that no client set."""
 
 Inputs = Mapping[str, NDArray[Any]]
-"""What the model's processor made of one image, by its names."""
+"""The arrays that the model's processor made from one image, by the processor's names."""
 
 
 class WantedImage(NamedTuple):
-    """An image that an encoder needs. `details`: of all samples, as their images have them."""
+    """An image that an encoder needs. `details`: the details of this image in all samples."""
 
     digest: str
     details: tuple[str, ...]
 
 
 class ImageEntry(NamedTuple):
-    """An image. `inputs`: by detail, if the export has `multi_modal_inputs`."""
+    """An image. `inputs`: by detail, if the export includes `multi_modal_inputs`."""
 
     file: ImageFile
     inputs: Mapping[str, Inputs]
 
 
 Pieces = Generator[bytes | WantedImage, ImageEntry | None, None]
-"""Bytes to send, perhaps none, and images that the generator is to be sent before it goes on."""
+"""Bytes to send, perhaps none, and wanted images, which must be sent to the generator before it continues."""
 
 
 class ImageTable:
-    """The images of the rows that were noted, in the order in which they were first shown."""
+    """The images of the noted rows, in the order of their first occurrence."""
 
     def __init__(self, options: LayoutOptions) -> None:
         self.has_bytes = options.images is Images.BYTES
@@ -50,7 +50,7 @@ class ImageTable:
         self._details: dict[str, dict[str, None]] = {}
 
     def note(self, row: SampleRow) -> list[WantedImage]:
-        """Note the images of a row, if the answer is to have any; return those that no row before has shown."""
+        """Note the images of a row, if the answer includes images. Return the images that no earlier row contains."""
         shown = row.images if self._asked else ()
         new = dict.fromkeys(image.digest for image in shown if image.digest not in self._details)
         for image in shown:
@@ -58,12 +58,12 @@ class ImageTable:
         return [WantedImage(digest, ()) for digest in new]
 
     def wanted(self) -> list[WantedImage]:
-        """All images that were noted."""
+        """All noted images."""
         return [WantedImage(digest, tuple(details)) for digest, details in self._details.items()]
 
     def told(self, entry: ImageEntry) -> dict[str, Any]:
-        """An image as JSON: `media_type`, `width`, `height`; `data` in base64 if the answer has bytes; `inputs` if it
-        has them: by detail and name `data` in base64 (little-endian), `shape` and `dtype`."""
+        """An image as JSON: `media_type`, `width`, `height`; `data` in base64 if the answer includes bytes; `inputs` if
+        it includes them: by detail and name, `data` in base64 (little-endian), `shape` and `dtype`."""
         out = described(entry.file)
         if self.has_bytes:
             out["data"] = b64encode(entry.file.data).decode("ascii")
@@ -74,23 +74,23 @@ class ImageTable:
 
 
 def described(file: ImageFile) -> dict[str, Any]:
-    """What is known of an image beside its bytes."""
+    """The fields of an image without its bytes."""
     return {"media_type": file.media_type, "width": file.width, "height": file.height}
 
 
 def given(answer: ImageEntry | None) -> ImageEntry:
-    """What an encoder was sent for the image that it wanted."""
+    """The entry that an encoder was sent for the image that it wanted."""
     return cast(ImageEntry, answer)
 
 
 def arrays(entry: ImageEntry) -> dict[str, NDArray[Any]]:
-    """The arrays of an image by their names in formats of arrays: `NAME/DIGEST`, or `NAME/DIGEST.DETAIL`."""
+    """The arrays of an image by their names in array formats: `NAME/DIGEST`, or `NAME/DIGEST.DETAIL`."""
     ending = {detail: f"{entry.file.digest}.{detail}" if detail else entry.file.digest for detail in entry.inputs}
     return {f"{name}/{ending[at]}": value for at, found in entry.inputs.items() for name, value in found.items()}
 
 
 def tensor(values: NDArray[Any]) -> dict[str, Any]:
-    """An array as JSON: base64 of its bytes (little-endian), shape and dtype as NumPy names it."""
+    """An array as JSON: its bytes in base64 (little-endian), shape and dtype in NumPy's notation."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     data = b64encode(little.tobytes()).decode("ascii")
     return {"data": data, "shape": list(values.shape), "dtype": values.dtype.name}

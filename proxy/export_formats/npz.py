@@ -1,7 +1,7 @@
 """NumPy's `.npz` archive, written as a stream: `numpy.load` reads it without pickle.
 
 The array `metadata` (uint8) is the JSON text `{"samples": [labels of each row], "sessions": [entry], "cursor"}`. If the
-answer has images, it has what is known of each by digest in `images`; the bytes are the arrays `images/DIGEST` (uint8).
+answer has images, `metadata` describes each by digest in `images`; the bytes are the arrays `images/DIGEST` (uint8).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.trajectory.sample_row import SampleRow
 
 
 class NpzEncoder:
-    """Spools columns to temporary files until the last row: an archive stores each column as a whole."""
+    """Spools columns to temporary files until the last row, because an archive stores each column as a whole."""
 
     media_type = "application/zip"
 
@@ -34,7 +34,7 @@ class NpzEncoder:
         for row in rows:
             self._images.note(row)
             self._spool.add(row)
-            yield b""  # between two rows, running turns have a chance
+            yield b""  # lets running turns proceed between two rows
 
     def finish(self, end: Fields) -> Pieces:
         outgoing = Outgoing()
@@ -54,7 +54,7 @@ class NpzEncoder:
     def _image(
         self, archive: ZipFile, outgoing: Outgoing, wanted: WantedImage
     ) -> Generator[bytes | WantedImage, ImageEntry | None, dict[str, Any]]:
-        """Write the arrays of an image; return what is known of it."""
+        """Write the arrays of an image. Return its description."""
         entry = given((yield wanted))
         for part in image_parts(entry, has_bytes=self._images.has_bytes):
             yield from _member(archive, outgoing, part)

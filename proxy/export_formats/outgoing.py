@@ -1,4 +1,4 @@
-"""A file object for libraries that write files; its bytes are taken out piece by piece and sent as the answer."""
+"""A file object for libraries that write files. Its bytes are taken piece by piece and sent as the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Outgoing(io.RawIOBase):
-    """A write-only file in memory. `take` works also after it was closed."""
+    """A write-only file in memory. `take` also works after the file was closed."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

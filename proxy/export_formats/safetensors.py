@@ -1,8 +1,8 @@
 """The safetensors format: eight bytes of header length, a JSON header, then the bytes of all arrays.
 
-`__metadata__` has `samples` (labels of each row), `sessions` (entries) and `cursor`, each as JSON text; with images
-also `images`, what is known of each by digest; their bytes are the arrays `images/DIGEST`. The format is written here
-because the safetensors library needs all arrays in memory.
+`__metadata__` has `samples` (labels of each row), `sessions` (entries) and `cursor`, each as JSON text. With images, it
+also has `images`, which describes each by digest; their bytes are the arrays `images/DIGEST`. The format is written
+here because the safetensors library needs all arrays in memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tokengrove.errors import InvalidRequest
 
 # The safetensors library rejects longer headers.
 _MAX_HEADER_BYTES = 100_000_000
-# The data section starts at a multiple of the widest dtype. Arrays are sorted by falling width, so all are aligned.
+# The data section starts at a multiple of the widest dtype. Arrays are sorted by descending width, so all are aligned.
 _ALIGNMENT = 8
 _NAMES = {"int32": "I32", "int64": "I64", "float32": "F32", "bool": "BOOL", "uint8": "U8"}
-_NAMES |= {"float16": "F16", "float64": "F64"}  # of what a processor made of images
+_NAMES |= {"float16": "F16", "float64": "F64"}  # for arrays that a processor made from images
 
 
 class SafetensorsEncoder:
-    """Spools columns to temporary files until the last row: the header comes first and contains all lengths."""
+    """Spools columns to temporary files until the last row, because the header comes first and contains all lengths."""
 
     media_type = "application/octet-stream"
 
@@ -40,7 +40,7 @@ class SafetensorsEncoder:
         for row in rows:
             self._images.note(row)
             self._spool.add(row)
-            yield b""  # between two rows, running turns have a chance
+            yield b""  # lets running turns proceed between two rows
 
     def finish(self, end: Fields) -> Pieces:
         told: dict[str, Any] = {}
@@ -52,7 +52,7 @@ class SafetensorsEncoder:
             yield from part.chunks()
 
     def _spooled(self, entry: ImageEntry) -> dict[str, Any]:
-        """Spool the arrays of an image; return what is known of it."""
+        """Spool the arrays of an image. Return its description."""
         self._files.add(image_parts(entry, has_bytes=self._images.has_bytes))
         return described(entry.file)
 
@@ -69,7 +69,7 @@ class SafetensorsEncoder:
 
 
 def _header(parts: Sequence[Part], metadata: dict[str, str]) -> bytes:
-    """The header with its length. Raises InvalidRequest if the labels make it longer than the library reads."""
+    """The header with its length. Raises InvalidRequest if the labels make it longer than the library accepts."""
     header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
     for part in parts:

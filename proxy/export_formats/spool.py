@@ -1,6 +1,6 @@
 """Spool the columns of an export, one temporary file each, for formats that store each column as a whole.
 
-A column of fixed width is an array [rows, width]. A ragged column is flat, and `NAME.offsets` int64 [rows + 1] gives
+A column of fixed width is an array [rows, width]. A ragged column is flat, and `NAME.offsets` int64 [rows + 1] contains
 the start of each row. An optional column that no row has is left out.
 """
 
@@ -19,12 +19,12 @@ from proxy.export_formats.image_table import ImageEntry, arrays
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import Columns, SampleRow
 
-# Large enough that the cost per chunk is small, small enough for a hundred exports at once.
+# Large enough for a small cost per chunk, small enough for a hundred exports at once.
 CHUNK_BYTES = 1 << 20
 
 
 class Scratch:
-    """A temporary file that is created by the first write, so an unused encoder leaves none behind."""
+    """A temporary file that is created by the first write, so that an unused encoder leaves none behind."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -35,7 +35,7 @@ class Scratch:
         self._file.write(data)
 
     def chunks(self, start: int = 0, size: int = sys.maxsize) -> Iterator[bytes]:
-        """What was written, from the byte `start` on; at most `size` bytes."""
+        """The written bytes from `start` on, at most `size` bytes."""
         if self._file is None:
             return
         self._file.seek(start)
@@ -51,7 +51,7 @@ class Scratch:
 
 @dataclass(slots=True)
 class Spooled:
-    """A column that is being spooled: its values in `file`, their number, and the length of each row."""
+    """A column being spooled: its values in `file`, their number, and the length of each row."""
 
     column: Column
     file: Scratch = field(default_factory=Scratch)
@@ -60,8 +60,8 @@ class Spooled:
     present: bool = False
 
     def add(self, row: Columns) -> None:
-        """Append a row's array, little-endian. If the row lacks it: zeros or the values `instead` in a column of fixed
-        width, else an empty row."""
+        """Append a row's array, little-endian. If the row lacks it, a column of fixed width gets zeros or the values of
+        `instead`, a ragged column an empty row."""
         values = row.get(self.column.name)
         self.present = self.present or values is not None
         if values is None:
@@ -73,14 +73,14 @@ class Spooled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[values] of a ragged column, else [rows, width], or [rows, lines, width] of a column with lines."""
+        """[values] for a ragged column, else [rows, width], or [rows, lines, width] for a column with lines."""
         width, lines = self.column.width, self.column.lines
         return (self.values,) if width is None else (len(self.lengths), *(() if lines is None else (lines,)), width)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of the answer; `source` has its bytes, little-endian, a file from `start` on."""
+    """One array of the answer. `source`: its bytes, little-endian; a file contains them from `start` on."""
 
     name: str
     dtype: np.dtype[Any]
@@ -101,7 +101,7 @@ class Part:
 
 
 def image_parts(entry: ImageEntry, *, has_bytes: bool) -> Iterator[Part]:
-    """The arrays of an image: its bytes as they came, uint8, and what the model's processor made of it."""
+    """The arrays of an image: its original bytes, uint8, and the arrays that the model's processor made from it."""
     if has_bytes:
         data = entry.file.data
         yield Part(f"images/{entry.file.digest}", np.dtype(np.uint8), (len(data),), data)
@@ -111,7 +111,7 @@ def image_parts(entry: ImageEntry, *, has_bytes: bool) -> Iterator[Part]:
 
 
 class SpooledImages:
-    """Arrays of images in one temporary file, for a format that begins with the lengths of all arrays."""
+    """Arrays of images in one temporary file, for formats that begin with the lengths of all arrays."""
 
     def __init__(self) -> None:
         self._file = Scratch()
@@ -119,7 +119,7 @@ class SpooledImages:
         self.parts: list[Part] = []
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Append arrays, whose memory is released."""
+        """Append arrays and release their memory."""
         for part in parts:
             assert isinstance(part.source, bytes)
             self._file.write(part.source)

@@ -1,7 +1,7 @@
-"""The JSON formats: one object (json), or one object per line (jsonl), whose last line proves that it is whole.
+"""The JSON formats: one object (json), or one object per line (jsonl), whose last line proves that it is complete.
 
-Images come after the samples: in `json` as the object `images`, by digest; in `jsonl` a line `{"image": digest, ...}`
-each. Both have none if no sample shows an image, or if they were not asked for.
+Images come after the samples: in `json` as the object `images`, by digest; in `jsonl` as one line
+`{"image": digest, ...}` each. Both have none if no sample contains an image, or if images were not requested.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JsonEncoder:
 
 
 class JsonlEncoder:
-    """One sample per line; the last line is `{"sessions": [entry], "cursor"}`. `outlined` as of `JsonEncoder`."""
+    """One sample per line. The last line is `{"sessions": [entry], "cursor"}`. `outlined`: as in `JsonEncoder`."""
 
     media_type = "application/x-ndjson"
 

@@ -1,1 +1,1 @@
-"""Images of conversations: their bytes, by digest. Nothing here knows a model."""
+"""Images of conversations: their bytes, by digest. This package is independent of models."""

@@ -13,11 +13,11 @@ _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n")
 
 
 Text = str | memoryview
-"""A text, or its UTF-8 within the body of a request."""
+"""A text, or its UTF-8 bytes in the body of a request."""
 
 
 def is_url(text: Text) -> bool:
-    """Whether the text is the address of an image, which must be fetched."""
+    """Whether the text is the URL of an image, which must be fetched."""
     return isinstance(text, str) and (text[:7].lower() == "http://" or text[:8].lower() == "https://")
 
 

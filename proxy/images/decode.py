@@ -1,7 +1,7 @@
-"""Reads images with Pillow: the one rule by which bytes become pixels, for sizes, engines, exports and tensors.
+"""Reads images with Pillow: the single rule by which bytes become pixels, for sizes, engines, exports and tensors.
 
-PNG, JPEG, WebP and GIF only, as the bytes say; the first frame; the EXIF orientation applied; 8 bits of red, green and
-blue; what is transparent lies on white. The size is checked before anything is decoded. Equal bytes give equal pixels.
+PNG, JPEG, WebP and GIF only, according to the bytes; the first frame; the EXIF orientation applied; 8 bits of red,
+green and blue; transparency on white. The size is checked before anything is decoded. Equal bytes give equal pixels.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 36_000_000
-"""A screen of 8K. Width times height, as the header says."""
+"""The pixels of an 8K screen, rounded up. Width times height, according to the header."""
 MOST_SIDE = 32_768
 MOST_RATIO = 200
-"""Of the longer side to the shorter one. Processors of models refuse more, such as those of Qwen-VL and GLM-V.
+"""The ratio of the longer side to the shorter. Models' processors refuse more, such as those of Qwen-VL and GLM-V.
 
-Pillow keeps a pointer for each row, and makes them all without releasing the interpreter: an image one pixel wide would
-cost ten times the memory of its pixels, and hold up the event loop.
+Pillow keeps a pointer for each row, and creates all of them without releasing the GIL. An image one pixel wide would
+need ten times the memory of its pixels, and block the event loop.
 """
 MOST_BYTES = 20 * 2**20
 _MEDIA_TYPES = {
     **{"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"},
-    "MPO": "image/jpeg",  # a JPEG with further pictures behind it, as phones make them
+    "MPO": "image/jpeg",  # a JPEG followed by further pictures, as phones write them
 }
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _ORIENTATION = 0x0112
-# A progressive JPEG has about ten. Each scan goes over all pixels, and takes some fifty bytes only: without a bound a
-# file of 20 MB keeps a thread for hours.
+# A progressive JPEG has about ten. Each scan processes all pixels but may take only about fifty bytes: without a limit,
+# a file of 20 MB occupies a thread for hours.
 _MOST_SCANS = 100
 _SCAN, _END = 0xDA, 0xD9
-_BARE = (0x01, 0xD8)  # markers of JPEG that have no length
+_BARE = (0x01, 0xD8)  # JPEG markers without a length
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _WHITE = (255, 255, 255, 255)
 _STRIP_PIXELS = 2**18  # blended in a millisecond
@@ -57,17 +57,17 @@ _TURNS = (
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest of an image: SHA-256 of its bytes as they came, in hex."""
+    """Return the digest of an image: SHA-256 of its original bytes, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def read_image(
     data: bytes, name: str = "image", *, most_pixels: int = MOST_PIXELS, most_bytes: int = MOST_BYTES
 ) -> ImageFile:
-    """Return what the bytes of an image say, all of them decoded once: `pixels` is set.
+    """Read an image from its bytes. All of it is decoded once, so `pixels` is set.
 
-    `name`: the field of the request that has it. Raises InvalidRequest naming it for a broken, unsupported or too
-    large image.
+    `name`: the field of the request that contains it. Raises InvalidRequest naming it for an image that is broken,
+    unsupported or too large.
     """
     _check_bytes(data, name, most_bytes)
     if has_too_many_parts(data):
@@ -81,7 +81,7 @@ def read_image(
 
 
 def decode_image(data: bytes, name: str = "image") -> Image.Image:
-    """Return an image as the model sees it, in mode RGB. CPU-heavy. Raises InvalidRequest for a broken one.
+    """Return an image as the model sees it, in mode RGB. CPU-heavy. Raises InvalidRequest for a broken image.
 
     For images that `read_image` has accepted: their size is not checked again.
     """
@@ -90,7 +90,7 @@ def decode_image(data: bytes, name: str = "image") -> Image.Image:
 
 
 def pixels_of(image: Image.Image) -> str:
-    """Return a digest of an RGB image: of its size and its pixels, in hex."""
+    """Return a digest of the size and the pixels of an RGB image, in hex."""
     found = xxh3_128(b"%d %d " % image.size)
     found.update(image.tobytes())
     return found.hexdigest()
@@ -102,8 +102,8 @@ def _image_module() -> Any:
         from PIL import Image
     except ImportError as error:
         raise InvalidRequest(f"this server cannot read images; {how_to_get('tokengrove[images]')}") from error
-    # Python keeps each text that it warned with, and one EXIF block makes Pillow warn 60,000 times. The size of images
-    # is checked here, against the server's own limit, which is below Pillow's.
+    # Python keeps each warning's text, and one EXIF block makes Pillow warn 60,000 times. The size of images is checked
+    # here, against the server's own limit, which is below Pillow's.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     return Image
 
@@ -115,7 +115,7 @@ def _opened(data: bytes) -> Image.Image:
 
 @contextmanager
 def _reading(data: bytes, name: str) -> Iterator[None]:
-    """Name the field in every failure of Pillow. It raises whatever its parsers run into, so all of it is caught."""
+    """Name the field in every failure of Pillow. Its parsers raise arbitrary exceptions, so all are caught."""
     pillow = _image_module()
     try:
         yield
@@ -176,10 +176,10 @@ def _check_scans(data: bytes, name: str) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8. A broken EXIF block is none: no viewer refuses the image for it."""
+    """Return the EXIF orientation, 1 to 8. A broken EXIF block counts as none: no viewer refuses an image for it."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # whatever its parser runs into
+    except Exception:  # the parser raises arbitrary exceptions
         return 1
     return value if value in range(1, 9) else 1
 
@@ -187,15 +187,15 @@ def _orientation(image: Image.Image) -> int:
 def _to_rgb(image: Image.Image) -> Image.Image:
     pillow = _image_module()
     turn = _orientation(image)
-    if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would cut off what is above 255
+    if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would clip values above 255
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     rgb = _on_white(image) if image.has_transparency_data else image.convert("RGB")
     return rgb if turn == 1 else rgb.transpose(pillow.Transpose[_TURNS[turn - 2]])
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Return the image on white, in mode RGB. Pillow holds the interpreter while it blends, so that is done in strips:
-    other threads run in between."""
+    """Return the image on white, in mode RGB. Pillow holds the GIL while it blends, so this is done in strips, between
+    which other threads run."""
     pillow = _image_module()
     image.load()
     rgb: Image.Image = pillow.new("RGB", image.size)

@@ -1,8 +1,8 @@
 """Fetches images from http(s) URLs, for servers that are allowed to.
 
-A client must not reach through the server what it cannot reach itself. So each name is resolved first, its addresses
-are checked, and the connection goes to an address that was checked; the same at every redirect. Nothing of the server
-is sent along: no cookies, no credentials, no settings of proxies. Bytes and seconds are bounded.
+A client must not reach through the server what it cannot reach itself. Therefore each name is resolved first, its
+addresses are checked, and the connection goes to a checked address; the same applies to every redirect. Nothing of the
+server is sent: no cookies, no credentials, no proxy settings. Bytes and seconds are limited.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HEADERS = {
 
 
 class ImageFetcher:
-    """Fetches over connections of its own. `hosts`: names that may be asked, as NAME or *.SUFFIX; empty: all names
-    that have public addresses only. A host that is listed by its own name may have any address."""
+    """Fetches images over its own connections. `hosts`: allowed names, as NAME or *.SUFFIX; empty: all names that have
+    only public addresses. A host that is listed by its own name may have any address."""
 
     def __init__(self, hosts: tuple[str, ...], timeout_s: float, most_bytes: int) -> None:
         self._names = frozenset(host for host in hosts if not host.startswith("*."))
@@ -41,11 +41,11 @@ class ImageFetcher:
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __call__(self, url: str, name: str) -> bytes:
-        """Return the bytes at a URL. Raises InvalidRequest naming the field, without anything that the host said."""
+        """Return the bytes at a URL. Raises InvalidRequest naming the field, without any text from the host."""
         import httpx
 
         try:
-            async with self._room:  # whoever waits for others has the whole time after it
+            async with self._room:  # time spent waiting for other fetches does not count
                 async with asyncio.timeout(self._timeout_s):
                     return await self._follow(url, name)
         except TimeoutError:
@@ -64,7 +64,7 @@ class ImageFetcher:
         raise _refused(name, f"redirects more than {_MOST_REDIRECTS} times")
 
     def _checked(self, url: str, name: str) -> SplitResult:
-        """Return the parts of a URL that may be asked."""
+        """Return the parts of a URL that may be fetched. Raises InvalidRequest for any other URL."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -82,7 +82,7 @@ class ImageFetcher:
         return host in self._names or host.endswith(self._suffixes)
 
     async def _address(self, parts: SplitResult, name: str) -> str:
-        """Return an address of the host that may be connected to."""
+        """Return an address of the host to which a connection is allowed."""
         host = str(parts.hostname)
         loop = asyncio.get_running_loop()
         try:
@@ -95,13 +95,13 @@ class ImageFetcher:
         return addresses[0]
 
     async def _get(self, parts: SplitResult, address: str, name: str) -> bytes | str:
-        """Return the body, or the location that the answer redirects to."""
+        """Return the body, or the location of a redirect."""
         import httpx
 
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else str(parts.hostname)
         headers = {**_HEADERS, "host": host if parts.port is None else f"{host}:{parts.port}"}
         url = httpx.URL(scheme=parts.scheme, host=address, port=parts.port, raw_path=_raw_path(parts))
-        # The certificate must be that of the name, although the connection goes to the address.
+        # The certificate must match the name, although the connection goes to the address.
         sni = {"sni_hostname": str(parts.hostname)}
         async with (
             httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=self._timeout_s) as client,
@@ -125,7 +125,7 @@ class ImageFetcher:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to a host of the public Internet, also behind the forms that stand for IPv4."""
+    """Whether an address belongs to a host of the public Internet. IPv6 forms of IPv4 addresses are checked as IPv4."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -145,7 +145,7 @@ def _nat64(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 def _raw_path(parts: SplitResult) -> bytes:
-    """The path and the query of a request line, as the client wrote them."""
+    """The path and query of a request line, as the client wrote them."""
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return path.encode("ascii")
 

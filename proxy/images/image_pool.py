@@ -1,7 +1,7 @@
 """Images by digest, for all sessions of this process: in memory while there is room, else read from the store.
 
-Equal bytes are held once, and read once by all who want them at the same time. What was dropped from memory is read
-again, so nobody may rely on the memory alone.
+Equal bytes are held once, and read once for all that need them at the same time. Images that were dropped from memory
+are read again, so callers cannot rely on the memory alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from proxy.types import ImageFile
 from tokengrove.errors import InvalidRequest
 
 ReadImages = Callable[[Sequence[str]], Awaitable[Sequence[ImageFile]]]
-"""Reads stored images by digest; those that are not stored are left out."""
+"""Reads stored images by digest. Images that are not stored are left out."""
 _Found = dict[str, ImageFile]
 
 
 class ImagePool:
-    """Holds at most `most_bytes` of images that were used last. `read`: reads what is not held."""
+    """Holds the most recently used images, at most `most_bytes`. `read`: reads images that are not held."""
 
     def __init__(self, read: ReadImages, most_bytes: int) -> None:
         self._read, self._most_bytes = read, most_bytes
@@ -29,11 +29,11 @@ class ImagePool:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes of images are in memory."""
+        """The number of bytes of images in memory."""
         return self._bytes
 
     def put(self, files: Iterable[ImageFile]) -> None:
-        """Hold these images, and drop those that were used longest ago."""
+        """Hold these images, and drop the least recently used."""
         for file in files:
             if file.digest not in self._held:
                 self._held[file.digest] = file
@@ -43,7 +43,7 @@ class ImagePool:
             self._bytes -= len(self._held.popitem(last=False)[1].data)
 
     async def get(self, digests: Sequence[str]) -> list[ImageFile]:
-        """Return the images in the order of `digests`. Raises InvalidRequest for one that is nowhere."""
+        """Return the images in the order of `digests`. Raises InvalidRequest for an image that does not exist."""
         found = {digest: self._held[digest] for digest in digests if digest in self._held}
         for digest in found:
             self._held.move_to_end(digest)
@@ -56,7 +56,7 @@ class ImagePool:
         return [found[digest] for digest in digests]
 
     async def _load(self, missing: Sequence[str]) -> _Found:
-        """Read images, except for those that are being read. Those that are not stored are left out."""
+        """Read images, or wait if they are being read. Images that are not stored are left out."""
         new = [digest for digest in missing if digest not in self._reading]
         if new:
             task = asyncio.create_task(self._take(new))
@@ -64,7 +64,7 @@ class ImagePool:
             self._reading.update(dict.fromkeys(new, task))
         found: _Found = {}
         for task in {self._reading[digest]: None for digest in missing}:
-            found |= await asyncio.shield(task)  # others may wait for it too
+            found |= await asyncio.shield(task)  # others may also wait for it
         return found
 
     async def _take(self, digests: Sequence[str]) -> _Found:
@@ -78,6 +78,6 @@ class ImagePool:
 
 
 def _retrieved(task: asyncio.Task[_Found]) -> None:
-    """Look at the error of a read: asyncio would report one that nobody waits for any more."""
+    """Retrieve the error of a read: asyncio would report an error that nobody waits for."""
     if not task.cancelled():
         task.exception()

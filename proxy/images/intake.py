@@ -1,8 +1,8 @@
-"""The images of a request: read, checked and named by digest before the request is parsed.
+"""The images of a request: read, checked and identified by digest before the request is parsed.
 
 Agents send their whole history with every turn, so most images have been read before. Base64 text that this process has
-seen is recognised by its hash: it is not decoded again, and its image is neither opened nor hashed. Only an image that
-is not stored with the session yet brings its bytes: what is known of it in memory is no promise that it is stored.
+seen is recognised by its hash: its image is neither decoded, opened nor hashed again. The bytes are returned only for
+an image that is not yet stored with the session: an image known in memory is not necessarily stored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from proxy.types import ImageFile, ImagePart
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
 Work = Callable[..., Awaitable[Any]]
-"""`await work(size, function, *arguments)` calls a function in a thread; `size`: of what it reads, in bytes."""
+"""`await work(size, function, *arguments)` calls a function in a thread. `size`: the bytes that it reads."""
 
 _MOST_KNOWN = 50_000
 _MOST_FETCHED = 64 * 2**20
-# URLs that a session remembers; the image of one from before these is fetched again.
+# The number of URLs that a session remembers; images of earlier URLs are fetched again.
 _MOST_URLS = 10_000
 # Decoding base64 text of this length takes a fraction of a millisecond.
 _INLINE = 64 * 1024
@@ -45,7 +45,7 @@ class Source(Protocol):
 
 
 class Holder(Protocol):
-    """What a session has of images: those that are stored with it, and the digests of those that it fetched."""
+    """The images of a session: those stored with it, and the digests of those that it fetched, by URL."""
 
     images: dict[str, ImagePart]
     image_urls: dict[str, str]
@@ -58,7 +58,7 @@ class Fetch(Protocol):
 
 
 class Limits(NamedTuple):
-    """Most pixels and bytes of an image, most images of a request, and most bytes that it may have fetched."""
+    """The maximum pixels and bytes of an image, images of a request, and bytes that a request may fetch."""
 
     pixels: int
     bytes: int
@@ -75,26 +75,26 @@ class NoSession:
 
 
 class ImageIntake:
-    """For all sessions of a process. `refusal`: says why all images are refused now; "" if they are taken. `fetch`:
-    None where URLs are refused."""
+    """Reads images for all sessions of a process. `refusal`: returns why all images are refused now; "" if they are
+    accepted. `fetch`: None if URLs are refused."""
 
     def __init__(self, limits: Limits, refusal: Callable[[], str], fetch: Fetch | None = None) -> None:
         self._limits, self._refusal, self._fetch = limits, refusal, fetch
         self._known: OrderedDict[bytes, ImageFile] = OrderedDict()  # without their data
-        self._seed = secrets.randbits(64)  # nobody can make two texts of one hash
-        # What was fetched and may not be stored yet: a retry must find the same image.
+        self._seed = secrets.randbits(64)  # nobody can create two texts with the same hash
+        # Fetched images that may not be stored yet: a retry must find the same image.
         self._fetched: OrderedDict[str, ImageFile] = OrderedDict()
         self._fetching: dict[tuple[int, str], asyncio.Task[ImageFile]] = {}
 
     async def take(
         self, sources: Sequence[Source], holder: Holder, work: Work, *, sizes_only: bool = False
     ) -> dict[str, ImageFile]:
-        """Read the images of a request, and put an `ImagePart` in the place of each. Returns those that are not stored
+        """Read the images of a request, and replace each with an `ImagePart`. Return the images that are not stored
         with the session, by digest.
 
-        `holder`: the session. `work`: takes what is CPU-heavy off the event loop. `sizes_only`: images whose sizes are
-        known may be left out of what is returned. Raises InvalidRequest that names the
-        field of an image that is broken, too large or cannot be had.
+        `holder`: the session. `work`: runs CPU-heavy functions off the event loop. `sizes_only`: images with known
+        sizes may be left out of the result. Raises InvalidRequest naming the field of an image that is broken, too
+        large or not available.
         """
         if why := self._refusal():
             raise UnsupportedParameter(f"'{sources[0].name}' is an image, and {why}", param=sources[0].name)
@@ -126,7 +126,7 @@ class ImageIntake:
             )
 
     async def _do(self, work: Work, size: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what takes little time for little text."""
+        """Call a function directly if its input is short, else in a thread."""
         return function(*arguments) if size <= _INLINE else await work(size, function, *arguments)
 
     def _keys(self, texts: Sequence[Text]) -> list[bytes]:
@@ -136,7 +136,7 @@ class ImageIntake:
         ]
 
     async def _of_text(self, key: bytes, source: Source, holder: Holder, work: Work, sizes_only: bool) -> ImageFile:
-        """Return the image of a text, without its data if that is known and nobody needs it."""
+        """Return the image of a text, without its data if that is known and not needed."""
         text, name = source.text, source.name
         known = self._known.get(key)
         if known is None:
@@ -159,7 +159,7 @@ class ImageIntake:
         return read_image(data, name, most_pixels=self._limits.pixels, most_bytes=self._limits.bytes)
 
     async def _of_url(self, source: Source, holder: Holder, work: Work, files: dict[str, ImageFile]) -> ImagePart:
-        """Return the image at a URL, which is fetched once for a session."""
+        """Return the image at a URL, which is fetched once per session."""
         url = str(source.text)
         if self._fetch is None:
             raise UnsupportedParameter(
@@ -171,7 +171,7 @@ class ImageIntake:
         if (stored := holder.images.get(digest)) is not None:
             return stored
         if (known := self._fetched.get(digest)) is not None:
-            file = known._replace(url=url)  # another session may have it from elsewhere
+            file = known._replace(url=url)  # another session may have fetched it from another URL
         else:
             file = await self._fetched_once(source, holder, work)
         files[file.digest] = file
@@ -183,7 +183,7 @@ class ImageIntake:
         return ImagePart(file.digest, 0, file.width, file.height)
 
     async def _fetched_once(self, source: Source, holder: Holder, work: Work) -> ImageFile:
-        """Fetch an image, or wait for a request of the same session that does. Its failure is that of all of them."""
+        """Fetch an image, or wait for a request of the same session that fetches it. A failure affects all of them."""
         place = (id(holder), str(source.text))
         task = self._fetching.get(place)
         if task is None:
@@ -194,7 +194,7 @@ class ImageIntake:
     def _fetch_ended(self, place: tuple[int, str], task: asyncio.Task[ImageFile]) -> None:
         del self._fetching[place]
         if not task.cancelled():
-            task.exception()  # asyncio would report one that nobody waits for any more
+            task.exception()  # asyncio would report an error that nobody waits for
 
     async def _fetch_one(self, source: Source, holder: Holder, work: Work) -> ImageFile:
         assert self._fetch is not None

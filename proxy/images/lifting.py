@@ -1,8 +1,8 @@
 """Lifts the images out of a JSON text before it is decoded.
 
-The screenshots of a long session are nearly all of its bytes, and come again with every turn. Making strings of them
-holds the interpreter for longer than all the rest of a turn. So the texts of images stay where they are in the body,
-and the JSON that is decoded has short marks in their place.
+The screenshots of a long session are nearly all of its bytes, and are sent again with every turn. Making strings of
+them would hold the GIL for longer than all the rest of a turn. Therefore the texts of images stay in the body, and the
+JSON that is decoded has short marks instead.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import secrets
 
 LEAST = 4096
-"""A shorter text is not lifted: that saves nothing."""
+"""Shorter texts are not lifted: that would save nothing."""
 
-# How a JSON string begins that is a data URL or the base64 text of a PNG, JPEG, GIF or WebP.
+# The beginnings of JSON strings that are a data URL or the base64 text of a PNG, JPEG, GIF or WebP.
 _BEGINNINGS = (b'"data:image/', b'"iVBORw0KGgo', b'"/9j/', b'"R0lGOD', b'"UklGR')
 
 
 class Lifted:
-    """`json`: the text with marks. The lifted strings are found by their marks; no client can know one."""
+    """`json`: the text with marks. Lifted strings are found by their marks, which no client can know."""
 
     __slots__ = ("_mark", "_texts", "json")
 
     def __init__(self, body: bytes) -> None:
-        """A string is lifted if it has no escapes: then it is as long as its text, and ends at the next quote."""
+        """Lift strings without escapes: their length in JSON is that of their text, and they end at the next quote."""
         self._mark = f"image {secrets.token_hex(16)} "
         spans = _spans(body)
         pieces: list[bytes | memoryview] = []
@@ -35,16 +35,16 @@ class Lifted:
         self.json = b"".join([*pieces, view[end:]]) if spans else body
 
     def __len__(self) -> int:
-        """The number of strings that were lifted."""
+        """The number of lifted strings."""
         return len(self._texts)
 
     def at(self, text: str) -> memoryview | None:
-        """Return the string whose mark a text is, as UTF-8; None for any other text."""
+        """Return the string for a mark, as UTF-8; None for any other text."""
         return self._texts[int(text.removeprefix(self._mark))] if text.startswith(self._mark) else None
 
 
 def _spans(body: bytes) -> list[tuple[int, int]]:
-    """Where the strings are that are lifted, quotes included. What is known of an image is not searched again."""
+    """The places of strings to lift, quotes included. Text within a found image is not searched again."""
     spans: list[tuple[int, int]] = []
     gaps = [(0, len(body))]
     for beginning in _BEGINNINGS:
@@ -55,7 +55,7 @@ def _spans(body: bytes) -> list[tuple[int, int]]:
                 stop = body.find(b'"', start + 1, last) + 1
                 if not stop:
                     break
-                # A quote after a backslash may be one of a text. JSON without one before it has the string here.
+                # A quote after a backslash may be part of a text. Without a backslash, JSON has the string here.
                 plain = body[start - 1 : start] != b"\\" and body.find(b"\\", start, stop) < 0
                 if plain and stop - start >= LEAST:
                     spans.append((start, stop))

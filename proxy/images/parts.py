@@ -1,6 +1,6 @@
-"""The parts of image files that Pillow reads in Python, one after the other, before it knows whether it wants them.
+"""The parts of image files that Pillow reads in Python, one after the other, before it knows whether it needs them.
 
-Each takes some microseconds, so a file of millions of empty ones would keep a thread, and the interpreter, for seconds.
+Each takes a few microseconds, so a file of millions of empty parts would occupy a thread, and the GIL, for seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def png_parts(data: bytes) -> Iterator[bytes]:
 
 
 def _jpeg_parts(data: bytes) -> Iterator[bytes]:
-    """Yield the markers before the pixels, and each byte that fills the space between."""
+    """Yield the markers before the pixels, and each byte between markers."""
     at = 2
     while at + 4 <= len(data):
         marker = data[at : at + 2]
@@ -52,7 +52,7 @@ def _jpeg_parts(data: bytes) -> Iterator[bytes]:
 
 
 def _gif_parts(data: bytes) -> Iterator[bytes]:
-    """Yield the blocks before the first picture, and each byte that is none."""
+    """Yield the blocks before the first picture, and each byte that is not part of one."""
     at = 13 + (3 * 2 ** ((data[10] & 7) + 1) if len(data) > 10 and data[10] & 0x80 else 0)
     while at < len(data) and data[at] not in (_PICTURE, _TRAILER):
         yield data[at : at + 1]

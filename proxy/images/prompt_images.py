@@ -1,4 +1,4 @@
-"""The images of one prompt, for an engine: where their tokens are, and their bytes, read when they are needed."""
+"""The images of one prompt, for an engine: the places of their tokens, and their bytes, which are read when needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.types import ImageFile, PlacedImage
 
 
 class PromptImages:
-    """`placed`: in the order of the prompt. `files`: those whose bytes came with the request, by digest."""
+    """`placed`: in the order of the prompt. `files`: images whose bytes came with the request, by digest."""
 
     __slots__ = ("_files", "_pool", "placed")
 
@@ -17,8 +17,8 @@ class PromptImages:
         self.placed, self._pool, self._files = placed, pool, files
 
     async def read(self, some: Sequence[PlacedImage] | None = None) -> list[ImageFile]:
-        """Return the images, one for each of `placed`, or of `some` of them. Raises InvalidRequest for one that is
-        nowhere."""
+        """Return the images, one for each of `placed`, or of `some` of them. Raises InvalidRequest for an image that
+        does not exist."""
         wanted = self.placed if some is None else some
         missing = [image.digest for image in wanted if image.digest not in self._files]
         read = {file.digest: file for file in await self._pool.get(missing)} if missing else {}

@@ -12,12 +12,12 @@ from tokengrove.errors import InvalidRequest, brief
 
 
 def parse_model(body: Mapping[str, Any]) -> str:
-    """Return `model`, which the reply repeats; without one "", for which the endpoint puts the served name."""
+    """Return `model`, which the reply repeats, or "" without one: the endpoint then uses the served name."""
     return optional_text(body, "model") or ""
 
 
 def ignored_fields(value: Mapping[str, Any], honoured: AbstractSet[str]) -> list[str]:
-    """Return the fields of `value` that are not honoured, sorted. A null is no field: clients send them as defaults."""
+    """Return the fields of `value` that are not honoured, sorted. Null fields do not count: clients send defaults."""
     return sorted(name for name in value.keys() - honoured if value[name] is not None)
 
 
@@ -33,7 +33,7 @@ def parse_include_usage(body: Mapping[str, Any]) -> bool:
 def effort_options(effort: str) -> dict[str, Any]:
     """Return the chat template options for a reasoning effort.
 
-    Some templates read `reasoning_effort`; more read `enable_thinking`, which an effort of "none" switches off.
+    Some templates read `reasoning_effort`; more read `enable_thinking`, which the effort "none" disables.
     """
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
@@ -41,7 +41,7 @@ def effort_options(effort: str) -> dict[str, Any]:
 def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
     """Parse an OpenAI response format found at the path `name`; None means plain text.
 
-    The schema may lie in `json_schema` (chat) or beside `type` (responses).
+    The schema may be in `json_schema` (chat) or next to `type` (responses).
     """
     if value is None:
         return None

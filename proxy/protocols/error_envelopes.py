@@ -57,7 +57,7 @@ def anthropic_error_event(error: ProxyError) -> dict[str, Any]:
 
 
 def _anthropic_message(error: ProxyError) -> str:
-    """Return the message. Claude Code matches the context-length one word for word, then compacts and retries."""
+    """Return the message. Claude Code matches the context-length message verbatim, then compacts and retries."""
     if not isinstance(error, ContextLengthExceeded):
         return error.message
     return f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"

@@ -1,6 +1,6 @@
 """Type and range checks for fields of a decoded JSON body.
 
-Each function returns the checked value, or raises InvalidRequest whose message and `param` name the field by its path.
+Each function returns the checked value, or raises InvalidRequest, with the field's path in its message and `param`.
 In the `optional_*` functions, `at` is the path of `body` with its trailing dot, such as "sampling_params.".
 """
 
@@ -66,7 +66,7 @@ def optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | Non
 
 
 def check_text(text: str, name: str) -> str:
-    """Return `text` if every database accepts it. A NUL character is refused: PostgreSQL cannot store or compare it."""
+    """Return `text` if every database accepts it. NUL is refused: PostgreSQL can neither store nor compare it."""
     if "\0" in text:
         raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
     return text

@@ -1,7 +1,7 @@
 """`/v1/generate`: token ids in, token ids out, for trainers that run their own loop. No chat template, no parsing.
 
-`output_ids`, `logprobs` and `versions` of a reply have the same length. `logprobs` is null only for a mailbox answer
-that came without them.
+The `output_ids`, `logprobs` and `versions` of a reply have the same length. `logprobs` is null only for a mailbox
+answer without logprobs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def generation_reply(
 ) -> dict[str, Any]:
     """Return the reply: `output_ids`, `logprobs` and `versions` (one weight version per token) of equal length.
 
-    `logprobs` is null if none are known.
+    `logprobs` is null if they are unknown.
     """
     return {
         "output_ids": ids.tolist(),
@@ -139,7 +139,7 @@ def _refuse_unsupported(body: Mapping[str, Any], given: Mapping[str, Any]) -> No
 
 
 def _parse_images(body: Mapping[str, Any]) -> tuple[ImagePart, ...]:
-    """Return the images whose tokens the prompt has, in their order."""
+    """Return the images of the prompt's image tokens, in their order."""
     images = body.get("image_data")
     if not images:
         return ()
@@ -149,7 +149,7 @@ def _parse_images(body: Mapping[str, Any]) -> tuple[ImagePart, ...]:
 
 
 def _by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace SGLang's names in `sampling_params` by ours. Errors name a field as the client wrote it."""
+    """Replace SGLang's names in `sampling_params` with ours. Errors name a field as the client wrote it."""
     optional_int(params, "max_new_tokens", least=1, at=_AT)
     optional_int(params, "min_new_tokens", least=0, at=_AT)
     optional_int(params, "sampling_seed", least=-(2**63), most=2**63 - 1, at=_AT)

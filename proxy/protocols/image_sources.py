@@ -1,7 +1,7 @@
-"""Finds the images of a request's JSON, in the parts of its API that may have one, and writes them there again.
+"""Finds the images in a request's JSON, in the parts of its API that may have one, and writes images back to JSON.
 
-Each is replaced, in place, by an `ImagePart` before the body is parsed. No JSON can hold one, so parsers take nothing
-else for an image that was read: a body that nobody looked through is one of a model without vision.
+Each image is replaced, in place, by an `ImagePart` before the body is parsed. JSON cannot contain an `ImagePart`, so
+parsers recognise only images that were read. An unsearched body is parsed as for a model without vision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHER_MEDIA = frozenset(
 class Source(NamedTuple):
     """An image as the client sent it: the value at `key` of `holder`. `name`: the path of the field.
 
-    `text`: a data URL, base64 text or an http(s) URL, or its UTF-8 within the body. `detail`: as in `ImagePart`.
+    `text`: a data URL, base64 text or an http(s) URL, or its UTF-8 bytes in the body. `detail`: as in `ImagePart`.
     """
 
     holder: Any
@@ -36,12 +36,12 @@ class Source(NamedTuple):
     detail: str = ""
 
     def put(self, image: ImagePart) -> None:
-        """Put the image in the place of its source."""
+        """Replace the source with the image."""
         self.holder[self.key] = image._replace(detail=self.detail)
 
 
 def image_sources(body: Any, api: Api) -> list[Source]:
-    """Return the images of a decoded body, in order. Raises InvalidRequest naming a part that is no image it takes."""
+    """Return the images of a decoded body, in order. Raises InvalidRequest naming a part with an unsupported medium."""
     if not isinstance(body, dict):
         return []
     if api is Api.GENERATE:
@@ -64,7 +64,7 @@ def image_sources(body: Any, api: Api) -> list[Source]:
 
 
 def with_data(value: Any, data_url: Callable[[str], str]) -> Any:
-    """Return a body, or a value in it, with its `ImagePart`s written as the APIs have images.
+    """Return a body, or a value in it, with its `ImagePart`s written as images of the API.
 
     `data_url`: the data URL of an image, by digest.
     """
@@ -110,7 +110,7 @@ def _of_parts(parts: list[Any], api: Api, name: str) -> Iterator[Source]:
 
 
 def _image_url(part: dict[str, Any], name: str) -> Source:
-    """A part of a chat message; some clients give the URL alone, without an object around it."""
+    """An image part of a chat message. Some clients send the URL alone, without an object around it."""
     value = part.get("image_url")
     if isinstance(value, str):
         return Source(part, "image_url", value, f"{name}.image_url", _detail(part, name))
@@ -120,7 +120,7 @@ def _image_url(part: dict[str, Any], name: str) -> Source:
 
 
 def _input_image(part: dict[str, Any], name: str) -> Source:
-    """A part of an input item, or the screenshot of a `computer_call_output`."""
+    """An image part of an input item, or the screenshot of a `computer_call_output`."""
     if part.get("image_url") is None and part.get("file_id") is not None:
         raise _no_files(f"{name}.file_id", "image_url")
     return Source(
@@ -136,7 +136,7 @@ def _image_block(block: dict[str, Any], name: str) -> Source:
     source, at = expect_object(block.get("source"), f"{name}.source"), f"{name}.source"
     match source.get("type"):
         case "base64":
-            # The bytes say their type: agents often name another one than the `media_type` that it is.
+            # The bytes determine the type: agents often send a wrong `media_type`.
             optional_str(source, "media_type", f"{at}.")
             data = expect_str(source.get("data"), f"{at}.data")
             if data[:5] in ("http:", "https"):
@@ -154,7 +154,7 @@ _READ = {Api.CHAT: _image_url, Api.RESPONSES: _input_image, Api.MESSAGES: _image
 
 
 def _of_image_data(body: dict[str, Any]) -> list[Source]:
-    """Those of `/v1/generate`: base64 texts or URLs, one or a list, in the order of their tokens."""
+    """The images of `/v1/generate`: base64 texts or URLs, one or a list, in the order of their tokens."""
     value = body.get("image_data")
     if value is None:
         return []

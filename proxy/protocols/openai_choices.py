@@ -1,4 +1,4 @@
-"""What replies of the chat and of the completions API say alike: why a choice ended, and the usage."""
+"""The parts that replies of the chat API and the completions API share: finish reasons and the usage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finish_reason(interaction: Interaction) -> str:
 
 
 def usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the usage. The prompt counts once, whatever the number of choices."""
+    """Return the usage. The prompt counts once, for any number of choices."""
     first = answers[0].interaction
     prompt, completion, reasoning = first.prompt_tokens, 0, 0
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The content of a message from its parts: their text joined, and the images where they stand in it."""
+"""The content of a message from its parts: the joined text, and the images with their places in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def joined(parts: Sequence[str | ImagePart]) -> tuple[str, Images]:
 
 
 def split(content: str, images: Images) -> list[str | ImagePart]:
-    """Return the parts of a content: the inverse of `joined`, without empty texts."""
+    """Split a content into its parts: the inverse of `joined`, without empty texts."""
     parts: list[str | ImagePart] = []
     start = 0
     for image in images:
@@ -37,7 +37,7 @@ def split(content: str, images: Images) -> list[str | ImagePart]:
 
 
 def image_of(part: Any) -> ImagePart | None:
-    """Return the image of a decoded part whose source was read, None for any other part."""
+    """Return the image of a decoded part whose source was read; None for any other part."""
     for key in ("image_url", "source"):
         image = part.get(key)
         if type(image) is ImagePart:

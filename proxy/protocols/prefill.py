@@ -1,4 +1,4 @@
-"""The prefill of a request: its last message, if that is the beginning of the answer that the model shall continue."""
+"""The prefill of a request: its last message, if that is the beginning of an answer that the model is to continue."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
 
 def take_prefill(request: TurnRequest, name: str) -> None:
-    """Take the last message, an assistant message at the path `name`, out of `request.messages` as its `prefill`.
+    """Move the last message, an assistant message at the path `name`, from `request.messages` to its `prefill`.
 
-    An empty one is left out: there is nothing to continue. Raises InvalidRequest for one that cannot be continued.
+    An empty message is dropped: there is nothing to continue. Raises InvalidRequest if it cannot be continued.
     """
     *messages, last = request.messages
     if last.tool_calls:
@@ -30,7 +30,7 @@ def take_prefill(request: TurnRequest, name: str) -> None:
 
 
 def _check_free(request: TurnRequest, name: str) -> None:
-    """Raise InvalidRequest if the form of the answer is forced: a grammar begins at the beginning of the answer."""
+    """Raise InvalidRequest if the form of the answer is forced: a grammar starts at the beginning of the answer."""
     if request.tool_choice.mode in _FORCED:
         message = f"'tool_choice' forces a call, but '{name}' begins the answer with text; leave one of them out"
         raise InvalidRequest(message, param="tool_choice")

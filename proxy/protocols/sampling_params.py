@@ -1,6 +1,6 @@
-"""Parses sampling fields of a request into fields of `SamplingParams`, and writes them; one not given is left out.
+"""Parses the sampling fields of a request into fields of `SamplingParams`, and writes them. Unset fields are left out.
 
-Fields of the OpenAI API have its ranges; other fields have ranges that every engine accepts.
+Fields of the OpenAI API have OpenAI's ranges; other fields have ranges that every engine accepts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_TOKEN_DIGITS = 9
 
 
 def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return the fields of SamplingParams that `body` sets. Raises InvalidRequest; `at` prefixes the field it names."""
+    """Return the fields of SamplingParams that `body` sets. Raises InvalidRequest; `at` prefixes the field's path."""
     given = parse_sampling_numbers(body, at)
     if (bias := body.get("logit_bias")) is not None:
         given["logit_bias"] = _parse_logit_bias(bias, at)
@@ -101,7 +101,7 @@ def _bias_entry(token: str, bias: Any, name: str) -> tuple[int, float]:
 
 
 def sampling_json(sampling: SamplingParams, also: AbstractSet[str] = frozenset()) -> dict[str, Any]:
-    """Return the fields that `parse_sampling` makes `sampling` of: those without their default values, and `also`."""
+    """Return the fields from which `parse_sampling` makes `sampling`: those without default values, and `also`."""
     shown = sampling.to_json() | {name: getattr(sampling, name) for name in also & set(SamplingParams._fields)}
     if "logit_bias" in shown:
         shown["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}

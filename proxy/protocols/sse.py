@@ -25,7 +25,7 @@ def event(name: str, payload: Any) -> bytes:
 def cut(event: bytes, field: str) -> tuple[bytes, bytes]:
     """Split an encoded event around the value of its first field of this name, which is null.
 
-    Events that differ in nothing else are then joined from these parts and the value. Text inside of JSON strings is
+    Events that differ only in this value are then joined from the two parts and the value. Text in JSON strings is
     never mistaken for the field, because its quotes are escaped.
     """
     key = b'"%b":' % field.encode()

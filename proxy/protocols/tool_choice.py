@@ -1,7 +1,7 @@
 """The `tool_choice` of the OpenAI APIs: a mode, a function, or the functions that are allowed.
 
-The chat API nests the name of a function and the list of the allowed ones in an object, the responses API does not.
-Clients mix the two, so both APIs take both.
+The chat API nests a function's name and the list of allowed functions in an object; the responses API does not. Clients
+mix the two forms, so both APIs accept both.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MODES = ("auto", "none", "required")
 
 
 def parse_tool_choice(value: Any, functions: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
-    """Return the choice, and the functions that the model sees: with `allowed_tools`, only those.
+    """Return the choice, and the functions that the model sees: with `allowed_tools`, only the allowed ones.
 
-    Raises UnsupportedParameter for a tool that is no function, InvalidRequest for one that `functions` lacks.
+    Raises UnsupportedParameter for a tool that is not a function, and InvalidRequest for one missing from `functions`.
     """
     if value is None:
         return _AUTO, functions
     if isinstance(value, str):
         return _checked(ToolChoice(_parse_mode(value, "tool_choice")), functions), functions
     wanted = expect_object(value, "tool_choice")
-    if (kind := wanted.get("type")) in _MODES:  # as the Messages API has it
+    if (kind := wanted.get("type")) in _MODES:  # the form of the Messages API
         return parse_tool_choice(kind, functions)
     if kind == "allowed_tools":
         return _parse_allowed(wanted, functions)
@@ -36,7 +36,7 @@ def parse_tool_choice(value: Any, functions: tuple[Tool, ...]) -> tuple[ToolChoi
 
 
 def _checked(choice: ToolChoice, functions: Sequence[Tool]) -> ToolChoice:
-    """Return `choice` if `functions` can satisfy it. Raises InvalidRequest if it forces a call of a missing one."""
+    """Return `choice` if `functions` can satisfy it. Raises InvalidRequest if it forces a missing function."""
     if choice.mode is ToolChoiceMode.REQUIRED and not functions:
         raise InvalidRequest("'tool_choice' is required, but 'tools' has no function", param="tool_choice")
     if choice.name is not None and all(function.name != choice.name for function in functions):
@@ -61,7 +61,7 @@ def _parse_allowed(wanted: Mapping[str, Any], functions: tuple[Tool, ...]) -> tu
     for name in sorted(names - {function.name for function in functions}):
         _checked(ToolChoice(ToolChoiceMode.NAMED, name), functions)
     allowed = tuple(function for function in functions if function.name in names)
-    if mode is ToolChoiceMode.REQUIRED and len(allowed) == 1:  # forcing it leaves the prompt unchanged
+    if mode is ToolChoiceMode.REQUIRED and len(allowed) == 1:  # forcing the function leaves the prompt unchanged
         return ToolChoice(ToolChoiceMode.NAMED, allowed[0].name), functions
     return _checked(ToolChoice(mode), allowed), allowed
 

@@ -1,7 +1,7 @@
 """The interface of a wire protocol: pure translation between one API's JSON and the shared types.
 
-Unknown fields are accepted. A known field that this server cannot honour is refused by name. A stream that fails never
-ends like one that succeeded.
+Unknown fields are accepted. A known field that this server cannot honour is refused by name. A failed stream never ends
+like a successful one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from proxy.rendering.deltas import Delta, TokenLogprob
 from proxy.types import Api, Ids, Interaction, TurnRequest
 from tokengrove.errors import ProxyError
 
-# Not `os.urandom`: the system call releases the GIL and costs a turn more than its parsing does. Ids are not secrets.
+# Not `os.urandom`: its system call releases the GIL and costs more time per turn than parsing. Ids are not secrets.
 _ids = random.Random()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_ids.seed)  # else all workers of a server would give the same ids
+    os.register_at_fork(after_in_child=_ids.seed)  # else all workers of a server would generate the same ids
 
 
 def new_hex() -> str:
@@ -32,8 +32,8 @@ def new_hex() -> str:
 def ordered_hex() -> str:
     """Return 32 hex digits for the id of a turn: the time in steps of about a millisecond, then 80 random bits.
 
-    The ids of turns that are committed together are then neighbours in the index of the database, so that a commit
-    changes a page or two of it instead of one for each turn.
+    Turns that are committed together thus have neighbouring ids in the index of the database, and a commit changes one
+    or two of its pages instead of one per turn.
     """
     return f"{time.time_ns() >> 20:012x}{_ids.getrandbits(80):020x}"
 
@@ -62,9 +62,9 @@ def usage_of(interaction: Interaction) -> Usage:
 class Answer:
     """One committed choice of a reply.
 
-    `logprobs`: of its visible tokens (of all tokens if the request has `per_token`), None unless the request asks for
-    them. `prompt_ids`: the whole prompt, None unless the request has `return_token_ids`. `completion_text`: the output
-    as the model wrote it, None unless the request has `return_completion_text`.
+    `logprobs`: the logprobs of its visible tokens (of all tokens if the request has `per_token`); None unless the
+    request sets `logprobs`. `prompt_ids`: the whole prompt; None unless the request sets `return_token_ids`.
+    `completion_text`: the output as the model wrote it; None unless the request sets `return_completion_text`.
     """
 
     interaction: Interaction
@@ -73,30 +73,30 @@ class Answer:
     completion_text: str | None = None
 
     def text_json(self) -> dict[str, str]:
-        """The field of a reply with the text as it was sampled; empty unless the request asks for it."""
+        """The reply field with the sampled text; empty unless the request sets `return_completion_text`."""
         return {} if self.completion_text is None else {"completion_text": self.completion_text}
 
 
 class StreamEncoder(Protocol):
     """Encodes one reply as stream bytes.
 
-    Calls come in this order: `start`, any number of `deltas`, then `finish` or `error`; `keepalive` anywhere between.
+    The order of calls is: `start`, any number of `deltas`, then `finish` or `error`; `keepalive` anywhere between.
     """
 
     def start(self) -> bytes:
         """Return the bytes that precede the first delta."""
 
     def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
-        """Encode pieces of the answer. `choice` counts from 0 and is above 0 only if the request has `n` above 1."""
+        """Encode pieces of the answer. `choice` counts from 0; it is above 0 only if the request's `n` is above 1."""
 
     def keepalive(self) -> bytes:
         """Return bytes that every client ignores."""
 
     def finish(self, answers: Sequence[Answer]) -> bytes:
-        """Return the end of the reply. The caller has committed its interactions before."""
+        """Return the end of the reply. The caller has already committed its interactions."""
 
     def error(self, error: ProxyError) -> bytes:
-        """Encode a failure after the stream began. The caller closes the connection after it."""
+        """Encode a failure after the stream began. The caller then closes the connection."""
 
 
 class WireProtocol(Protocol):
@@ -107,14 +107,14 @@ class WireProtocol(Protocol):
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         """Parse a decoded JSON body. Raises InvalidRequest naming the field.
 
-        `bodies`: what was parsed of earlier bodies of the same session; the result is the same without.
+        `bodies`: the parsed items of earlier bodies of the same session; they do not change the result.
         """
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
-        """Return a body that `parse` makes `request` of, as far as this API can say it.
+        """Return a body from which `parse` makes `request`, as far as this API allows.
 
-        `request` has its whole conversation, or `input_ids`. Its sampling parameters that are `given` are written also
-        with their default values. Images stand in it as `ImagePart`s (see `image_sources.with_data`).
+        `request` has its whole conversation, or `input_ids`. Its `given` sampling parameters are written even if they
+        have their default values. Images in the body are `ImagePart`s (see `image_sources.with_data`).
         """
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class WireProtocol(Protocol):
     ) -> StreamEncoder:
         """Return an encoder for one streamed reply; `created` is in Unix seconds.
 
-        `prompt_ids`: the whole prompt, None unless the request has `return_token_ids`.
+        `prompt_ids`: the whole prompt; None unless the request sets `return_token_ids`.
         """
 
     def new_id(self) -> str:

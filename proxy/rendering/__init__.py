@@ -1,6 +1,6 @@
 """Messages to token ids, and sampled ids back to messages. Sampled ids are never decoded and re-encoded.
 
-The way in is `load_renderer(settings, folder)`: it returns a `Renderer`, which renders conversations, bridges from one
+The entry point is `load_renderer(settings, folder)`: it returns a `Renderer`, which renders conversations, bridges from
 turn to the next, and parses outputs. `templates` renders, `parsing` and `tool_calls` read outputs.
 """
 

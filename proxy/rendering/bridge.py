@@ -1,14 +1,14 @@
-"""The bridge from one turn to the next: the parent's tokens stay as they are, and only new messages are rendered.
+"""The bridge from one turn to the next: the parent's tokens stay unchanged, and only new messages are rendered.
 
 The ids to append depend on the end of the parent and on the new messages, never on the length of the history. To find
-them, the bridge renders a short synthetic conversation with and without the new messages. What the second rendering
-adds counts only if both agree, token by token, up to the end of the synthetic answer; otherwise the template is not
-append-only here and the result is None. How such a pair begins is kept: the next rendering of the same kind that begins
-with the same ids needs no comparison.
+them, the bridge renders a short synthetic conversation with and without the new messages. The ids that the second
+rendering adds are used only if both renderings agree, token by token, up to the end of the synthetic answer. Otherwise
+the template is not append-only here, and the result is None. The common beginning is kept: a later rendering of the
+same kind that begins with the same ids needs no comparison.
 
-A turn that was cut (length, stop string, abort) is closed first, as context, and before that any open reasoning. A
+A turn that was cut off (length, stop string, abort) is closed first, as context: its open reasoning, then the turn. A
 closed turn is never closed again, whatever end token the model chose: if a template writes another token in history
-than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one stays.
+than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled token stays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tokengrove.errors import InvalidRequest
 
 # No generation prompt is longer than this many tokens, so the last TAIL tokens of a prompt contain it.
 TAIL = 64
-# Tokens of an output that tell, unless they are white space, whether it begins with reasoning.
+# The number of output tokens that show, unless they are white space, whether the output begins with reasoning.
 _FIRST = 16
 
 # Letters and spaces only, so that every vocabulary tokenizes them alike in any context.
@@ -39,8 +39,8 @@ _SECOND = "Synthesized follow up"
 _SYSTEM = Message(Role.SYSTEM, "Synthesized rules")
 _TOOL = Tool("synthesized", "", {})
 
-# Bound of the kept openings and generation prompts: their keys contain template options, names of tools and ids, which
-# clients choose.
+# The maximum number of kept openings and generation prompts: their keys contain template options, names of tools and
+# ids, which clients choose.
 _KEPT = 64
 
 _role_of = attrgetter("role")
@@ -60,7 +60,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """How renderings of one kind of synthetic conversation begin, up to the end of the answer.
+    """The beginning of renderings of one kind of synthetic conversation, up to the end of the answer.
 
     `closing`: the last ids of `ids`, which end the answer's turn (with an end token if `closes`).
     """
@@ -104,12 +104,12 @@ class Bridge:
         generation_prompt: bool = True,
         images_before: int = 0,
     ) -> Ids | None:
-        """Return the ids to append to `prompt_ids + output_ids`, all context, or None if the template is not
-        append-only here. `prefilled`: the prompt ends with text of the answer. `generation_prompt`: whether an answer
-        begins after the new messages. `images_before`: how many the prompt has. Raises InvalidRequest."""
+        """Return the ids to append to `prompt_ids + output_ids`, all context; None if the template is not append-only
+        here. `prefilled`: the prompt ends with text of the answer. `generation_prompt`: whether an answer begins after
+        the new messages. `images_before`: the number of images in the prompt. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
         if prefilled and self._opened(tail):
-            tail = self._closer_ids  # the text of an answer is not reasoning, whatever it looks like
+            tail = self._closer_ids  # the text of an answer is never reasoning
         if answer.tool_calls and (self._samples_call_ids or self._library is not None):
             answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
         found = None
@@ -138,7 +138,7 @@ class Bridge:
     ) -> Ids | None:
         """Return the library renderer's own bridge, or None.
 
-        It drops everything after an end token and refuses unclosed reasoning, so it gets neither.
+        The library drops everything after an end token and rejects unclosed reasoning, so it is given neither.
         """
         if not new_messages or any(message.role is Role.ASSISTANT for message in new_messages):
             return None
@@ -173,7 +173,7 @@ class Bridge:
         return None
 
     def _counted(self, before: int, new_messages: Sequence[Message], options: Options) -> tuple[ImagePart, ...]:
-        """Return as many images as came before, for a template that numbers those of the new messages."""
+        """Return as many images as precede the new messages, if the template numbers images; else none."""
         sizes = (image for message in new_messages for image in message.images)
         image = next(sizes, None)
         if image is None or not isinstance(self._template, ChatTemplate) or not self._template.numbers_images(options):
@@ -181,19 +181,19 @@ class Bridge:
         return (image._replace(at=0),) * before
 
     def _after(self, tail: Ids, output_ids: Ids, opening: _Opening, rest: Ids) -> Ids:
-        """Return what follows the output: what closes its turn, if it is still open, and `rest`."""
+        """Return the ids after the output: the end of its turn, if it is still open, and `rest`."""
         last = output_ids[-1] if output_ids else None
         if opening.closes and (last in self._stops or last == opening.closing[-1]):
             return rest
         if last in self._stops:
-            # The family ends a turn by opening the next one; the model may have sampled the right opener already.
+            # The family ends a turn by opening the next one; the model may already have sampled the right opener.
             return rest[1:] if rest and rest[0] == last else opening.closing + rest
         closing = self._closer_ids if self._left_open(tail, output_ids) else ids_of()
         closing = closing + opening.closing[self._overlap(closing, opening.closing) :]
         return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + rest
 
     def _overlap(self, ids: Ids, closing: Ids) -> int:
-        """Return how many markers at the start of `closing` are already at the end of `ids`."""
+        """Return the number of markers at the start of `closing` that are already at the end of `ids`."""
         for size in range(min(len(ids), len(closing)), 0, -1):
             if ids[-size:] == closing[:size] and all(map(self._tokenizer.is_marker, closing[:size])):
                 return size
@@ -202,9 +202,9 @@ class Bridge:
     def _opening(
         self, after: Ids, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options
     ) -> _Opening | None:
-        """Return how `after` begins, up to the end of the synthetic answer, or None if it rewrites the answer.
+        """Return the beginning of `after`, up to the end of the synthetic answer, or None if it rewrites the answer.
 
-        A kept opening counts only if `after` begins with its ids: a template may write the date or the ids of calls.
+        A kept opening is used only if `after` begins with its ids: a template may write the date or the ids of calls.
         """
         names = tuple([call.name for call in answer.tool_calls])
         roles = frozenset(map(_role_of, new_messages))
@@ -221,7 +221,7 @@ class Bridge:
         return found
 
     def _compare(self, before: Ids, after: Ids, *, calls: bool) -> _Opening | None:
-        """Return how `after` begins, or None unless it repeats `before` up to the end of the answer's turn.
+        """Return the beginning of `after`, or None unless it repeats `before` up to the end of the answer's turn.
 
         Reasoning markers in the answer itself may differ. `calls`: the answer has tool calls.
         """
@@ -246,7 +246,7 @@ class Bridge:
     def _closer_in_history(self) -> int | None:
         """The marker that the template writes after an earlier answer, if it writes an end token after the last one.
 
-        It must not depend on what follows the answer, and must not be a marker that opens a turn.
+        The marker must not depend on what follows the answer, and must not be a marker that opens a turn.
         """
         history = _Frame().history(Message(Role.ASSISTANT, _ANSWER))
         second = [*history, Message(Role.USER, _SECOND)]
@@ -264,7 +264,7 @@ class Bridge:
         return closer[0] if self._tokenizer.is_marker(closer[0]) else None
 
     def _find(self, ids: Ids, text: str, limit: int, times: int | None = None) -> int | None:
-        """Return the index after the token that completes occurrence number `times` (default: the last) of `text`."""
+        """Return the index after the token that completes occurrence `times` (default: the last) of `text`."""
         pieces = [self._tokenizer.piece(token) for token in ids[:limit]]
         joined, needle = b"".join(pieces), text.encode()
         count = joined.count(needle) if times is None else times
@@ -288,14 +288,14 @@ class Bridge:
         return reasoning.closer not in text and (calls is None or calls.opener not in text)
 
     def _begins_with(self, opener: str, output_ids: Ids) -> bool:
-        """Return whether the output begins with `opener`, after white space. Most often its first tokens tell."""
+        """Return whether the output begins with `opener`, after white space. Usually, its first tokens suffice."""
         text = self._text(output_ids[:_FIRST]).lstrip()
         if len(text) < len(opener):
             text = self._text(output_ids).lstrip()
         return text.startswith(opener)
 
     def _opened(self, header: Ids) -> bool:
-        """Return whether `header` ends inside reasoning. Every turn asks, of the same few generation prompts."""
+        """Return whether `header` ends inside reasoning. Cached: turns share the same few generation prompts."""
         return self._kept_opened(tuple(header))
 
     def _find_opened(self, header: Sequence[int]) -> bool:
@@ -306,7 +306,7 @@ class Bridge:
         return opened > closed or (self._reasoning.forced and closed < 0)
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without an incomplete character at its end, which costs less than `decode`."""
+        """Return the text of `ids` without an incomplete character at its end. This is faster than `decode`."""
         return self._tokenizer.detokenizer().push(ids)
 
     @cached_property
@@ -315,10 +315,10 @@ class Bridge:
 
 
 def _frames(new_messages: Sequence[Message], tools: Sequence[Tool], images: tuple[ImagePart, ...]) -> Iterator[_Frame]:
-    """Yield the heads to try, the ordinary one first, each with these images.
+    """Yield the heads to try, the ordinary head first, each with these images.
 
     Some templates write the tools only before the last question (Mistral): a head without tools does not repeat them.
-    Some move the first system message to the head (Cohere): with one there already, a new one stays in its place.
+    Some move the first system message to the head (Cohere): if a head has one, a new one stays in its place.
     """
     head = (_TOOL,) if tools else ()
     yield _Frame(head, images=images)
@@ -329,7 +329,7 @@ def _frames(new_messages: Sequence[Message], tools: Sequence[Tool], images: tupl
 
 
 def _synthetic(answer: Message) -> Message:
-    """Return a short answer of the same kind. Its calls keep their ids and names, which tool results refer to."""
+    """Return a short answer of the same kind. Its calls keep the ids and names that tool results refer to."""
     calls = tuple(ToolCall(call.id, call.name, f'{{"text": "{_ANSWER}"}}') for call in answer.tool_calls)
     return Message(Role.ASSISTANT, "" if calls else _ANSWER, calls)
 
@@ -337,7 +337,7 @@ def _synthetic(answer: Message) -> Message:
 def _referring(
     answer: Message, new_messages: Sequence[Message], text: Callable[[], str]
 ) -> tuple[Message, Sequence[Message]]:
-    """Give tool results the name of their call, and the id that the model itself sampled for it in `text`, if any."""
+    """Give tool results the name of their call, and the call id that the model sampled in `text`, if it did."""
     sampled = sampled_call_ids(answer.tool_calls, text)
     calls = tuple(call._replace(id=sampled.get(call.id, call.id)) for call in answer.tool_calls)
     names = {call.id: call.name for call in answer.tool_calls}

@@ -1,7 +1,7 @@
 """Chooses the tool-call format, the reasoning format and the stop tokens of a model, by probing its chat template.
 
-A tool-call format is chosen if it reads back a call that the template wrote. The family's own format is tried first,
-and used unprobed if the template writes no calls.
+A tool-call format is chosen if it reads back a call that the template wrote. The family's own format is tried first; it
+is used without a probe if the template writes no calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": 
 def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningFormat | None:
     """Return the reasoning format, or None if the model has none. `named` is `--reasoning-parser`.
 
-    Raises ConfigurationError for an unknown name, listing the known ones.
+    Raises ConfigurationError for an unknown name, listing the known names.
     """
     if named is not None:
         return reasoning_format(named)
@@ -43,7 +43,7 @@ def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningForm
 def choose_tool_format(choice: TemplateChoice, named: str | None) -> ToolFormat | None:
     """Return the tool-call format, or None if no known format fits. `named` is `--tool-parser`.
 
-    Raises ConfigurationError for an unknown name, listing the known ones.
+    Raises ConfigurationError for an unknown name, listing the known names.
     """
     if named is not None:
         return tool_format(named)
@@ -64,7 +64,7 @@ def reads(calls: ToolFormat, text: str) -> bool:
 
 
 def _written_call(chat: ChatTemplate) -> str | None:
-    """Return what the template writes for an assistant message with a tool call, or None if it writes no calls."""
+    """Return the template's text of an assistant message with a tool call, or None if it writes no calls."""
     if chat.capabilities.arguments is None:
         return None
     question = Message(Role.USER, "Probe-user")
@@ -76,11 +76,10 @@ def _written_call(chat: ChatTemplate) -> str | None:
 
 
 def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> tuple[int, ...]:
-    """Return the ids that end a turn: the library renderer's, else those that the folder's configuration and the family
-    name.
+    """Return the ids that end a turn: the library renderer's, else those in the folder's configuration and the family.
 
-    If the template writes none of the configured ones, its own end-of-turn marker is added: some fine-tunes keep the
-    end token of their base model. Raises ConfigurationError if there are none.
+    If the template writes none of the configured ids, its own end-of-turn marker is added: some fine-tunes keep the end
+    token of their base model. Raises ConfigurationError if there are no ids.
     """
     if isinstance(choice.template, LibraryTemplate):
         return tuple(dict.fromkeys(choice.template.stop_token_ids))

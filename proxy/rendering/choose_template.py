@@ -1,7 +1,7 @@
 """Chooses the family and the template of a model folder: by `--family`, else by `model_type` and chat template.
 
-The folder's own chat template renders. A folder without one needs `--family`, whose renderer in the `renderers` package
-then takes its place. Nothing is downloaded.
+The folder's own chat template is used if there is one. A folder without one needs `--family`; the family's renderer in
+the `renderers` package is then used instead. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def choose_template(
     """Choose family and template. `named` is `--family`, `retention` is `--thinking-retention`. `images`: how images
     become tokens, for a vision model.
 
-    Raises ConfigurationError for an unknown family, one that the tokenizer does not fit, or a missing chat template.
+    Raises ConfigurationError for an unknown family, a family that does not fit the tokenizer, or a missing template.
     """
     given = None if named is None else family_named(named)
     if not tokenizer.chat_templates:
@@ -58,7 +58,7 @@ def choose_template(
 
 
 def require_library(family: Family | None, folder: Path) -> Family:
-    """Return the family if its renderers can stand in for a chat template. Raises ConfigurationError otherwise."""
+    """Return the family if its renderers can replace a chat template. Raises ConfigurationError otherwise."""
     if family is None or not family.library:
         raise ConfigurationError(
             f"no chat template in {folder}: add chat_template.jinja, or chat_template in tokenizer_config.json"
@@ -72,7 +72,7 @@ def require_library(family: Family | None, folder: Path) -> Family:
 
 
 def _without_template(family: Family | None, tokenizer: Tokenizer, folder: Path, retention: str) -> TemplateChoice:
-    """Choose the first renderer of `family` that fits the tokenizer. Raises ConfigurationError if none does."""
+    """Choose the first renderer of `family` that fits the tokenizer. Raises ConfigurationError if none fits."""
     family, failure = require_library(family, folder), None
     for name in family.library:
         try:

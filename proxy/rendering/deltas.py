@@ -1,4 +1,4 @@
-"""Deltas: the pieces of an assistant message that an output parser produces. Joined, they give the message."""
+"""Deltas: the pieces of an assistant message that an output parser produces. The joined deltas give the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the visible answer. `logprobs`: of tokens not yet reported, if the request asks for them."""
+    """A piece of the visible answer. `logprobs`: of the tokens not yet reported, if the request asks for logprobs."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -58,9 +58,9 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True)
 class TokensDelta:
-    """Sampled tokens, whatever they become in the message, with their `logprobs` if the request asks for those.
+    """Sampled tokens, whatever they become in the message, with their `logprobs` if the request asks for logprobs.
 
-    Only a request with `per_token` gets them. They precede the pieces of the message that they complete.
+    Only requests with `per_token` get them. They precede the pieces of the message that they complete.
     """
 
     ids: Ids

@@ -1,6 +1,6 @@
 """Incremental detokenization: the joined pieces equal one decode of all ids; an incomplete character is held back.
 
-Both kinds take time linear in the number of new ids, whatever the length of the text before them.
+Both kinds take time linear in the number of new ids, however long the text before them is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _WINDOW = 16
-_LOOKS_BACK = 4  # tokens; no known decoder looks back as far, if its text begins with a whole character
+_LOOKS_BACK = 4  # tokens; no known decoder looks back that far if its text begins with a whole character
 
 
 class Detokenizer(Protocol):
@@ -23,7 +23,7 @@ class Detokenizer(Protocol):
         """End the sequence and return the rest; an incomplete character becomes U+FFFD."""
 
     def may_hold(self, ids: Sequence[int], wanted: frozenset[int]) -> bool:
-        """Return False only if none of the bytes `wanted` is part of the text of `ids`."""
+        """Return False only if no byte in `wanted` is part of the text of `ids`."""
 
 
 class ByteDetokenizer:
@@ -52,7 +52,7 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For other vocabularies: decodes a short window again, because a token's text may depend on the tokens before it.
 
-    `_shown` characters of the window's text were returned.
+    `_shown`: the number of characters of the window's text that were returned.
     """
 
     __slots__ = ("_decode", "_shown", "_window")
@@ -66,7 +66,7 @@ class WindowDetokenizer:
         self._window.extend(ids)
         text = whole = self._decode(self._window)
         held = 0
-        # A character has at most four bytes, so at most three tokens wait for its end. More of them are invalid.
+        # A character has at most four bytes, so at most three tokens wait for its end. More tokens are invalid.
         while text.endswith("\ufffd") and held < 3:
             held += 1
             text = self._decode(self._window[:-held])
@@ -91,7 +91,7 @@ class WindowDetokenizer:
         return new
 
     def _cut(self, text: str) -> None:
-        """Forget the window but for its last tokens, cut between two characters. `text` is its text."""
+        """Drop the window except for its last tokens, cut between two characters. `text` is the window's text."""
         for count in range(_LOOKS_BACK, _LOOKS_BACK + 4):  # a character has at most four bytes
             last = self._window[-count:]
             alone = self._decode(last)

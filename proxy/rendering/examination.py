@@ -23,7 +23,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"
     FORKS = "forks"  # rendered in full: correct, but the turn begins a new branch and sample
-    REFUSED = "refused"  # the template cannot express it: the client gets a 400 that says so
+    REFUSED = "refused"  # the template cannot express it: the client gets a 400 error with the reason
     BREAKS = "breaks"
 
 
@@ -38,20 +38,20 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The result of an examination. `facts`: pairs of a name and a finding, in order of display."""
+    """The result of an examination. `facts`: pairs of a name and a finding, in display order."""
 
     facts: tuple[tuple[str, str], ...]
     checks: tuple[Check, ...]
 
     @property
     def broken(self) -> bool:
-        """True if any check breaks."""
+        """Whether any check breaks."""
         return any(check.verdict is Verdict.BREAKS for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A conversation to check: history, answer, and new messages. `cut`: the output is cut in the middle."""
+    """A conversation to check: history, answer, and new messages. `cut`: the output is cut off in the middle."""
 
     name: str
     history: tuple[Message, ...]
@@ -100,11 +100,11 @@ SEEING = (
     _Shape("images, tool result", (_ASK,), _ONE, (_RESULT,), (_READ,)),
     _Shape("images, system message", (_SYSTEM._replace(images=_PICTURE), _ASK), _PLAIN, (_AGAIN,)),
 )
-"""For models that see."""
+"""Shapes for vision models."""
 
 
 def examine(renderer: Renderer) -> Examination:
-    """Check every conversation shape. It takes some hundredths of a second."""
+    """Check every conversation shape. This takes a few hundredths of a second."""
     reasoning, calls = renderer.reasoning, renderer.tool_format
     facts = (
         ("family", renderer.family),
@@ -159,7 +159,7 @@ def _bridged(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Che
         return _closed(renderer, shape, suffix, whole)
     if suffix and whole[len(whole) - len(suffix) :] == suffix:
         return Check(shape.name, Verdict.HOLDS, "the template's own ids follow the answer as sampled")
-    # Some templates move the first system message to the head, which is written already.
+    # Some templates move the first system message to the head, which is already written.
     if not shape.new or shape.new[0].role is not Role.SYSTEM:
         detail = f"appended {renderer.decode(suffix)!r}, but the template ends with {renderer.decode(whole[-12:])!r}"
         return Check(shape.name, Verdict.BREAKS, detail)
@@ -169,7 +169,7 @@ def _bridged(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Che
 
 
 def _closed(renderer: Renderer, shape: _Shape, suffix: Ids, whole: Ids) -> Check:
-    """Check the suffix of a cut turn: what closes the turn, then the same suffix as after a complete turn."""
+    """Check the suffix of a cut turn: the ids that close the turn, then the same suffix as after a complete turn."""
     prompt = renderer.render(shape.history, shape.tools, {})
     ended = renderer.bridge(prompt, _sampled(renderer, shape), shape.answer, shape.new, shape.tools, {})
     if ended is None or suffix[len(suffix) - len(ended) :] != ended or whole[len(whole) - len(ended) :] != ended:

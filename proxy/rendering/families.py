@@ -1,7 +1,7 @@
-"""The known model families: their `model_type` in `config.json`, their chat templates, how they call tools.
+"""The known model families: their `model_type` in `config.json`, their chat templates and tool-call formats.
 
-A family only says what to try first. The folder's own chat template decides: a call format is used only if it reads
-back a call that the template wrote (choose_formats). A renderer of the `renderers` package stands in for a chat
+A family only determines what is tried first. The folder's own chat template decides: a call format is used only if it
+reads back a call that the template wrote (choose_formats). A renderer of the `renderers` package replaces the chat
 template only if the folder has none (choose_template).
 """
 
@@ -18,9 +18,8 @@ class Family:
     """One model family.
 
     `holds` and `lacks`: texts that its chat template contains and does not contain. `library`: names of renderers in
-    the `renderers` package, in the order to try them. `ends`: tokens that end a turn, beside those that the folder
-    names. `tool_format`: a name in tool_calls.known_formats. `reasoning`: a
-    name in reasoning_formats.
+    the `renderers` package, in the order to try them. `ends`: tokens that end a turn, in addition to the folder's own.
+    `tool_format`: a name in tool_calls.known_formats. `reasoning`: a name in reasoning_formats.
     """
 
     name: str
@@ -48,8 +47,8 @@ _QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3
 _GLM_5 = ("glm4_moe_lite", "glm_moe_dsa", "glm5", "glm5_moe")
 _DEEPSEEK_3 = ("deepseek_v3", "deepseek_v2", "deepseek_v32")
 
-# If two families fit, the first one counts. gpt-oss does not use the `renderers` package, whose renderer downloads a
-# vocabulary.
+# If two families fit, the first one counts. gpt-oss does not use the `renderers` package, because its renderer there
+# downloads a vocabulary.
 FAMILIES = (
     Family("qwen3", _QWEN3, (_IM, "</think>"), ("<function=",), ("qwen3",), "hermes", "qwen3", _IM_ENDS),
     Family("qwen3-coder", _QWEN3, (_IM, "<function="), ("</think>",), (), "qwen3_coder"),
@@ -143,7 +142,7 @@ def family_named(name: str) -> Family:
 
 
 def candidates(model_type: str | None, source: str) -> Iterator[Family]:
-    """Yield families to try, best first: those matching type and template, then the template, then the type alone.
+    """Yield families to try, best first: those matching type and template, then the template, then the type only.
 
     The last one is always "generic".
     """

@@ -1,7 +1,7 @@
-"""Images in prompts that a client sent as token ids: each is where its tokens are, or where one token stands for it.
+"""Locates images in prompts that a client sent as token ids: at their tokens, or at one placeholder token each.
 
-What a client sends may be expanded already (as trainers keep prompts) or have one placeholder for each image (as the
-clients of inference servers send them). Either way the result is the expanded prompt that the model sees.
+A prompt may be expanded already (as trainers keep prompts) or have one placeholder for each image (as clients of
+inference servers send them). In both cases, the result is the expanded prompt that the model sees.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tokengrove.errors import InvalidRequest
 
 
 def locate(tokens: ImageTokens, ids: Ids, images: Sequence[ImagePart]) -> tuple[Ids, tuple[PlacedImage, ...]]:
-    """Return the expanded ids, and where each of the images is. `images`: in the order of the prompt.
+    """Return the expanded ids, and the place of each image. `images`: in the order of the prompt.
 
-    Raises InvalidRequest (param input_ids) if the tokens are not those of the images.
+    Raises InvalidRequest (param input_ids) if the tokens do not match the images.
     """
     marks = np.flatnonzero(np.isin(np.frombuffer(ids, np.int32), [tokens.token, tokens.mark])).tolist()
     if not marks and not images:

@@ -1,9 +1,9 @@
-"""Images in prompts: a chat template writes one placeholder for each; the processor says what that stands for.
+"""Images in prompts: a chat template writes one placeholder for each image, which the processor expands.
 
 The ids are those of the whole expanded text. To find them, the text is encoded with one placeholder token for each
-image, and the ids of the image then take the place of that token: added tokens divide a text, whatever stands beside
-them. Text of a conversation that spells such a token is written with a placeholder inside, whose token is taken out
-again: so it is encoded as the characters that it is, and never taken for an image.
+image, and the ids of the image then replace that token: added tokens divide a text, whatever is next to them. If the
+text of a conversation spells such a token, a placeholder is written inside it, and the placeholder's token is removed
+again. The text is thus encoded as its characters, and never taken for an image.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from proxy.types import Ids, ImagePart, Message, PlacedImage, ids_of
 from proxy.vision.processor import VisionProcessor
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
-# One of them stands inside a spelled token while the template writes. Unicode gives them no meaning.
+# One of these is inserted into a spelled token while the template writes. Unicode gives them no meaning.
 _GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 _EXPANSIONS = 512
 _PROBE = (640, 480)
-# A new size takes about as long as rendering this many characters.
+# Expanding a new size takes about as long as rendering this many characters.
 _WORK_OF_SIZE, _WORK_OF_IMAGE = 100_000, 200
 
 
 class ImageTokens:
     """The tokens of images for one tokenizer and processor. Thread-safe.
 
-    `token`: the one that an image is made of. `mark`: the placeholder's, as templates write it.
-    `placeholders`: those that stand for images, videos or sounds.
+    `token`: the token that images consist of. `mark`: the placeholder's token, as templates write it. `placeholders`:
+    the tokens that stand for images, videos or sounds.
     """
 
     def __init__(self, tokenizer: Tokenizer, vision: VisionProcessor) -> None:
@@ -55,9 +55,9 @@ class ImageTokens:
         self._check(probe)
 
     def guarded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
-        """Return the messages, and the character that divides the tokens of images which their texts spell.
+        """Return the messages, and the character that divides the image tokens spelled in their texts.
 
-        It is "" if they spell none.
+        The character is "" if they spell none.
         """
         if not any(map(self._spells, messages)):
             return list(messages), ""
@@ -66,7 +66,7 @@ class ImageTokens:
         return [self._guarded(message, guard) for message in messages], guard
 
     def encode(self, text: str, images: Sequence[ImagePart], guard: str = "") -> Ids:
-        """Return the ids of what the template wrote for messages with these images, in their order."""
+        """Return the ids of the template's text for messages with these images, in their order."""
         parts: list[Ids] = []
         shown = self._with_marks(text, iter(images), parts, guard)
         ids = self._tokenizer.encode(shown)
@@ -83,7 +83,7 @@ class ImageTokens:
         return out + ids[before:]
 
     def placed(self, ids: Ids, images: Sequence[ImagePart], start: int = 0) -> tuple[PlacedImage, ...]:
-        """Return where the images are in `ids`, which have no others. `start`: how many ids of the prompt precede."""
+        """Return the places of `images` in `ids`, which contain no others. `start`: the number of prompt ids before."""
         places = np.flatnonzero(np.frombuffer(ids, np.int32) == self.token)
         found, at = [], 0
         for image in images:
@@ -102,20 +102,20 @@ class ImageTokens:
         return tuple(found)
 
     def count(self, image: ImagePart) -> int:
-        """Return how many tokens `token` an image takes."""
+        """Return the number of tokens `token` in an image."""
         return self.core(image).count(self.token)
 
     def core(self, image: ImagePart) -> Ids:
-        """Return the ids from the first to the last token that an image brings: what never depends on the text."""
+        """Return the ids from the first to the last token of an image, which never depend on the text around it."""
         return self._divided(image.width, image.height, image.detail)[1]
 
     def expanded(self, image: ImagePart) -> Ids:
-        """Return the ids of all that takes the place of a placeholder."""
+        """Return all ids that replace the placeholder of an image."""
         lead, core, tail = self._divided(image.width, image.height, image.detail)
         return self._tokenizer.encode(lead) + core + self._tokenizer.encode(tail)
 
     def work(self, images: Iterable[ImagePart]) -> int:
-        """Return how long it takes to expand images, in characters of text to render."""
+        """Return the time that expanding images takes, in characters of text to render."""
         work = 0
         for image in images:
             known = self.vision.knows(image.width, image.height, image.detail)
@@ -123,7 +123,7 @@ class ImageTokens:
         return work
 
     def _with_marks(self, text: str, images: Iterator[ImagePart], parts: list[Ids], guard: str) -> str:
-        """Return the text with one placeholder for each image and guard; `parts` gets the ids of each, in order."""
+        """Return the text with one placeholder for each image and guard. `parts` gets the ids of each, in order."""
         out, before = [], 0
         marks = re.escape(self.vision.placeholder)
         for found in re.finditer(f"{guard}|{marks}" if guard else marks, text):
@@ -147,7 +147,7 @@ class ImageTokens:
         return "".join([*out, text[before:]])
 
     def _divide(self, width: int, height: int, detail: str) -> tuple[str, Ids, str]:
-        """Return the text before the first token of an image's expansion, the ids up to its last one, and the rest."""
+        """Return the text before the first token of an image's expansion, the ids up to its last, and the rest."""
         return self._split(self.vision.expansion(width, height, detail))
 
     def _split(self, text: str) -> tuple[str, Ids, str]:
@@ -168,7 +168,7 @@ class ImageTokens:
             return self._spelled.sub(lambda found: found[0][:1] + guard + found[0][1:], text)
 
         pieces, images, before, length = list[str](), list[ImagePart](), 0, 0
-        for image in message.images:  # a spelled token that an image divides is none
+        for image in message.images:  # a spelled token that an image divides is not one
             pieces.append(broken(message.content[before : image.at]))
             before, length = image.at, length + len(pieces[-1])
             images.append(image._replace(at=length))
@@ -181,7 +181,7 @@ class ImageTokens:
         )
 
     def _check(self, probe: str) -> None:
-        """Raise ConfigurationError unless the ids of an expansion do not depend on what stands beside it."""
+        """Raise ConfigurationError unless the ids of an expansion are independent of the text next to it."""
         lead, core, tail = self._split(probe)
         for before, after in (("", ""), ("a", "b"), ("a ", " b"), ("a\n", "\nb")):
             whole = self._tokenizer.encode(before + probe + after)

@@ -1,4 +1,4 @@
-"""JSON files of a model folder. A missing file is an empty object; a broken one is a ConfigurationError."""
+"""JSON files of a model folder. A missing file gives an empty object; a broken file is a ConfigurationError."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The beginning of an answer that the client wrote (prefill): the prompt ends with it, and the model continues it.
 
-A chat template may write something else before the text of an answer in history than in the generation prompt: closed
-reasoning where the generation prompt opens it, or a channel. The difference is found on a short synthetic conversation,
-so it depends neither on the length of the history nor on the text of the prefill.
+A chat template may write another head before an answer in history than in the generation prompt: closed reasoning where
+the generation prompt opens it, or a channel. The difference is found with a short synthetic conversation, so it depends
+neither on the length of the history nor on the text of the prefill.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tokengrove.errors import InvalidRequest
 _QUESTION = Message(Role.USER, "Synthesized question")
 _ANSWER = "Synthesized answer"
 _TOOL = Tool("synthesized", "", {})
-# Bound of the kept heads: their keys contain template options, which clients choose.
+# The maximum number of kept heads: their keys contain template options, which clients choose.
 _KEPT = 64
 
 _Head = tuple[Ids, str]
-"""What a generation prompt ends with beyond the head of an answer in history, and what the latter has in its place."""
+"""The end of a generation prompt that the head of an answer in history lacks, and what the head has instead."""
 
 
 class Prefills:
@@ -41,7 +41,7 @@ class Prefills:
         self._heads: dict[object, _Head | None] = {}
 
     def added(self, prompt_ids: Ids, prefill: Message, tools: Sequence[Tool], options: Options) -> Ids:
-        """Return `prompt_ids` with the head and text of an answer in place of the generation prompt at their end."""
+        """Return `prompt_ids` with the generation prompt at their end replaced by the head and text of an answer."""
         head = self._head(prefill.reasoning, tools, options)
         before = len(prompt_ids) - (0 if head is None else len(head[0]))
         if head is None or before < 0 or prompt_ids[before:] != head[0]:
@@ -61,7 +61,7 @@ class Prefills:
         return self._heads[kind]
 
     def _find_head(self, reasoning: str | None, tools: Sequence[Tool], options: Options) -> _Head | None:
-        """Compare the two heads. None if the template shows no answer in history."""
+        """Compare the two heads. None if the template writes no answer in history."""
         shown = (_TOOL,) if tools else ()
         answer = Message(Role.ASSISTANT, _ANSWER, reasoning=reasoning)
         try:

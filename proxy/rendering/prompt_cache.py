@@ -1,6 +1,7 @@
-"""Remembers the ids of whole prompts by their exact content, so that rollouts which share a prompt render it once.
+"""Caches the ids of whole prompts by their exact content, so that rollouts that share a prompt render it once.
 
-Nothing can go stale: the key holds all that a rendering depends on. Templates that read the clock are not remembered.
+Entries never go stale: the key contains everything that a rendering depends on. Templates that read the clock are not
+cached.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Hashable, Sequence
 from proxy.rendering.templates.chat_template import Options
 from proxy.types import Ids, Message, Tool
 
-# What a prompt takes for each of its tokens, about: the ids, its text and the objects around them.
+# The approximate memory per token of a prompt: the ids, its text and the objects around them.
 _BYTES_A_TOKEN = 20
 
 
 class PromptCache:
-    """The prompts that were used last, `most_bytes` in all. Thread-safe."""
+    """The most recently used prompts, at most `most_bytes` in all. Thread-safe."""
 
     def __init__(self, most_bytes: int = 32 * 2**20) -> None:
         self._most = self._room = most_bytes // _BYTES_A_TOKEN
@@ -26,7 +27,7 @@ class PromptCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Ids | None:
-        """Return a copy of the ids, or None if the prompt is not remembered."""
+        """Return a copy of the ids, or None if the prompt is not cached."""
         with self._lock:
             found = self._prompts.get(key)
             if found is None:
@@ -35,9 +36,9 @@ class PromptCache:
             return found[0][:]
 
     def put(self, key: Hashable, ids: Ids, characters: int = 0) -> None:
-        """Remember a copy of the ids, and forget the prompts that were not used for longest.
+        """Cache a copy of the ids, and drop the least recently used prompts.
 
-        `characters`: of the text in the key, which may be far more than that of the ids: templates drop reasoning.
+        `characters`: the length of the text in the key, which may far exceed the ids: templates drop reasoning.
         """
         weight = max(len(ids), characters // _BYTES_A_TOKEN)
         with self._lock:
@@ -48,7 +49,7 @@ class PromptCache:
                 self._forget(next(iter(self._prompts)))
 
     def clear(self) -> None:
-        """Forget all prompts."""
+        """Drop all prompts."""
         with self._lock:
             self._prompts.clear()
             self._room = self._most
@@ -60,7 +61,7 @@ class PromptCache:
 
 
 def count_characters(messages: Sequence[Message]) -> int:
-    """Return how many characters the messages hold, about."""
+    """Return the approximate number of characters in the messages."""
     count = 0
     for message in messages:
         count += len(message.content) + len(message.reasoning or "")
@@ -70,9 +71,9 @@ def count_characters(messages: Sequence[Message]) -> int:
 
 
 def prompt_key(messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> Hashable | None:
-    """Return the exact content of a conversation, None if it cannot be compared.
+    """Return the exact content of a conversation; None if it cannot be compared.
 
-    `marshal` and `repr` tell apart what Python calls equal: 1, 1.0 and True, and dicts in another order.
+    `marshal` and `repr` distinguish values that are equal in Python: 1, 1.0 and True, and dicts in another order.
     """
     try:
         offered = marshal.dumps([(tool.name, tool.description, tool.parameters) for tool in tools], 2)

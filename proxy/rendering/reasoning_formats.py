@@ -14,7 +14,7 @@ class ReasoningFormat:
 
     `label`: text after the opener that is not part of the reasoning. `hidden`: further markers that are not text.
     `forced`: an answer begins inside reasoning even if the prompt did not open it, unless the prompt closed it.
-    `channels`: an answer is a sequence of messages in channels (harmony); `opener` begins one with reasoning.
+    `channels`: an answer is a sequence of messages in channels (harmony); `opener` begins a reasoning message.
     """
 
     opener: str

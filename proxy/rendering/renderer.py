@@ -40,7 +40,7 @@ from tokengrove.reasons import FinishReason
 
 log = logging.getLogger(__name__)
 
-# How many pairs of parsers that requests name are kept ready.
+# The number of pairs of parsers, named by requests, that are cached.
 _READERS = 16
 
 
@@ -74,9 +74,9 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
 
 
 def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | str:
-    """Return how images become tokens of the model in `folder`, or why they do not; "" for a vision model none.
+    """Return how images become tokens of the model in `folder`, or why they do not; "" if it is no vision model.
 
-    A vision model answers texts without its processor, so a missing package or a broken file is no error.
+    A vision model answers text without its processor, so a missing package or a broken file is not an error.
     """
     if not is_vision_model(folder):
         return ""
@@ -89,15 +89,15 @@ def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | str:
 
 
 def check_folder(folder: Path, family: str | None) -> None:
-    """Raise ConfigurationError for a folder without a vocabulary, or without a chat template that `family` makes up
-    for, before anything is loaded."""
+    """Raise ConfigurationError for a folder without a vocabulary, or without a chat template that `family` could
+    replace, before anything is loaded."""
     require_vocabulary(folder)
     if not chat_templates(folder, read_json(folder / "tokenizer_config.json")):
         require_library(None if family is None else family_named(family), folder)
 
 
 def check_names(settings: Settings) -> None:
-    """Raise ConfigurationError for an unknown name, listing the known ones, before anything is loaded."""
+    """Raise ConfigurationError for an unknown name, listing the known names, before anything is loaded."""
     for name, find in (
         (settings.family, family_named),
         (settings.tool_parser, tool_format),
@@ -108,7 +108,7 @@ def check_names(settings: Settings) -> None:
 
 
 def check_tool_parser(name: str) -> ToolFormat:
-    """Return the tool-call format of this name. Raises InvalidRequest (param tool_parser) that lists the known ones."""
+    """Return the tool-call format of this name. Raises InvalidRequest (param tool_parser) listing the known names."""
     try:
         return tool_format(name)
     except ConfigurationError as error:
@@ -118,10 +118,9 @@ def check_tool_parser(name: str) -> ToolFormat:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `images`: how images become tokens; None unless it is a vision model. `blind`: why a vision model takes no images
-    here; "" otherwise. `why`: how the family was found. `encoder`,
-    `template_engine`: what encodes text and what writes the chat template's text, and why. `vocab_size`: one more than
-    the highest id in the vocabulary.
+    `images`: how images become tokens; None unless it is a vision model. `blind`: why a vision model accepts no images
+    here; "" otherwise. `why`: how the family was found. `encoder` and `template_engine`: the engines that encode text
+    and write the chat template's text, and why. `vocab_size`: the highest id in the vocabulary plus one.
     """
 
     def __init__(
@@ -178,15 +177,15 @@ class Renderer:
         return ids
 
     def placed(self, ids: Ids, messages: Sequence[Message], start: int = 0) -> tuple[PlacedImage, ...]:
-        """Return where the images of `messages` are in `ids`, which were rendered from them.
+        """Return the places of the images of `messages` in `ids`, which were rendered from them.
 
-        `start`: how many ids of the prompt come before `ids`.
+        `start`: the number of prompt ids before `ids`.
         """
         return () if self.images is None else self.images.placed(ids, images_of(messages), start)
 
     @cached_property
     def sight(self) -> Sight | None:
-        """What the model sees; None if it sees nothing."""
+        """The images that the model accepts; None if it accepts none."""
         if self.images is None or self._chat is None:
             return None
         example = self.images.count(ImagePart("", 0, *EXAMPLE))
@@ -194,11 +193,11 @@ class Renderer:
         return Sight(self.images.vision.name, roles, example)
 
     def no_images(self) -> InvalidRequest:
-        """Return the error for images that the model does not see."""
+        """Return the error for images that the model does not accept."""
         return no_images(self.blind)
 
     def forget_prompts(self) -> None:
-        """Give back the memory of the latest prompts and texts."""
+        """Free the memory of the latest prompts and texts."""
         self._prompts.clear()
         self._tokenizer.forget_texts()
 
@@ -216,11 +215,11 @@ class Renderer:
         images_before: int = 0,
     ) -> Ids | None:
         """Return the ids to append to `prompt_ids + output_ids`: the end of a cut turn, the new messages and, if
-        `generation_prompt`, what begins the next answer. All of them are context, not sampled. None if the template is
-        not append-only here: then render in full.
+        `generation_prompt`, the beginning of the next answer. All of them are context, not sampled. None if the
+        template is not append-only here: the conversation must then be rendered in full.
 
-        `answer` is the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`.
-        `images_before`: how many images the prompt has. Raises InvalidRequest for what the template cannot express.
+        `answer`: the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`.
+        `images_before`: the number of images in the prompt. Raises InvalidRequest for what the template cannot express.
         """
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
@@ -255,7 +254,7 @@ class Renderer:
         generation_prompt: bool = True,
         images_before: int = 0,
     ) -> Ids | None:
-        """Do as `bridge`, but keep earlier reasoning whatever the settings say."""
+        """Return the ids like `bridge`, but keep earlier reasoning whatever the settings are."""
         if self.images is None:
             require_no_images(new_messages, self.blind)
         return self._bridge.suffix(
@@ -271,7 +270,7 @@ class Renderer:
         )
 
     def prefilled(self, prompt_ids: Ids, prefill: Message, tools: Sequence[Tool], options: Mapping[str, Any]) -> Ids:
-        """Return `prompt_ids`, which end with the generation prompt, so that they end with the answer's beginning."""
+        """Return `prompt_ids`, with the beginning of the answer in place of the generation prompt at their end."""
         return self._prefills.added(prompt_ids, prefill, tools, options)
 
     def reading(self, tool_parser: str | None) -> Renderer:
@@ -302,9 +301,9 @@ class Renderer:
         )
 
     def parse(self, ids: Ids, wanted: Parsing) -> tuple[Message, FinishReason]:
-        """Return the message of a whole output, and why it ended: without an end token it was cut (`LENGTH`).
+        """Return the message of a whole output, and its finish reason; `LENGTH` if there is no end token.
 
-        Raises InvalidRequest for the name of a parser that is not known.
+        Raises InvalidRequest for the name of an unknown parser.
         """
         reader = self._kept_readers(wanted.tool_parser, wanted.reasoning_parser)
         before = self._generation_prompt if wanted.prompt_ids is None else wanted.prompt_ids
@@ -319,11 +318,11 @@ class Renderer:
         return parser.message, end if ended else FinishReason.LENGTH
 
     def plain_parser(self, stop: Sequence[str] = ()) -> OutputParser:
-        """Return a parser for an output that is no chat message: all of it is text, white space included."""
+        """Return a parser for an output that is not a chat message: all of it is text, white space included."""
         return self._text_parsers.plain(stop)
 
     def tool_grammar(self, tools: Sequence[Tool], tool_choice: ToolChoice, parallel: bool) -> Grammar | None:
-        """Return the grammar of a forced call for the modes `required` and `named`, None for the others.
+        """Return the grammar of a forced call for the modes `required` and `named`; None for other modes.
 
         Raises UnsupportedParameter if the model's call format is unknown or its arguments are not JSON, InvalidRequest
         if `tools` lacks the named tool.
@@ -346,11 +345,11 @@ class Renderer:
         return Grammar(alternatives, repeat=parallel and separator is not None, separator=separator or "")
 
     def encode(self, text: str) -> Ids:
-        """Return the ids of `text`; special tokens spelled in it are encoded as such."""
+        """Return the ids of `text`. Special tokens spelled in it are encoded as special tokens."""
         return self._tokenizer.encode(text)
 
     def encode_prompt(self, text: str, *, special: bool = True) -> Ids:
-        """Return the ids of a whole prompt; `special`: after those that the tokenizer puts before a text (BOS)."""
+        """Return the ids of a whole prompt; with `special`, after the ids that the tokenizer puts first (BOS)."""
         ids = self._tokenizer.encode(text)
         return self._tokenizer.opening + ids if special else ids
 
@@ -359,7 +358,7 @@ class Renderer:
         return self._tokenizer.decode(ids if special else self._tokenizer.without_special(ids))
 
     def raw_text(self, output_ids: Ids) -> str:
-        """Return an output as the model wrote it: calls and reasoning in its markup, without the end token.
+        """Return an output as the model wrote it, with the markup of calls and reasoning, without the end token.
 
         An end token that closes a call (Harmony's) is part of the call, and stays.
         """
@@ -374,16 +373,16 @@ class Renderer:
         return self._tokenizer.piece(token)
 
     def is_special(self, token: int) -> bool:
-        """Return whether the tokenizer counts a token as special: it marks something and is no text."""
+        """Return whether the tokenizer counts a token as special: a marker, not text."""
         return self._tokenizer.is_special(token)
 
     @cached_property
     def _generation_prompt(self) -> Ids:
-        """The end of a prompt, as the template writes it without options."""
+        """The end of a prompt that the template writes without options."""
         return self.render([Message(Role.USER, "Synthesized question")], (), {})
 
     def _reader(self, tool_parser: str | None, reasoning_parser: str | None) -> Renderer:
-        """Return this renderer with other formats of outputs; None: its own."""
+        """Return this renderer with other output formats; None: its own."""
         if tool_parser is None and reasoning_parser is None:
             return self
         calls = self.tool_format if tool_parser is None else check_tool_parser(tool_parser)
@@ -410,7 +409,7 @@ class Renderer:
         return tuple(piece for part in calls.forced(tool) for piece in _pieces(part, tokens))
 
     def _template_rewrites(self, new_messages: Sequence[Message]) -> bool:
-        """Return whether the template may drop earlier reasoning: at a user message, and some after each tool call."""
+        """Return whether the template may drop earlier reasoning: at a user message; some also do after a tool call."""
         in_loop = bool(new_messages) and all(message.role is Role.TOOL for message in new_messages)
         return not (in_loop and self._keeps_in_loops)
 

@@ -1,15 +1,15 @@
-"""What a model sees, for people and clients."""
+"""The images that a model accepts, for people and clients."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 EXAMPLE = (1024, 768)
-"""Width and height of the image whose tokens are told, in pixels."""
+"""Width and height of the example image, in pixels."""
 
 
 class Sight(NamedTuple):
-    """`processor`: its class. `roles`: whose messages may have images. `example_tokens`: those of an EXAMPLE image."""
+    """`processor`: its class. `roles`: roles whose messages may have images. `example_tokens`: those of EXAMPLE."""
 
     processor: str
     roles: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The text of each token of a sequence, for people to read.
 
-A character that several tokens spell is the text of the first of them; the others continue it. So the texts of all
-tokens, one after the other, are the text of the sequence. Bytes that are no UTF-8, such as the first half of a
-character at the end of an output, are written as `\\xE2`: every token can be told from its text.
+A character spelled by several tokens is the text of the first of them; the others continue it. The joined texts of all
+tokens are therefore the text of the sequence. Bytes that are not UTF-8, such as the first half of a character at the
+end of an output, are written as `\\xE2`, so that every token can be identified by its text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _LONGEST = 4
 
 @dataclass(slots=True)
 class Texts:
-    """`texts`: one for each token. The others are indexes: `continues`: the tokens that only continue a character,
-    whose texts are empty; `broken`: those with bytes that are no UTF-8. `special`: the ids of special tokens."""
+    """`texts`: one for each token. The other fields are indexes and ids. `continues`: indexes of tokens that only
+    continue a character and have empty texts. `broken`: indexes of tokens with bytes that are not UTF-8. `special`: the
+    ids of special tokens."""
 
     texts: list[str] = field(default_factory=list)
     continues: list[int] = field(default_factory=list)
@@ -28,7 +29,7 @@ class Texts:
 class TokenTexts:
     """Spells tokens. `piece`: the UTF-8 bytes of a token, possibly part of a character. Thread-safe.
 
-    The text of a token that is whole characters is kept by its id, so memory is bounded by the vocabulary.
+    The texts of tokens that consist of whole characters are cached by id, so memory is bounded by the vocabulary.
     """
 
     def __init__(self, piece: Callable[[int], bytes], is_special: Callable[[int], bool]) -> None:
@@ -51,13 +52,13 @@ class TokenTexts:
         return found
 
     def _whole_text(self, number: int) -> str | None:
-        """The text of a token; None if it is not whole characters."""
+        """The text of a token; None if it does not consist of whole characters."""
         if number not in self._whole:
             self._whole[number] = _decoded(self._piece(number))
         return self._whole[number]
 
     def _end_of_character(self, ids: Sequence[int], start: int) -> int:
-        """The index after the token at which the character ends that is open after the token at `start`."""
+        """The index after the token that ends the character begun in the token at `start`."""
         data, end = self._piece(ids[start]), start + 1
         while end < len(ids) and _lacks(data):
             data, end = data[-_LONGEST:] + self._piece(ids[end]), end + 1
@@ -65,7 +66,7 @@ class TokenTexts:
 
 
 def _spell(found: Texts, first: int, pieces: Sequence[bytes]) -> None:
-    """Append the texts of tokens, the first of which has the index `first`."""
+    """Append the texts of tokens. `first`: the index of the first token."""
     data = b"".join(pieces)
     owners = [owner for owner, piece in enumerate(pieces) for _ in piece]
     texts, broken, at = [""] * len(pieces), set(), 0
@@ -84,7 +85,7 @@ def _spell(found: Texts, first: int, pieces: Sequence[bytes]) -> None:
 
 
 def _lacks(data: bytes) -> bool:
-    """Whether the end of these bytes is the beginning of a character."""
+    """Whether these bytes end with an incomplete character."""
     for back in range(1, min(_LONGEST, len(data) + 1)):
         byte = data[-back]
         if byte not in _CONTINUATION:
@@ -93,7 +94,7 @@ def _lacks(data: bytes) -> bool:
 
 
 def _width(lead: int) -> int:
-    """How many bytes a character has that begins with this one; 1 for bytes that begin none."""
+    """The number of bytes of a character with this first byte; 1 for bytes that begin no character."""
     return 2 if 0xC2 <= lead <= 0xDF else 3 if 0xE0 <= lead <= 0xEF else 4 if 0xF0 <= lead <= 0xF4 else 1
 
 

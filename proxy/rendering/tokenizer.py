@@ -1,7 +1,7 @@
-"""The tokenizer. `encode` and `decode` give what Hugging Face's tokenizer gives, whichever package does the work.
+"""The tokenizer. `encode` and `decode` give the results of Hugging Face's tokenizer, whichever package is used.
 
 fastokens encodes four times faster than `tokenizers`. It is used only if both agree, in both directions, on varied text
-at start-up. Then the other one is dropped: each of them holds the whole vocabulary.
+at start-up. The other tokenizer is then dropped: each of them holds the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], Ids]
 
-# Bound of what fastokens keeps of texts between special tokens, such as a system message with tools, and of their ids.
+# The maximum memory of fastokens' cache of texts between special tokens, such as a system message with tools, and of
+# their ids.
 _SEGMENT_BYTES = 32 * 2**20
 
 # Hugging Face raises these for a folder without a usable tokenizer: missing or broken files, unknown classes.
@@ -37,16 +38,16 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Import
 class Tokenizer:
     """Encodes and decodes text with the vocabulary of one folder. Thread-safe.
 
-    `encoder`: the package in use, and why. `vocab_size`: one more than the highest id in the vocabulary.
-    `special_tokens`: the text of each named one (`eos_token` ...). `opening`: the ids that Hugging Face's tokenizer
-    puts before a text that is no chat (BOS). `chat_templates`: Jinja sources by name.
+    `encoder`: the package in use, and why. `vocab_size`: the highest id in the vocabulary plus one. `special_tokens`:
+    the texts of named special tokens (`eos_token` ...). `opening`: the ids that Hugging Face's tokenizer adds before a
+    text that is not a chat (BOS). `chat_templates`: Jinja sources by name.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
         self.special_tokens: Mapping[str, str] = files.special_tokens
         self.chat_templates: Mapping[str, str] = files.chat_templates
         reference = files.backend
-        # Files may hold limits of a training run. A prompt is never cut or padded.
+        # Files may contain limits from a training run. Prompts are never truncated or padded.
         reference.no_truncation()
         reference.no_padding()
         self._added = {number: str(token.content) for number, token in reference.get_added_tokens_decoder().items()}
@@ -76,14 +77,14 @@ class Tokenizer:
     def encode(self, text: str) -> Ids:
         """Return the ids of `text`. Special tokens spelled in it are encoded as such; none are added around it.
 
-        In a block of `token_bound.at_most`, raises TooManyTokens for a long text that surely has more.
+        In a block of `token_bound.at_most`, raises TooManyTokens for a long text that certainly has more tokens.
         """
         if len(text) > LONG and self._bound is not None:
             self._bound.check(text)
         return self._encode(text)
 
     def forget_texts(self) -> None:
-        """Give back the memory of the latest texts, unless one is being encoded now."""
+        """Free the memory of the latest texts, unless a text is being encoded now."""
         if forget := getattr(self._backend, "enable_segment_cache", None):
             with contextlib.suppress(RuntimeError):
                 forget(_SEGMENT_BYTES)
@@ -93,7 +94,7 @@ class Tokenizer:
         return str(self._backend.decode(_as_list(ids), skip_special_tokens=False))
 
     def without_special(self, ids: Sequence[int]) -> list[int]:
-        """Return `ids` without special tokens, as Hugging Face's tokenizer leaves them out when it decodes."""
+        """Return `ids` without special tokens, like Hugging Face's tokenizer when it decodes without them."""
         return [number for number in ids if number not in self._special]
 
     def token_id(self, text: str) -> int | None:
@@ -102,7 +103,7 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def token(self, number: int) -> str | None:
-        """Return the token with the id `number` as the vocabulary spells it, or None if there is none."""
+        """Return the token with the id `number` in the vocabulary's spelling, or None if there is none."""
         found = self._backend.id_to_token(number)
         return None if found is None else str(found)
 
@@ -112,11 +113,11 @@ class Tokenizer:
         return None if text is None else self.token_id(text)
 
     def is_marker(self, token: int) -> bool:
-        """Return whether `token` is an added token (special or not): the tokenizer never merges text across it."""
+        """Return whether `token` is an added token (special or not): text is never merged across it."""
         return token in self._added
 
     def is_special(self, token: int) -> bool:
-        """Return whether `token` is left out of texts that are decoded without special tokens."""
+        """Return whether `token` is left out when text is decoded without special tokens."""
         return token in self._special
 
     def piece(self, token: int) -> bytes:
@@ -129,13 +130,13 @@ class Tokenizer:
 
     @cached_property
     def _bound(self) -> TokenBound | None:
-        """Made for the first long text: None if the tokens of a text may spell other bytes than the text has."""
+        """Built for the first long text; None if the tokens of a text may spell other bytes than the text has."""
         if not self._byte_level or self._normal_form is None:
             return None
         return TokenBound(map(self._spell, range(self.vocab_size)), composed=self._normal_form == "NFC")
 
     def _joins_bytes(self) -> bool:
-        """Return whether decoding joins the bytes of tokens, on the sample texts: a decoder may do more than that."""
+        """Return whether decoding only joins the bytes of tokens, on the sample texts: some decoders do more."""
         sample = self.encode("".join(sample_texts()))
         joined = b"".join(self._spell(token, byte_level=True) for token in sample)
         return joined.decode("utf-8", "replace") == self.decode(sample)
@@ -149,7 +150,7 @@ class Tokenizer:
         if self._byte_level if byte_level is None else byte_level:
             try:
                 return bytes(map(_BYTE_OF_CHAR.__getitem__, text))
-            except KeyError:  # no stand-ins for bytes, but text
+            except KeyError:  # text, not stand-ins for bytes
                 return text.encode()
         if len(text) == 6 and text.startswith("<0x"):
             return bytes([int(text[3:5], 16)])
@@ -157,9 +158,9 @@ class Tokenizer:
 
 
 def _normal_form(backend: Backend) -> str | None:
-    """Return the Unicode form that texts get before they are encoded, "" if none; None if they change otherwise, too.
+    """Return the Unicode form that texts get before encoding: "" for no change, None for any other change.
 
-    Added tokens that swallow the white space beside them change a text as well.
+    Added tokens that absorb the white space next to them also change a text.
     """
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
@@ -178,7 +179,7 @@ def _opening(backend: Backend) -> Ids:
 
 
 def _read_by_transformers(folder: Path, reason: str) -> TokenizerFiles:
-    """Read a tokenizer that only transformers can build, for this `reason`. Raises ConfigurationError."""
+    """Read a tokenizer that only transformers can build, because of `reason`. Raises ConfigurationError."""
     if importlib.util.find_spec("transformers") is None:
         raise ConfigurationError(
             f"the tokenizer in {folder} needs the package transformers ({reason}): {how_to_get('tokengrove[cpu]')}"
@@ -205,7 +206,7 @@ def _unreadable(folder: Path, error: Exception) -> ConfigurationError:
 
 
 def _choose(files: TokenizerFiles) -> tuple[Any, Encode, str]:
-    """Return the tokenizer to use, its `encode` and the reason for it."""
+    """Return the tokenizer to use, its `encode`, and the reason."""
     reference = files.backend
 
     def encode_by_reference(text: str) -> Ids:
@@ -220,7 +221,7 @@ def _choose(files: TokenizerFiles) -> tuple[Any, Encode, str]:
 
     def encode(text: str) -> Ids:
         ids = ids_of()
-        ids.frombytes(encode_flat([text])[0])  # 32-bit ids, never Python integers: half the time of a list
+        ids.frombytes(encode_flat([text])[0])  # 32-bit ids without Python integers take half the time of a list
         return ids
 
     for text in sample_texts():
@@ -244,7 +245,7 @@ def _load_fast(files: TokenizerFiles) -> Any:
 
 
 def _decode_alike(reference: Backend, fast: Any, ids: list[int]) -> bool:
-    """Compare whole sequences, their halves (which may cut a character), and an id outside of the vocabulary."""
+    """Compare whole sequences, their halves (which may divide a character), and an id outside the vocabulary."""
     middle, beyond = len(ids) // 2, reference.get_vocab_size() + 1000
     parts = (ids, ids[:middle], ids[middle:], [*ids[:3], beyond])
     return all(
@@ -254,7 +255,7 @@ def _decode_alike(reference: Backend, fast: Any, ids: list[int]) -> bool:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of tokens, each spelled when it is first asked for."""
+    """The bytes of tokens, computed on first use."""
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Reads the tokenizer of a folder without transformers, where the result is known to equal AutoTokenizer's.
 
-transformers loads `tokenizer.json` as it stands for its generic class, and builds the tokenizer anew for other classes:
-from the vocabulary in the file and from parts that the class brings along. The file is therefore read directly only if
-it holds the very parts that the class would build, and if the configuration adds no token and changes none. Whatever
-is not covered here raises UnknownTokenizer, and then transformers has to load it.
+transformers loads `tokenizer.json` unchanged for its generic class. For other classes, it rebuilds the tokenizer from
+the vocabulary in the file and from parts of the class. The file is therefore read directly only if it contains exactly
+the parts that the class would build, and if the configuration neither adds nor changes tokens. All other cases raise
+UnknownTokenizer, and transformers must then load the tokenizer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class UnknownTokenizer(Exception):
-    """This folder is not known to load alike without transformers; the message says why."""
+    """A folder is not known to give the same tokenizer without transformers; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What AutoTokenizer would hold for one folder.
+    """The data that AutoTokenizer would load for one folder.
 
-    `backend`: the tokenizer of the `tokenizers` package. `file`: the tokenizer.json that equals it, None if there is
-    none. `special_tokens`: the text of each named one (`eos_token` ...), as templates see them. `chat_templates`: the
-    Jinja sources by name ("default", "tool_use" ...), empty if there are none.
+    `backend`: the tokenizer of the `tokenizers` package. `file`: the tokenizer.json that equals it; None if there is
+    none. `special_tokens`: the texts of named special tokens (`eos_token` ...), as templates see them.
+    `chat_templates`: the Jinja sources by name ("default", "tool_use" ...), empty if there are none.
     """
 
     backend: Backend
@@ -43,10 +43,10 @@ class TokenizerFiles:
 
 
 GENERIC_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""The classes for which transformers loads tokenizer.json as it stands."""
+"""The classes for which transformers loads tokenizer.json unchanged."""
 
 LLAMA_CLASS = "LlamaTokenizer"
-"""As the generic classes if tokenizer.json is byte-level; otherwise transformers builds it from SentencePiece parts."""
+"""Like the generic classes if tokenizer.json is byte-level; else transformers builds it from SentencePiece parts."""
 
 SPLITS = {
     "Qwen2Tokenizer": (
@@ -58,14 +58,14 @@ SPLITS = {
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-"""The classes that transformers builds anew and whose parts are known here, with the pattern that splits text."""
+"""The classes that transformers rebuilds and whose parts are known here, with the pattern that splits text."""
 
-# transformers takes this class for these types of models, whatever class the configuration names.
+# transformers uses these classes for these model types, whatever class the configuration names.
 _CLASS_OF_TYPE = {
     "qwen2": "Qwen2Tokenizer",
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"), "Qwen3_5Tokenizer"),
 }
-# transformers has other tokenizers for these, or chooses by packages that are installed.
+# transformers has other tokenizers for these types, or chooses by the installed packages.
 _OTHER_TYPES = ("mistral", "ministral", "mixtral", "pixtral", "voxtral", "siglip2", "hyperclovax")
 
 _BUILT_DEFAULTS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
@@ -76,7 +76,7 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab*", "merges.txt", "t
 
 
 def require_vocabulary(folder: Path) -> None:
-    """Raise ConfigurationError for a folder without a file of any kind that tokenizers are built from."""
+    """Raise ConfigurationError for a folder without any file from which tokenizers are built."""
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
         raise ConfigurationError(
             f"no tokenizer in {folder}: it has no tokenizer.json, nor any other vocabulary; give a folder that has one"
@@ -109,7 +109,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def tokenizer_class(config: Mapping[str, Any], model_type: object) -> str:
-    """Return the class that AutoTokenizer takes, without "Fast" in a known name. Raises UnknownTokenizer."""
+    """Return the class that AutoTokenizer uses, without "Fast" in a known name. Raises UnknownTokenizer."""
     named, of_model = str(config.get("tokenizer_class")), str(model_type or "")
     if of_model.startswith(_OTHER_TYPES):
         raise UnknownTokenizer(f"its model_type is {of_model}")
@@ -124,9 +124,9 @@ def tokenizer_class(config: Mapping[str, Any], model_type: object) -> str:
 
 
 def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name: those in files of their own, else those in tokenizer_config.json.
+    """Return the chat templates by name: from separate files, else from tokenizer_config.json.
 
-    A vision model may have one for its processor, which counts before all others, as for transformers' processors.
+    A vision model may have a template for its processor, which takes precedence, as in transformers' processors.
     """
     if own := processor_template(folder):
         return {"default": own}
@@ -154,7 +154,7 @@ def processor_template(folder: Path) -> str | None:
 def _special_tokens(
     folder: Path, config: Mapping[str, Any], defaults: Mapping[str, str]
 ) -> tuple[dict[str, str], set[str]]:
-    """Return the named special tokens, and the texts of the further ones."""
+    """Return the named special tokens, and the texts of the other special tokens."""
     settings = {**defaults, **config}
     if "added_tokens_decoder" not in config:
         settings |= read_json(folder / "special_tokens_map.json")
@@ -220,7 +220,7 @@ def _among(added: Mapping[int, AddedToken], special: set[str]) -> Iterator[Added
 def _same_parts(kind: str, backend: Backend) -> bool:
     model: Any = backend.model
     split = {"type": "Split", "pattern": {"Regex": SPLITS[kind]}, "behavior": "Isolated", "invert": False}
-    # `trim_offsets` moves offsets only, and the decoder's options do nothing.
+    # `trim_offsets` moves offsets only, and the decoder's options have no effect.
     levels = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     found = _state(backend.pre_tokenizer)
     parts = [{key: one[key] for key in one if key != "trim_offsets"} for one in found.get("pretokenizers", ())]

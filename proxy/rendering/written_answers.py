@@ -1,7 +1,7 @@
 """Writes an answer as the model itself would: the ids that follow a generation prompt, in the format of the family.
 
-The chat template writes the answer into a conversation; what it adds to the generation prompt, up to the end of the
-turn, is the output.
+The chat template writes the answer into a conversation. The output is the text that it adds to the generation prompt,
+up to the end of the turn.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def write_answer(
 ) -> Ids:
     """Return `answer` as the model would sample it after the prompt of `history`, with an end token.
 
-    `following`: messages that may follow, from which a family that ends turns by opening the next one takes its end.
-    Raises InvalidRequest for what the template cannot express.
+    `following`: messages that may follow. A family that ends turns by opening the next turn takes its end token from
+    them. Raises InvalidRequest for what the template cannot express.
     """
     prompt = renderer.render(history, tools, options)
     written = renderer.render([*history, answer], tools, options, prompt=False)
     common = next((at for at, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))
     body = written[common:]
     ends = [at for at, token in enumerate(body) if token in renderer.stop_token_ids]
-    # The first stop token ends the answer: what the template writes after it is layout.
+    # The first stop token ends the answer: the template's text after it is layout.
     body = body[: ends[0]] if ends else body
     end = written[common + ends[0]] if ends else _opener(renderer, [*history, answer], tools, options, following)
     if common < len(prompt):
@@ -44,11 +44,11 @@ def write_answer(
 
 
 def write_delivered(renderer: Renderer, request: TurnRequest, prompt: Ids, answer: Message) -> Ids:
-    """Return an answer to `request` that somebody else wrote, as the model would sample it, with an end token.
+    """Return an externally written answer to `request`, as the model would sample it, with an end token.
 
     `prompt`: the prompt of the request, or its last `bridge.TAIL` ids. After a prefill, `answer` is the rest. The ids
-    are read back as those of any turn. Raises InvalidRequest (param message) unless that gives the same text, reasoning
-    and calls.
+    are parsed like those of any turn. Raises InvalidRequest (param message) unless the result has the same text,
+    reasoning and calls.
     """
     try:
         ids = _written(renderer, request, answer)
@@ -56,7 +56,7 @@ def write_delivered(renderer: Renderer, request: TurnRequest, prompt: Ids, answe
         raise InvalidRequest(f"'message' cannot be written for this model: {error.message}", param="message") from None
     found, wanted = _read_back(renderer, request, prompt, ids), _said(answer)
     if found != wanted and not answer.tool_calls and not answer.reasoning:
-        # Templates drop parts of a text that look like reasoning; sampled tokens may be such a text.
+        # Templates drop parts of a text that look like reasoning. Sampled tokens can be such a text.
         plain = renderer.encode(answer.content) + ids_of(renderer.stop_token_ids[:1])
         if _read_back(renderer, request, prompt, plain) == wanted:
             return plain
@@ -72,7 +72,7 @@ def write_delivered(renderer: Renderer, request: TurnRequest, prompt: Ids, answe
 
 
 def _written(renderer: Renderer, request: TurnRequest, answer: Message) -> Ids:
-    if request.prefill is not None:  # the template would begin a new answer, instead of going on with this one
+    if request.prefill is not None:  # the template would begin a new answer instead of continuing this one
         return renderer.encode(answer.content) + ids_of(renderer.stop_token_ids[:1])
     return write_answer(renderer, (_ASK,), answer, request.tools, request.template_options)
 
@@ -104,7 +104,7 @@ def _opener(
     options: Mapping[str, Any],
     following: Sequence[Message],
 ) -> int:
-    """Return the end token of a family that ends turns by opening the next one."""
+    """Return the end token of a family that ends turns by opening the next turn."""
     *history, answer = answered
     plain = [*history, answer._replace(reasoning=None)]
     written = renderer.render(plain, tools, options, prompt=False)
@@ -114,7 +114,7 @@ def _opener(
 
 
 def _after_prefill(renderer: Renderer, answer: Message, text: str) -> str:
-    """Return the answer for a generation prompt that history does not repeat, such as one that opens the reasoning."""
+    """Return the answer after a generation prompt that history does not repeat, such as one that opens reasoning."""
     reasoning = renderer.reasoning
     if reasoning is None:
         return text

@@ -1,10 +1,10 @@
-"""Group-relative advantages. A group contains every session that matches the export, not only those of its page.
+"""Group-relative advantages. A group holds all sessions that match the export, not only the sessions of one page.
 
-Sessions with the same `group_id` form a group. A session without a `group_id` is a group of its own. A group compares
-the scores of its sessions (`trajectory.scores`): one value for each session, or one for each path of a session whose
-reward scope is path, or one for each agent of a session whose scope is agent: these are compared with those of the
-same agent only. A value that is alone has advantage 0. Step advantages compare the returns of steps of one group
-that have the same `state_hash`, and with scope agent the same agent; a step without a `state_hash` has 0.
+Sessions with the same `group_id` form a group; a session without a `group_id` is a group of its own. A group compares
+the scores of its sessions (`trajectory.scores`): one value per session, or one per path or agent if the reward scope is
+path or agent. An agent's score is compared only with scores of the same agent. A value that is alone has advantage 0.
+Step advantages compare the returns of steps in one group that have the same `state_hash` and, with scope agent, the
+same agent. A step without a `state_hash` has advantage 0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _EPSILON = 1e-6
 
 @dataclass(slots=True)
 class RunningStatistics:
-    """Running count, mean and sum of squared deviations (`squares`), by the one-pass algorithm of Welford (1962)."""
+    """Running count, mean and sum of squared deviations (`squares`), by Welford's one-pass algorithm (1962)."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Include a value."""
+        """Add a value."""
         self.count += 1
         distance = value - self.mean
         self.mean += distance / self.count
@@ -61,9 +61,9 @@ def group_of(session_id: str, group_id: str | None) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Statistics of all groups: `scores` by group and peers, returns of steps by group and state (`states`).
+    """Statistics of all groups: `scores` by group and peers, and returns of steps (`states`) by group and state.
 
-    `scopes`: by group, the scopes that its compared sessions are scored by, each with the id of the first.
+    `scopes`: for each group, the reward scopes of its compared sessions, each with the id of its first session.
     """
 
     scores: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
@@ -71,28 +71,28 @@ class Groups:
     scopes: dict[Group, dict[RewardScope, str]] = field(default_factory=dict)
 
     def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[State, float]]) -> None:
-        """Include one session: its scores, and the state and the return of each of its steps."""
+        """Add one session: its scores, and the state and return of each of its steps."""
         for score, peer in scores:
             self.scores.setdefault((group, peer), RunningStatistics()).add(score or 0.0)
         for state, value in steps:
             self.states.setdefault((group, state), RunningStatistics()).add(value)
 
     def note_scope(self, group: Group, scope: RewardScope, session_id: str) -> None:
-        """Note by which scope a session is scored that the group compares."""
+        """Record the reward scope of a session that the group compares."""
         self.scopes.setdefault(group, {}).setdefault(scope, session_id)
 
     def mixed_scopes(self, group: Group) -> str | None:
-        """The scopes that a group's sessions are scored by, with a session of each; None if there is one scope."""
+        """The reward scopes of a group's sessions, each with the id of one session; None if there is only one scope."""
         found = self.scopes.get(group, {})
         return ", ".join(f"{scope} ({name!r})" for scope, name in found.items()) if len(found) > 1 else None
 
     def members(self, group: Group, peers: Iterable[Peer] = (None,)) -> int:
-        """The number of scores that a group compares; of several `peers` that of the one with the fewest."""
+        """The number of scores that a group compares: the smallest number among these `peers`."""
         spreads = [self.scores.get((group, peer)) for peer in peers]
         return min((0 if spread is None else spread.count for spread in spreads), default=0)
 
     def advantage(self, group: Group, scores: Sequence[Compared], baseline: Baseline) -> float:
-        """The advantage of a sample with these scores, the mean if it has several; 0 without a score."""
+        """The mean advantage of a sample's scores; 0 without a score."""
         spreads = [(self.scores.get((group, peer)), score or 0.0) for score, peer in scores]
         found = [spread.advantage(score, baseline) for spread, score in spreads if spread is not None]
         return math.fsum(found) / len(found) if found else 0.0
@@ -105,7 +105,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A session and the statistics of all `groups`. `options` say which advantages are asked for."""
+    """A session and the statistics of all `groups`. `options` select the advantages to compute."""
 
     scored: ScoredSession
     groups: Groups
@@ -123,7 +123,7 @@ class Comparison:
         return Weighting(scope=scores.scope, score=scores.of(ends), advantage=advantage, steps=steps)
 
     def entry(self) -> Labels:
-        """What the session's entry in the export says about its score."""
+        """The labels of the session's score in its entry in the export."""
         scores, record = self.scored.scores, self.scored.record
         found: Labels = {"reward_scope": scores.scope, "score": scores.score, "left_out": self.scored.left_out}
         if record.score is not None:
@@ -135,7 +135,7 @@ class Comparison:
         return found
 
     def warnings(self) -> Iterator[str]:
-        """What may be read in two ways, or compares less than it seems to."""
+        """Warnings about rewards that can be read in two ways, and about groups with too few or unlike scores."""
         answers = self.scored.scores.answers
         if answers.overlapping is not None:
             yield (
@@ -165,7 +165,7 @@ class Comparison:
         return group_of(self.scored.record.session_id, self.scored.record.group_id)
 
     def _step_advantage(self, interaction: Interaction, baseline: Baseline) -> float:
-        """The advantage of a turn among those of its state; 0 for a turn that is not compared."""
+        """The advantage of a turn among the turns of its state; 0 for a turn that is not compared."""
         if not self.scored.is_compared(interaction.id):
             return 0.0
         value = self.scored.returns[interaction.id]

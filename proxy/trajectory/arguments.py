@@ -1,4 +1,4 @@
-"""Arguments of tool calls as values: equal JSON, or equal but for null defaults that a client has filled in."""
+"""Compare the arguments of tool calls as values: equal JSON, or equal but for null defaults that a client filled in."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from proxy.trajectory.matching import argument_value, canonical_arguments
 
 
 class Fit(IntEnum):
-    """How the arguments of an echo compare with those that were sampled."""
+    """How echoed arguments compare with the sampled arguments."""
 
     EQUAL = 0
-    NULLS_ADDED = 1  # it has more keys, each null and each optional in the schema
+    NULLS_ADDED = 1  # the echo has more keys, each null and optional in the schema
     DIFFERENT = 2
 
 
 def compare_arguments(ours: str, theirs: str, schema: Mapping[str, Any]) -> Fit:
-    """Compare the JSON text of arguments. `schema`: the parameters of the tool."""
+    """Compare two JSON texts of arguments. `schema`: the schema of the tool's parameters."""
     if ours == theirs or canonical_arguments(ours) == canonical_arguments(theirs):
         return Fit.EQUAL
     try:
@@ -29,7 +29,7 @@ def compare_arguments(ours: str, theirs: str, schema: Mapping[str, Any]) -> Fit:
 
 
 def _is_filled(ours: Any, theirs: Any, schemas: list[Any], root: Mapping[str, Any]) -> bool:
-    """Return whether `theirs` is `ours` with nulls for keys that one of `schemas` makes optional, at every depth."""
+    """Return whether `theirs` is `ours` plus nulls, at any depth, for keys that one of `schemas` makes optional."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         objects = _alternatives(schemas, root)
         if ours.keys() - theirs.keys():
@@ -52,7 +52,7 @@ def _is_optional(key: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _alternatives(schemas: list[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas and all that they refer to or combine, each of them once."""
+    """Return the schemas and all schemas that they refer to or combine, each once."""
     found: dict[int, Mapping[str, Any]] = {}
     open_schemas = list(schemas)
     while open_schemas:
@@ -70,7 +70,7 @@ def _alternatives(schemas: list[Any], root: Mapping[str, Any]) -> list[Mapping[s
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a JSON pointer like `#/$defs/Name` refers to, or None."""
+    """Return the value at a JSON pointer like `#/$defs/Name`, or None."""
     found: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         found = _mapping(found).get(part.replace("~1", "/").replace("~0", "~")) if part else found

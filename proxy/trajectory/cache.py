@@ -19,7 +19,7 @@ from proxy.trajectory.recent import RecentConversations
 from proxy.types import Ids, Interaction, Message, PlacedImage, Role, TurnRequest
 from tokengrove.reasons import Reason, Status
 
-# How many whole conversations of a session are kept.
+# The number of whole conversations kept per session.
 _KEPT = 8
 
 _seq_of = attrgetter("interaction.seq")
@@ -29,8 +29,8 @@ _seq_of = attrgetter("interaction.seq")
 class Node:
     """An interaction in its tree. `start` and `end` are the hash chain before and after its answer.
 
-    `ids`: its whole prompt and its output. `images`: all of its prompt, in order. It does not know its children:
-    without circles, a session that is dropped gives its memory back at once.
+    `ids`: its whole prompt and its output. `images`: all images of its prompt, in order. A node has no reference to its
+    children: without reference cycles, the memory of a dropped session is freed at once.
     """
 
     interaction: Interaction
@@ -58,7 +58,7 @@ class Match(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
 
     def new_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages after the covered ones. Tool results up to the next call get the call ids that the tree has."""
+        """The messages after the covered ones. Tool results before the next call get the call ids of the tree."""
         new = tuple(messages[self.covered :])
         if not self.renamed:
             return new
@@ -110,7 +110,7 @@ class InteractionCache:
         return self._by_end.get(key, ())
 
     def conversation(self, node: Node) -> tuple[Message, ...]:
-        """All messages of a node, oldest first, its answer included. The latest ones are kept: children extend them."""
+        """All messages of a node, oldest first, its answer included. The latest are cached, as children extend them."""
         kept, parts = self._conversations, list[tuple[Message, ...]]()
         above: Node | None = node
         while above is not None and above not in kept:
@@ -128,7 +128,7 @@ class InteractionCache:
     def find_prefix(self, ids: Ids, images: Iterable[PlacedImage] = ()) -> Node | None:
         """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal.
 
-        `images`: all of `ids`. Those of the node are the same ones.
+        `images`: all images in `ids`. They must include the images of the node.
         """
         view, placed = memoryview(ids), frozenset(images)
         heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
@@ -139,10 +139,10 @@ class InteractionCache:
             own = node.interaction
             middle = start + len(own.prompt_suffix)
             end = middle + len(own.output_ids)
-            # Views compare up to the first difference and copy nothing: a session may have many long roots.
+            # Comparing views stops at the first difference and copies nothing: a session may have many long roots.
             if own.seq < 0 or view[start:middle] != own.prompt_suffix or view[middle:end] != own.output_ids:
                 continue
-            if own.images and not placed.issuperset(own.images):  # other pictures may have as many tokens
+            if own.images and not placed.issuperset(own.images):  # other images may have the same number of tokens
                 continue
             if best is None or (end, own.seq) > best[:2]:
                 best = end, own.seq, node
@@ -156,11 +156,11 @@ class InteractionCache:
         return prompt.begins_with(parent.ids)
 
     def reason_for(self, request: TurnRequest, identity: Identity, match: Match) -> Reason:
-        """The reason of an aligned node or a root, judged from the nodes that the tree has now.
+        """The reason of an aligned node or a root, derived from the nodes that the tree has now.
 
-        In this order: `resampled` (the same conversation was answered before), `rewritten` (an earlier answer was
-        replaced), with a parent `branched` (it has other children) or `continued`, without one `first` (empty tree),
-        the part of the head that changed (tools, system or options), else `new_root`.
+        The first that applies: `resampled` (the same conversation was answered before); `rewritten` (an earlier answer
+        was replaced); with a parent, `branched` (the parent has other children) or `continued`; without a parent,
+        `first` (the tree is empty), the part of the head that changed (tools, system or options), or `new_root`.
         """
         if identity.end.key in self._by_start:
             return Reason.RESAMPLED
@@ -180,9 +180,9 @@ class InteractionCache:
         prompt: PromptIds,
         images: tuple[PlacedImage, ...] = (),
     ) -> Node:
-        """Make the node of a finished interaction, equal to the one of `place_stored`. The tree does not change.
+        """Make the node of a finished interaction, equal to the node of `place_stored`. The tree does not change.
 
-        `images`: all of the prompt.
+        `images`: all images of the prompt.
         """
         start = identity.end
         if match.parent is not None:
@@ -206,7 +206,7 @@ class InteractionCache:
         return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1], ids, images)
 
     def reserve(self, node: Node) -> None:
-        """Reserve a node's place before its commit, so that a sibling that ends in the meantime counts it."""
+        """Reserve a node's place before its commit, so that a sibling that ends in the meantime sees it."""
         self.nodes[node.interaction.id] = node
         self._by_start.setdefault(node.start.key, []).append(node)
         if node.parent is not None:
@@ -220,7 +220,7 @@ class InteractionCache:
             self._children[node.parent].remove(node)
 
     def publish(self, node: Node) -> None:
-        """Let requests continue a reserved node. Call after its commit."""
+        """Make a reserved node available to requests. Call this after its commit."""
         if candidates := self._by_end.get(node.end.key):
             _keep_newest(candidates, node)
         else:
@@ -247,7 +247,7 @@ class InteractionCache:
         return None
 
     def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:
-        """Whether the request replaces an answer of this tree, after the parent, by another assistant message."""
+        """Whether the request replaces an answer of this tree, after the parent, with another assistant message."""
         first = max(match.covered - identity.lead, 0)
         _, lead, states = identity
         answer = Role.ASSISTANT
@@ -267,7 +267,7 @@ class InteractionCache:
 
 
 def _renamed(theirs: Sequence[str], ours: Sequence[str]) -> Mapping[str, str]:
-    """Map the client's call ids to the tree's. Of equal client ids the first one counts, as in a message's identity."""
+    """Map the client's call ids to the tree's. If a client id repeats, the first counts, as in a message's identity."""
     if theirs == ours:
         return {}
     return dict(reversed([*zip(theirs, ours, strict=True)]))
@@ -286,16 +286,16 @@ def _discard(index: dict[int, list[Node]], key: int, node: Node) -> None:
 
 
 def _keep_newest(candidates: list[Node], node: Node) -> None:
-    """Add a node to those with its conversation. Of equal answers to one prompt the newest stays.
+    """Add a node to the candidates with its conversation. Of equal answers to one prompt, only the newest is kept.
 
-    A request never continues the others unless it names them, and a prompt may be sampled thousands of times.
+    A request continues the others only if it names them, and a prompt may be sampled thousands of times.
     """
     ours = node.interaction.output
     for at, other in enumerate(candidates):
         theirs = other.interaction.output
         same = node.parent is other.parent and ours.content == theirs.content and ours.reasoning == theirs.reasoning
         if same and not ours.tool_calls and not theirs.tool_calls:
-            if other.interaction.seq > node.interaction.seq:  # another replica's, which was read late
+            if other.interaction.seq > node.interaction.seq:  # from another replica, read late
                 return
             del candidates[at]
             break
@@ -303,12 +303,12 @@ def _keep_newest(candidates: list[Node], node: Node) -> None:
 
 
 def _prefer(candidates: Sequence[Node], messages: Sequence[Message]) -> Node:
-    """Choose among nodes with the same conversation that the request does not name.
+    """Choose among nodes with the same conversation if the request names none of them.
 
-    It is the one whose call ids, exact text and reasoning the request echoes best, the latest answer first; else the
-    newest.
+    The chosen node is the one that the request echoes best: the call ids, exact text and reasoning of its latest
+    answer, then of the answers before it. Ties go to the newest node.
     """
-    # Each path from a candidate up: the candidate, the node that was reached, and the index of its answer's echo.
+    # Each path up from a candidate: the candidate, the node reached so far, and the index of its answer's echo.
     paths: list[tuple[Node, Node | None, int]] = [(node, node, len(messages) - 1) for node in candidates]
     while len({node for _, node, _ in paths}) > 1:
         climbing = [(leaf, node, index) for leaf, node, index in paths if node is not None]
@@ -323,7 +323,7 @@ def _prefer(candidates: Sequence[Node], messages: Sequence[Message]) -> Node:
 
 
 def _evidence(node: Node, echoed: Message) -> tuple[bool, bool, bool]:
-    """Whether a request echoes the id or the call ids of a node's answer, its text, its reasoning."""
+    """Whether a request echoes a node's answer: its id or call ids, its text, its reasoning."""
     ours = node.interaction.output
     exact = echoed.origin == node.interaction.id or (bool(ours.tool_calls) and _ids_of(ours) == _ids_of(echoed))
     thought = bool(ours.reasoning) and ours.reasoning == echoed.reasoning

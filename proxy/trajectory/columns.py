@@ -1,4 +1,4 @@
-"""The schema of each layout: names, dtypes and widths of columns, known before the first row and equal in all rows."""
+"""The schema of each layout: names, dtypes and widths of columns, known before the first row and equal for all rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tokengrove.options.export import Images, Include, Layout, Padding
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array per row, of shape [width]; `width` None means any length. Rows may lack an `optional` column. With
-    `lines` the shape is [lines, width]; a flat column of any length then has line after line.
+    """One array per row, of shape [width]; `width` None: any length. Rows may lack an `optional` column. With `lines`,
+    the shape is [lines, width]; a flat column of any length stores one line after another.
 
-    `instead`: the column that has the values of a row that lacks this one, where a format needs some; None: zeros.
+    `instead`: the column whose values fill a row that lacks this one, in formats that need values; None: zeros.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Which turn a request came nearest to, and the first thing in which it differs from it: why it forked.
+"""Explain why a turn forked: the nearest earlier turn, and the first difference from it.
 
-Messages are compared as the tree compares them (`trajectory.matching`), so what does not count there is no difference
-here. Only turns that were committed before are looked at.
+Messages are compared as the tree compares them (`trajectory.matching`), so what the tree ignores is no difference here.
+A turn is compared only with turns that were committed before it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _START = ChainState(key=0, body_key=0)
 
 @dataclass(frozen=True, slots=True)
 class MessageDifference:
-    """The first message that differs. `index` counts all messages of the conversation, leading system ones included.
+    """The first message that differs. `index` counts all messages of the conversation, also leading system messages.
 
-    `count`: how many messages were removed or inserted. `sent` is this turn's, `recorded` the nearest one's; None where
-    a side has ended. `owner`: the turn that brought `recorded`, or answered with it.
+    `count`: the number of removed or inserted messages. `sent`: this turn's message. `recorded`: the nearest turn's
+    message. Either is None if its side has ended. `owner`: the turn that added `recorded`, or answered with it.
     """
 
     index: int
@@ -44,7 +44,7 @@ class MessageDifference:
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """The first token that differs; `sent` and `recorded` are the ids from there on, at most eight."""
+    """The first token that differs. `sent` and `recorded`: at most eight ids from there on."""
 
     index: int
     sent: tuple[int, ...]
@@ -53,10 +53,10 @@ class TokenDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a turn relates to those before it. All but `continued` are None for a turn that did not fork.
+    """How a turn relates to earlier turns. All fields but `continued` are None for a turn that did not fork.
 
-    `continued`: its parent. `tools`: the names of those `added`, `removed` and `changed`. `template_options`: `sent`
-    and `recorded`.
+    `continued`: its parent. `tools`: the names of the `added`, `removed` and `changed` tools. `template_options`: the
+    options `sent` and `recorded`.
     """
 
     continued: Interaction | None = None
@@ -69,10 +69,10 @@ class Comparison:
 
 
 class Comparisons:
-    """Compares the turns of one session; `interactions` are all of them, in order of `seq`.
+    """Compares the turns of one session. `interactions`: all of them, in order of `seq`.
 
-    Its messages are hashed once, and one comparison takes time linear in their number. `pixels`: digests of the decoded
-    pixels of images, by the images' own, as far as they are known.
+    Messages are hashed once; one comparison takes time linear in their number. `pixels`: digests of the decoded pixels
+    of images, by the digests of the images, as far as they are known.
     """
 
     def __init__(self, interactions: Sequence[Interaction], pixels: Mapping[str, str] = _UNKNOWN) -> None:
@@ -83,7 +83,7 @@ class Comparisons:
             self._marks[name] = _mark(self._state(node.parent), added)
 
     def of(self, turn: Interaction) -> Comparison:
-        """Compare a turn with those that were committed before it."""
+        """Compare a turn with the turns that were committed before it."""
         parent = self._nodes.get(turn.parent_id) if turn.parent_id else None
         own = Branch(turn, parent, 0)
         above = parent.interaction if parent is not None else None
@@ -100,9 +100,9 @@ class Comparisons:
         return _START if node is None else self._marks[node.interaction.id].state
 
     def _nearest(self, own: Branch, earlier: Sequence[Branch]) -> tuple[Linked, int] | None:
-        """The turn with the most messages in common, and the number of equal ones at the beginning.
+        """The turn with the most messages in common, and the number of equal messages at the beginning.
 
-        Of several: the one that agrees the longest from the beginning, then the shortest, then the newest. The
+        Ties go to the longest common beginning, then to the shortest conversation, then to the newest turn. The
         ancestors of a turn do not count: it continues them.
         """
         path, above = [_mark(self._state(own.parent), own.interaction.new_messages)], own.parent
@@ -152,7 +152,7 @@ def _compare_tokens(own: Branch, earlier: Sequence[Branch]) -> Comparison:
 
 
 def _first_token(own: Branch, other: Branch) -> TokenDifference:
-    """The first token of a prompt that differs from the prompt and output of another turn; its end if none does."""
+    """The first token of a prompt that differs from another turn's prompt and output, or the end of the shorter."""
     sent = np.frombuffer(token_ids(own), np.int32)[: own.interaction.prompt_tokens]
     recorded = np.frombuffer(token_ids(other), np.int32)
     size = min(len(sent), len(recorded))
@@ -163,7 +163,7 @@ def _first_token(own: Branch, other: Branch) -> TokenDifference:
 
 
 def _compare_messages(own: Branch, found: tuple[Linked, int] | None, pixels: Mapping[str, str]) -> Comparison:
-    """`found`: the nearest turn, and how many messages at the beginning are the same."""
+    """`found`: the nearest turn, and the number of equal messages at the beginning."""
     above = own.parent.interaction if own.parent is not None else None
     if found is None:
         return Comparison(above)
@@ -184,8 +184,8 @@ def _compare_messages(own: Branch, found: tuple[Linked, int] | None, pixels: Map
 
 
 class _Marks(NamedTuple):
-    """Hashes of the messages that a turn adds. `state`: the chain after them. `bodies`: the chain after each, whatever
-    the head of the prompt. `keys`: each by itself."""
+    """Hashes of the messages that a turn adds. `state`: the chain after them. `bodies`: the chain after each message,
+    without the head of the prompt. `keys`: the key of each message by itself."""
 
     state: ChainState
     bodies: Sequence[int]
@@ -202,10 +202,10 @@ def _keys(messages: Sequence[Message]) -> list[int]:
 
 
 class _Seen(NamedTuple):
-    """What is known of a conversation, its answer included. `below`: it branches off where the own one does.
+    """A conversation, its answer included, compared with the turn's own. `below`: both branch off at the same parent.
 
-    `shared`: how many messages at its beginning are those of the own conversation; `common`: how many stand anywhere in
-    it.
+    `length`: the number of its messages. `shared`: the number of equal messages at the beginning. `common`: the number
+    of its messages that the turn's conversation contains anywhere.
     """
 
     length: int = 0
@@ -225,7 +225,7 @@ def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 def _first_message(
     nearest: Linked, recorded: Sequence[Message], sent: Sequence[Message], shared: int, pixels: Mapping[str, str]
 ) -> MessageDifference | None:
-    """The first message that differs; None if `sent` has all of the `recorded` ones, or all but the answer."""
+    """The first message that differs; None if `sent` has all `recorded` messages, or all but the answer."""
     if shared == len(recorded) or (shared == len(sent) == len(recorded) - 1):
         return None
     theirs, owner = recorded[shared], _owner(nearest, shared)
@@ -237,7 +237,7 @@ def _first_message(
 
 
 def _gap(sent: Sequence[Message], recorded: Sequence[Message]) -> tuple[Differs, int] | None:
-    """Whether one side goes on later with what the other side has here, and how many messages it has before that."""
+    """Whether messages were removed or inserted here, and how many; None if a message was replaced."""
     mine, theirs = _keys(sent), _keys(recorded)
     if mine[0] in theirs[1:]:
         return Differs.REMOVED, theirs.index(mine[0], 1)
@@ -258,7 +258,7 @@ def _why(mine: Message, theirs: Message, pixels: Mapping[str, str]) -> Differs:
 
 
 def _pictures(message: Message, pixels: Mapping[str, str]) -> list[tuple[str, int, str]]:
-    """What the images of a message show, and where."""
+    """The pixel digest, place and detail of each image of a message."""
     return [(pixels.get(image.digest, image.digest), image.at, image.detail) for image in message.images]
 
 
@@ -267,7 +267,7 @@ def _calls(message: Message) -> list[tuple[str, bytes]]:
 
 
 def _owner(node: Linked, index: int) -> Interaction:
-    """The turn on the path to `node` that brought the message `index` of its conversation, or answered with it."""
+    """The turn on the path to `node` that added the message `index` of its conversation, or answered with it."""
     start = len(conversation_above(node))
     while node.parent is not None and index < start:
         node = node.parent

@@ -15,7 +15,7 @@ def conversation(node: Linked) -> tuple[Message, ...]:
 
 
 def conversation_above(node: Linked) -> tuple[Message, ...]:
-    """All messages before a node's own, oldest first: those of its ancestors and their answers."""
+    """All messages before a node's own, oldest first: the messages and answers of its ancestors."""
     parts: list[tuple[Message, ...]] = []
     above = node.parent
     while above is not None:
@@ -25,7 +25,7 @@ def conversation_above(node: Linked) -> tuple[Message, ...]:
 
 
 def root(node: Linked) -> Linked:
-    """The first node above a node, or itself: it stores what the whole conversation shares."""
+    """The root above a node, or the node itself. It stores what the whole conversation shares."""
     while node.parent is not None:
         node = node.parent
     return node
@@ -55,10 +55,10 @@ def message_dict(message: Message) -> dict[str, Any]:
 
 
 def with_tokens(messages: Sequence[Message], placed: Sequence[PlacedImage]) -> list[dict[str, Any]]:
-    """The messages as `message_dict` has them; each image has the number of its `tokens`.
+    """The messages in the form of `message_dict`, with the number of `tokens` of each image.
 
-    `placed`: the images of a prompt that ends with these messages. Without numbers if they are not those of the
-    messages: a template may leave out old ones.
+    `placed`: the images of a prompt that ends with these messages. The numbers are left out if these images are not
+    those of the messages: a template may leave out old images.
     """
     shown = [message_dict(message) for message in messages]
     if not placed:

@@ -1,10 +1,11 @@
-"""Echoes: what a client sends back for an answer of ours, changed in ways that take nothing from it.
+"""Echoes: answers of this server that a client sends back with changes that do not matter.
 
-An echo is ours if all its call ids are those of one answer at this place of the conversation, or of several that
-followed each other, its calls are equal, and its text is empty or says the same as ours. Tags around reasoning, CRLF
-for LF, outer white space, and where a text is split or joined do not count; every other character does. Without calls,
-it is ours if only our reasoning in tags stands apart from our text. Our answer then takes its place, so that the turn
-goes on with the tokens that were sampled. Any other text, argument, call or result is the client's own, and stays.
+Messages are an echo if all their call ids belong to one answer at this place of the conversation, or to several
+consecutive answers, their calls are equal, and their text is empty or equal. Tags around reasoning, CRLF for LF, outer
+white space, and where a text is split or joined do not count; every other character does. Without calls, messages are
+an echo only if they differ from an answer in one way: its reasoning, in tags, stands apart from its text. The answer
+then replaces its echo, so that the turn continues the sampled tokens. Any other text, argument, call or result is the
+client's own and stays.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from proxy.types import Message, Role, Tool, ToolCall
 from tokengrove.reasons import Echo
 
 _ASSISTANT, _TOOL = Role.ASSISTANT, Role.TOOL
-# The tags that set reasoning apart from text where no calls prove that both are ours.
+# The tags that separate reasoning from text in messages without calls, where no call ids identify the answer.
 _OPENED, _CLOSED = ("<think>", "<thinking>"), ("</think>", "</thinking>")
 
 
 class Restored(NamedTuple):
-    """A conversation in which our own answers stand in the place of their echoes. `echo`: what the client changed."""
+    """A conversation in which recorded answers replace their echoes. `echo`: what the client changed."""
 
     messages: tuple[Message, ...]
     identity: Identity
@@ -32,7 +33,7 @@ class Restored(NamedTuple):
 
 
 class _Echoed(NamedTuple):
-    """Messages that echo answers, up to index `end`: for each, its node and the results that stand among them."""
+    """Messages up to index `end` that echo answers: the node of each answer, and its tool results."""
 
     answers: Sequence[tuple[Node, Sequence[Message]]]
     end: int
@@ -46,10 +47,10 @@ def restore(
     tools: Sequence[Tool],
     exact: int = 0,
 ) -> Restored | None:
-    """Put our answers in the place of their echoes. None if every answer of ours came back as it was, or none did.
+    """Replace echoes with the recorded answers. None if there is no changed echo.
 
-    `identity` is that of `messages`; the first `exact` of them are known to be a conversation of the tree. Only an
-    answer whose whole conversation came before it counts as echoed.
+    `identity`: the identity of `messages`. `exact`: the number of leading messages that are known to be a conversation
+    of the tree. An answer counts as echoed only if its whole conversation comes before it.
     """
     root, lead, given = identity
     at = max(exact, lead)
@@ -81,8 +82,8 @@ def restore(
 
 
 def _callers(cache: InteractionCache, messages: Sequence[Message], start: int) -> list[Node | None]:
-    """For each assistant message from `start` on, the node that made the first call in it and in those that directly
-    follow it."""
+    """For each assistant message from `start` on, the node that made the first call in it or in the assistant messages
+    directly after it."""
     callers: list[Node | None] = [None] * (len(messages) + 1)
     for at in range(len(messages) - 1, start - 1, -1):
         message = messages[at]
@@ -99,7 +100,7 @@ def _ends_in_reasoning(message: Message) -> bool:
 def _reasoned_at(cache: InteractionCache, messages: Sequence[Message], at: int, state: ChainState) -> _Echoed | None:
     """Return the latest answer without calls that the message at index `at` echoes with its reasoning in tags.
 
-    The reasoning stands behind the text, or it is the whole message and the text is the next one.
+    The reasoning follows the text, or it is a whole message and the text is the next message.
     """
     if not _ends_in_reasoning(messages[at]):
         return None
@@ -118,14 +119,14 @@ def _reasoned_at(cache: InteractionCache, messages: Sequence[Message], at: int, 
 
 
 def _split_last(text: str) -> tuple[str, str, str]:
-    """Part `text` in front of the last tag that opens reasoning; without one, all of it stands behind."""
+    """Split `text` at the last tag that opens reasoning. Without a tag, all of it is the last part."""
     return max((text.rpartition(tag) for tag in _OPENED), key=lambda parts: len(parts[0]))
 
 
 def _echo_at(
     node: Node, messages: Sequence[Message], at: int, schemas: Mapping[str, Mapping[str, object]]
 ) -> _Echoed | None:
-    """Return what echoes the answer of `node` from index `at` on with changes, or None."""
+    """Return the changed echo of the answer of `node` that begins at index `at`, or None."""
     ours = node.interaction.output
     pieces, results, end = _gather(messages, at, len(ours.tool_calls))
     if {result.tool_call_id for result in results} - {call.id for piece in pieces for call in piece.tool_calls}:
@@ -139,9 +140,9 @@ def _echo_at(
 def _joined_at(
     cache: InteractionCache, messages: Sequence[Message], at: int, schemas: Mapping[str, Mapping[str, object]]
 ) -> _Echoed | None:
-    """Return the answers that the assistant messages from index `at` on join, each with its results.
+    """Return the answers that the assistant messages from index `at` on join, each with its tool results.
 
-    None unless they are several answers that followed each other.
+    None unless they are several consecutive answers.
     """
     middle = _skip(messages, at, _ASSISTANT)
     end = _skip(messages, middle, _TOOL)
@@ -179,7 +180,7 @@ def _results_of(node: Node, results: Sequence[Message]) -> list[Message]:
 def _compare(
     ours: Sequence[Message], pieces: Sequence[Message], schemas: Mapping[str, Mapping[str, object]]
 ) -> set[Echo] | None:
-    """Return how calls and text of `pieces` differ from those of our answers, or None if they are the client's own."""
+    """Return how calls and text of `pieces` differ from the answers `ours`, or None if they are the client's own."""
     fit = _compare_calls(_calls(ours), _calls(pieces), schemas)
     kinds = compare_text(ours, [piece.content for piece in pieces])
     if fit is Fit.DIFFERENT or kinds is None:
@@ -225,7 +226,7 @@ def _compare_calls(
     return max(fits, default=Fit.EQUAL)
 
 
-# Tags that clients write around reasoning, and how many of them are taken from one end of a text.
+# Tags that clients write around reasoning, and the maximum number removed from one end of a text.
 _NAMES = ("think", "thinking", "thought", "reasoning", "mm:think", "seed:think")
 _TAGS = (
     *(f"<{slash}{name}>" for name in _NAMES for slash in ("", "/")),
@@ -235,7 +236,7 @@ _MOST_TAGS = 4
 
 
 def compare_text(ours: Sequence[Message], pieces: Sequence[str]) -> set[Echo] | None:
-    """Return how the text of an echo differs from our answers, or None if it is the client's own."""
+    """Return how the text of an echo differs from the answers `ours`, or None if it is the client's own."""
     content = "".join(answer.content for answer in ours)
     calls = sum(len(answer.tool_calls) for answer in ours)
     if not any(pieces):
@@ -256,20 +257,20 @@ def compare_text(ours: Sequence[Message], pieces: Sequence[str]) -> set[Echo] | 
     for parts, kinds in forms:
         if _same(said, parts):
             return kinds
-        # A client that makes a message of each call may repeat the text in each.
+        # A client that sends each call in a message of its own may repeat the text in each.
         if _same(said, parts * calls):
             return kinds | {Echo.SPLIT}
     return None
 
 
 def trimmed(texts: Sequence[str]) -> list[str]:
-    """Return the texts with LF for CRLF, without tags and white space at their ends, and without empty ones."""
+    """Return the texts with LF for CRLF and without tags and white space at their ends. Empty texts are left out."""
     cores = (_without_edge(text.replace("\r\n", "\n")) for text in texts)
     return [core for core in cores if core]
 
 
 def _after_edge(text: str) -> str:
-    """Return the text after the tags and the white space that it begins with."""
+    """Return the text without the tags and white space at its beginning."""
     text = text.lstrip()
     for _ in range(_MOST_TAGS):
         tag = next(filter(text.startswith, _TAGS), None)
@@ -290,9 +291,9 @@ def _without_edge(text: str) -> str:
 
 
 def _same(pieces: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the trimmed `pieces` say the same as `parts`, wherever either is split or joined.
+    """Return whether the trimmed `pieces` have the same text as `parts`, wherever either is split or joined.
 
-    What lies at a seam of `parts` may be tags and white space; what lies at a seam of `pieces`, white space.
+    Tags and white space may be at a seam of `parts`, only white space at a seam of `pieces`.
     """
     said, own = list(reversed(pieces)), list(reversed(parts))
     while said and own:

@@ -1,9 +1,9 @@
-"""The options of an export as the layouts need them: those of its body, and what follows from them."
+"""The options of an export for its layouts: the options of the request body, and values derived from them.
 
 Staleness filters samples by the weight versions of their trained tokens. Context tokens of any version are allowed, and
-a sample without trained tokens is never stale. The versions of a turn that are uncertain come here as -1 if there is a
-`min_version`: it is never taken as fresh. Layout tree judges its turns and paths one by one, so that an old turn does
-not cost a whole session.
+a sample without trained tokens is never stale. With a `min_version`, uncertain versions of a turn arrive here as -1, so
+the turn never counts as fresh. Layout tree filters turns and paths one by one, so that an old turn does not exclude a
+whole session.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Freshness:
         return self.is_recent(versions) and self.is_narrow(versions)
 
     def is_recent(self, versions: IntArray) -> bool:
-        """Whether none is older than `min_version`."""
+        """Whether no version is older than `min_version`."""
         return self.min_version is None or not len(versions) or int(versions.min()) >= self.min_version
 
     def is_narrow(self, versions: IntArray) -> bool:
-        """Whether they span at most `max_version_span`."""
+        """Whether the versions span at most `max_version_span`."""
         most = self.max_version_span
         return most is None or not len(versions) or int(versions.max()) - int(versions.min()) <= most
 
@@ -52,9 +52,9 @@ class LayoutOptions(SampleOptions):
     """How the samples of an export are made.
 
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
-    None: select all turns. `padding` is set if and only if the layout is padded. `outline`: runs of tokens take the
-    place of arrays. With `mrope` samples have the model's positions. `placeholders`: the tokens that stand for images;
-    sampled ones are not trained.
+    None: select all turns. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
+    arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
+    sampled placeholders are not trained.
     """
 
     purposes: frozenset[str] | None = None
@@ -73,5 +73,5 @@ class LayoutOptions(SampleOptions):
 
     @property
     def reads_purposes(self) -> bool:
-        """Whether purposes decide which turns count, or which turn has the reward that the metrics name."""
+        """Whether purposes decide which turns are selected or trained, or which turn gets the reward of a metric."""
         return self.purposes is not None or self.train.purposes is not None or self.reward.name is not None

@@ -1,8 +1,8 @@
-"""Lay out the samples of one session. Exporting never changes what is stored.
+"""Lay out the samples of one session. Exporting never changes stored data.
 
 In layouts concat, padded and tree, every sampled token that is selected for training has loss mask 1 in exactly one
-sample: the first that has it and is neither dropped nor stale. In layout individual it is in its own turn's sample.
-Every sampled token that is trained nowhere is counted with the reason (`proxy.trajectory.session_samples`).
+sample: the first that contains it and is not left out. In layout individual, it is trained in the sample of its own
+turn. Sampled tokens that no sample trains are counted by reason (`proxy.trajectory.session_samples`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def lay_out(
     decode: Decode | None = None,
     positions: PositionsOf | None = None,
 ) -> SessionSamples:
-    """Lay out one session. `interactions` are all of the session's, in order of `seq`.
+    """Lay out one session. `interactions`: all of the session's, in order of `seq`.
 
-    `groups` holds the statistics that advantages are computed from; `decode` is needed to include text, and `positions`
-    for those of a vision model, which samples then have.
+    `groups`: the statistics that advantages are computed from. `decode`: required to include text. `positions`: if
+    given, samples have the positions of a vision model.
     """
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
@@ -72,7 +72,7 @@ def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _SessionLayout:
-    """Decides which tokens of a session go to which sample, and keeps the `ledger` of them."""
+    """Assigns the tokens of a session to samples, and records the assignment in the `ledger`."""
 
     scored: ScoredSession
     options: LayoutOptions
@@ -92,7 +92,7 @@ class _SessionLayout:
                 return self._concat()
 
     def _individual(self) -> SessionSamples:
-        """One sample per selected interaction: its whole prompt and its output. Each is made when it is read."""
+        """One sample per selected interaction: its whole prompt and its output. Samples are made when they are read."""
         fresh: list[tuple[Branch, BoolArray]] = []
         refused: Counter[Untrained] = Counter()
         for name in self._in_order(self.scored.selected):
@@ -111,7 +111,7 @@ class _SessionLayout:
         )
 
     def _why_not(self, name: str, tokens: BoolArray) -> Untrained | None:
-        """Why the sample of one turn, which would train these tokens, is left out; None if it is not."""
+        """Why the sample of a turn that would train these tokens is left out; None if it is not left out."""
         if self.scored.scores.is_left_out(self.scored.ends_through([name])):
             return Untrained.UNREWARDED
         return None if self.options.freshness.admits(self._versions({name: tokens})) else Untrained.STALE
@@ -120,7 +120,7 @@ class _SessionLayout:
         """One sample per leaf, in order of `seq`. A token is trained in the first sample that has it.
 
         Samples that are stale, unrewarded or longer than the padded lengths are left out and counted; a later sample
-        may train their tokens. What truncation cuts off is cut before that is decided.
+        may train their tokens. Truncation comes first.
         """
         samples: list[PathSample | PaddedSample] = []
         refused: Counter[Untrained] = Counter()
@@ -140,7 +140,7 @@ class _SessionLayout:
         )
 
     def _path_sample(self, leaf: Branch) -> PathSample | PaddedSample | Untrained:
-        """The sample that ends with a leaf, or why it is left out. The ledger notes either."""
+        """The sample that ends with a leaf, or why it is left out. Either is recorded in the ledger."""
         drift, padding = self.options.drift, self.options.padding
         if self.scored.scores.is_left_out([leaf.interaction.id]):
             self._leave_out(path_nodes(leaf, drift), Untrained.UNREWARDED)
@@ -160,7 +160,7 @@ class _SessionLayout:
         return sample if padding is None or window is None else PaddedSample(sample, padding, window)
 
     def _places(self, path: Path, window: Window | None) -> tuple[Placement, ...]:
-        """The placements of a path's nodes. They train what the ledger has open of the part that is kept."""
+        """The placements of a path's nodes. They train the kept tokens that are still open in the ledger."""
         places = []
         for turn, (node, start, drifted) in enumerate(zip(path.nodes, path.starts, path.drifted, strict=True)):
             interaction, kept, trained = node.interaction, None, None
@@ -176,7 +176,7 @@ class _SessionLayout:
         return tuple(places)
 
     def _note(self, places: Sequence[Placement], refused: Untrained | None) -> None:
-        """Note in the ledger what a sample trains, or why it does not (`refused`), and what it lacks."""
+        """Record in the ledger the tokens that a sample trains, or why it is `refused`, and the tokens it lacks."""
         for place in places:
             name = place.interaction.id
             self.ledger.leave_out(name, Untrained.DRIFT if place.start is None else Untrained.CUT, ~place.in_sample)
@@ -192,9 +192,9 @@ class _SessionLayout:
     def _tree(self) -> SessionSamples:
         """One sample of the selected nodes and their aligned ancestors; no sample if nothing is selected.
 
-        Turns older than `min_version` are left out, then the paths that span more than `max_version_span`, in order
-        of their leaves; versions count on the path where a token is first trained. A turn that is left out stays as
-        context below which something is kept.
+        Turns older than `min_version` are left out first, then paths that span more than `max_version_span`, in order
+        of their leaves. The version of a token counts on the path that first trains it. A turn that is left out stays
+        as context if a turn below it is kept.
         """
         recent, trained = self._recent_turns(), dict[str, BoolArray]()
         wanted: set[str] = set()
@@ -214,7 +214,7 @@ class _SessionLayout:
         return SessionSamples(rows, self.ledger, stale=self.ledger.turns_with(Untrained.STALE))
 
     def _recent_turns(self) -> set[str]:
-        """The selected turns without a token to train that is older than `min_version`."""
+        """The selected turns that have no token to train older than `min_version`."""
         recent = set()
         for name in self.scored.selected:
             if self.options.freshness.is_recent(self._versions({name: self.ledger.open(name)})):
@@ -224,9 +224,9 @@ class _SessionLayout:
         return recent
 
     def _versions(self, tokens: Mapping[str, BoolArray]) -> IntArray:
-        """The weight versions of these tokens of outputs, bool [output] by turn id.
+        """The weight versions of these output tokens, given as bool [output] by turn id.
 
-        With a `min_version` the tokens of a turn whose versions are uncertain count as older than any.
+        With a `min_version`, the tokens of a turn with uncertain versions count as older than any version.
         """
         nodes, recent = self.scored.nodes, self.options.freshness.min_version is not None
         found = [token_versions(nodes[name].interaction)[trained] for name, trained in tokens.items()]
@@ -241,7 +241,7 @@ class _SessionLayout:
 
 
 def _up_to(leaf: Branch, names: Collection[str]) -> Iterator[str]:
-    """The ids of a leaf and the nodes above it that it is joined with, up to one of `names`."""
+    """The ids of a leaf and of the nodes above it that it is aligned with, up to but excluding one of `names`."""
     node: Branch | None = leaf
     while node is not None and node.interaction.id not in names:
         yield node.interaction.id

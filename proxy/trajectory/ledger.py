@@ -1,7 +1,7 @@
-"""The ledger of a session's export: what becomes of every sampled token.
+"""The ledger of a session's export: whether each sampled token is trained, and why not.
 
-Each token is trained in at most one sample, or it has one reason why it is not trained; so the counts add up to the
-sampled tokens.
+A token is trained in exactly one sample, or it has exactly one reason why it is not trained. The counts therefore add
+up to the number of sampled tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokengrove.reasons import Untrained
 
 BoolArray = NDArray[np.bool_]
 
-# The state of a token, one byte. The states up to _LAST_OPEN may still become another: the greater one wins.
+# The state of a token, one byte. States up to _LAST_OPEN may still change: the greater state wins.
 _CODES = {reason: code for code, reason in enumerate(Untrained, 1)}
 _REASONS = {code: reason for reason, code in _CODES.items()}
 _LAST_OPEN = _CODES[Untrained.STALE]
@@ -29,7 +29,7 @@ _PLACEHOLDER = _CODES[Untrained.PLACEHOLDER]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`states`: uint8 [output] by interaction id. Zero: no sample has been made of the token yet."""
+    """`states`: uint8 [output] by interaction id. Zero: no sample has used the token yet."""
 
     states: dict[str, NDArray[np.uint8]]
 
@@ -40,8 +40,8 @@ class Ledger:
         excluded: Mapping[str, Untrained],
         placeholders: Collection[int] = (),
     ) -> Ledger:
-        """The ledger before the first sample. `excluded`: the turns that are not trained, by id. `placeholders`: the
-        tokens that stand for images; one that was sampled stands for none."""
+        """The ledger before the first sample. `excluded`: why turns are not trained, by id. `placeholders`: the ids of
+        tokens that stand for images; a sampled placeholder stands for no image and is not trained."""
         ledger = cls({each.id: _opening(each, excluded.get(each.id)) for each in interactions})
         if placeholders:
             for each in interactions:
@@ -50,20 +50,20 @@ class Ledger:
         return ledger
 
     def open(self, name: str) -> BoolArray:
-        """The tokens of an output that are to be trained and are trained in no sample yet, bool [output]."""
+        """The tokens of an output that are to be trained and that no sample trains yet, bool [output]."""
         return self.states[name] <= _LAST_OPEN
 
     def train(self, name: str, tokens: BoolArray) -> None:
-        """Note that a sample trains these tokens of an output, bool [output]."""
+        """Record that a sample trains these tokens of an output, bool [output]."""
         self.states[name][tokens] = _TRAINED
 
     def leave_out(self, name: str, reason: Untrained, tokens: BoolArray | None = None) -> None:
-        """Note why a sample does not train these tokens of an output, bool [output]; None: all of them."""
+        """Record why a sample does not train these tokens of an output, bool [output]; None: all of them."""
         state = self.states[name]
         np.maximum(state, _CODES[reason], out=state, where=True if tokens is None else tokens)
 
     def runs(self, name: str) -> list[tuple[int, int, Untrained | None]]:
-        """What has become of an output, as runs [first, end) of tokens and why they are not trained; None: they are."""
+        """The runs [first, end) of an output's tokens, each with the reason why it is not trained, None if it is."""
         state = self.states[name]
         return [(first, end, _REASONS.get(int(state[first]))) for first, end in equal_runs(state)]
 
@@ -98,7 +98,7 @@ def equal_runs(values: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def _opening(interaction: Interaction, excluded: Untrained | None) -> NDArray[np.uint8]:
-    """The first states of an output. What a mark leaves out of an answer under a grammar is left out by the mark."""
+    """The initial states of an output. Tokens outside the marks have the reason `mark`, also under a grammar."""
     length = len(interaction.output_ids)
     if excluded not in (None, Untrained.GRAMMAR):
         return np.full(length, _CODES[excluded], np.uint8)

@@ -1,4 +1,4 @@
-"""The main rewards of a session's turns: those that an export uses. Stored rewards do not change."""
+"""The main rewards of a session's turns, which an export uses. Stored rewards do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokengrove.options.session import Purpose
 
 
 class Scored(Protocol):
-    """The fields of a turn that hold its rewards: the raw one and, by name, those beside it."""
+    """The reward fields of a turn: its raw reward, and its other rewards by name."""
 
     @property
     def id(self) -> str: ...
@@ -24,11 +24,11 @@ class Scored(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MainReward:
-    """The raw rewards, or the ones called `name`.
+    """The raw rewards, or the rewards called `name`.
 
-    A name is looked for in the rewards of the turns, then in the session's metrics; `metrics_first` turns the order
-    round. A metric is a reward of the whole session: it replaces the rewards of all turns. A turn without the name has
-    its raw reward.
+    A name is looked up in the rewards of the turns, then in the session's metrics; `metrics_first` reverses the order.
+    A metric is a reward of the whole session: it replaces the rewards of all turns. A turn without a reward of this
+    name has its raw reward.
     """
 
     name: str | None = None
@@ -36,11 +36,11 @@ class MainReward:
 
     @classmethod
     def at(cls, granularity: Granularity) -> MainReward:
-        """As ROLL's `ProxyEnvManager._select_episode_score`: the metric of that name, else the episode's score."""
+        """The metric of this name, else the episode's score, as in ROLL's `ProxyEnvManager._select_episode_score`."""
         return cls(granularity.value, metrics_first=True)
 
     def replaces(self, turns: Iterable[Scored], metrics: Mapping[str, Json]) -> bool:
-        """Whether the session has a reward of this name, which then counts in place of the raw ones and its score."""
+        """Whether the session has a reward of this name, which replaces its raw rewards and its score."""
         if self.name is None:
             return False
         return isinstance(metrics.get(self.name), int | float) or any(self.name in turn.rewards for turn in turns)
@@ -50,7 +50,7 @@ class MainReward:
     ) -> dict[str, float | None]:
         """The main reward of each turn by id, None if it has none. `turns` are complete, in order of completion.
 
-        `purposes` by id are read only for a metric.
+        `purposes`, by id, are read only for a metric.
         """
         scored = list(turns)
         if self.name is None:
@@ -63,7 +63,7 @@ class MainReward:
 
 
 def _whole(turns: list[Scored], value: float, purposes: Mapping[str, str]) -> dict[str, float | None]:
-    """A session's reward as that of one turn: the last that was rewarded, else the main agent's last, else the last."""
+    """Assign a session's reward to one turn: the last rewarded turn, else the main agent's last turn, else the last."""
     rewarded = [turn for turn in turns if turn.reward is not None]
     main = [turn for turn in turns if purposes[turn.id] == Purpose.MAIN]
     last = (rewarded or main or turns)[-1] if turns else None

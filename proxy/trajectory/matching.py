@@ -1,4 +1,4 @@
-"""The identity of a conversation: a hash chain over its messages. Finding the parent of a request is linear in them.
+"""The identity of a conversation: a hash chain over its messages. A parent is found in time linear in their number.
 
 Two messages are equal if role, text, image digests, parsed tool calls and result text are equal, and tool-call ids
 agree up to consistent renaming. Reasoning, names, item ids and provider fields do not count. A message that came as
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from proxy.types import TOKENS, ImagePart, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
-# Looked up once: Python 3.11 takes as long to find a member of an enum as to hash a short message.
+# Looked up once: in Python 3.11, finding an enum member takes as long as hashing a short message.
 _SYSTEM, _ASSISTANT, _TOOL = Role.SYSTEM, Role.ASSISTANT, Role.TOOL
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
 # Integers of up to 53 bits are exact as doubles; integers beyond 1024 bits exceed the largest double.
@@ -45,7 +45,7 @@ class RootKeys(NamedTuple):
 class ChainState(NamedTuple):
     """The chain after some messages. `key` includes the head, `body_key` does not; `calls`: the latest call ids.
 
-    `echo` is a chain over what distinguishes retries only: the reasoning, origins and call ids of answers.
+    `echo`: a chain over the reasoning, origins and call ids of answers, which distinguish retries only.
     """
 
     key: int
@@ -133,10 +133,10 @@ def _image_key(image: ImagePart) -> int:
 
 
 def visible(text: str) -> str:
-    """The part of an assistant text that identifies it: with LF for CRLF, without outer white space and a leading
-    <think> or <thinking> block.
+    """The part of an assistant text that identifies it: LF for CRLF, no outer white space, and no leading <think> or
+    <thinking> block.
 
-    Answers of this server have neither white space nor block there; clients add them.
+    Answers of this server have neither the white space nor the block; clients add them.
     """
     if "\r\n" in text:
         text = text.replace("\r\n", "\n")
@@ -171,10 +171,10 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 def canonical_arguments(text: str) -> bytes:
     """Canonical JSON of a call's arguments: sorted keys, no spaces, 1.0 as 1, empty text as {}.
 
-    Text that is no JSON, is too deeply nested or repeats a key of an object stays as it is: parsers differ in which of
-    the values they keep. NaN, Infinity and -Infinity are values of their own. Truncated JSON (a call that ran into the
-    length limit) is closed where it ends, as clients echo it. An integer beyond 2**53 becomes the nearest double, as
-    JavaScript clients echo it.
+    Text that is not JSON, is nested too deeply or repeats a key of an object is returned unchanged: parsers differ in
+    which of the repeated values they keep. NaN, Infinity and -Infinity are values of their own. Truncated JSON (a call
+    that reached the length limit) is closed where it ends, as clients echo it. An integer beyond 2**53 becomes the
+    nearest double, as JavaScript clients echo it.
     """
     if not text.strip():
         return b"{}"
@@ -190,7 +190,7 @@ def argument_value(text: str) -> Any:
 
 
 def _loaded(text: str) -> Any:
-    """Decode JSON text, also with NaN or lone surrogates, or truncated.
+    """Decode JSON text, which may contain NaN or lone surrogates, or be truncated.
 
     Raises ValueError for other text, and for an object that repeats a key.
     """
@@ -236,7 +236,7 @@ def _has_infinite(value: Any) -> bool:
 
 
 def _integral(value: Any, *, doubles: bool = False) -> Any:
-    """Replace whole floats by integers at every depth; with `doubles`, round integers beyond 2**53 to doubles."""
+    """Replace whole floats with integers at every depth; with `doubles`, round integers beyond 2**53 to doubles."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if doubles and isinstance(value, int) and _DOUBLE_BITS < value.bit_length() < _LARGEST_DOUBLE_BITS:
@@ -258,7 +258,7 @@ def _tools_key(tools: Sequence[Tool]) -> int:
 
 
 def _plain_json(value: Any) -> bytes:
-    """Sorted JSON with numbers as they are: schemas are long, and no client rewrites their numbers."""
+    """Sorted JSON with unchanged numbers: schemas are long, and no client rewrites their numbers."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # integers beyond 64 bits
@@ -270,7 +270,7 @@ def _json_key(value: Mapping[str, Any]) -> int:
 
 
 def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Identity) -> str:
-    """The key that identifies a retry within its session, 32 hex digits, of conversation, `sampling` and answer format.
+    """A hash of conversation, `sampling` and answer format, 32 hex digits. It identifies a retry within its session.
 
     `stream` is not part of it: a client that falls back from streaming to a plain request retries the same request.
     """
@@ -286,7 +286,7 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
         request.response_format,
         request.top_logprobs if request.logprobs else None,
         None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
-        identity.end.echo,  # an exact repetition repeats it; it distinguishes siblings with equal conversations
+        identity.end.echo,  # equal in an exact repetition; distinguishes siblings with equal conversations
         *(() if request.prefill is None else (request.prefill,)),
         *(map(_image_key, request.images) if request.images else ()),
         *((request.per_token, request.names_ids) if request.per_token else ()),
@@ -295,5 +295,5 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
 
 
 def messages_hash(messages: Sequence[Message]) -> str:
-    """A hash of messages, 16 hex digits. Of a turn's new messages it is the default `state_hash`."""
+    """A hash of messages, 16 hex digits. The hash of a turn's new messages is its default `state_hash`."""
     return f"{extend(_EMPTY_BODY, messages)[-1].body_key & 0xFFFF_FFFF_FFFF_FFFF:016x}"

@@ -1,4 +1,4 @@
-"""A sample as runs of tokens instead of arrays: what people look at, hundreds of bytes instead of megabytes."""
+"""A sample as runs of tokens instead of arrays, for people to look at: hundreds of bytes instead of megabytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OF_TOKENS = frozenset(
         *("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"),
     )
 )
-"""The columns with one entry a token: an outline has runs in their place."""
+"""The columns with one entry per token; an outline has runs instead."""
 
 
 def outline(row: SampleRow) -> Labels:
-    """The labels of a row, its columns that have no entry for each token, and instead of those `tokens` and `runs`.
+    """The labels of a row, its columns without per-token entries, and `tokens` and `runs` instead of the other columns.
 
-    `runs` are lists [start, end, kind, turn] that cover all tokens. `turn` is the index in `turns` of the turn that
-    sampled them, or whose prompt they came with; None: of none.
+    `tokens`: the number of tokens. `runs`: lists [start, end, kind, turn] that cover all tokens. `turn`: the index in
+    `turns` of the turn that sampled the tokens, or whose prompt added them; None: no turn.
     """
     labels, columns = row.labels(), row.columns()
     rest = {name: values for name, values in columns.items() if name not in _OF_TOKENS}
@@ -58,7 +58,7 @@ def runs(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, NDArray[Any]]
 def _prompts(
     spans: Sequence[tuple[int, int]], columns: Mapping[str, NDArray[Any]], length: int
 ) -> list[tuple[int, int]]:
-    """Where prompts stand: before the first output of a path, of each root in layout tree."""
+    """The ranges of prompts: the tokens before the first output of a path or, in layout tree, of each root."""
     parents = columns.get("node_parents")
     if parents is None:
         most = len(columns["prompts"]) if "prompts" in columns else length  # the first output may be cut off

@@ -2,7 +2,7 @@
 
 The prompt is everything before the first sampled token. The response is the rest, tool results included; its mask is 1
 on the tokens to train. Samples are truncated only with `on_too_long: truncate`, and the truncated tokens are counted.
-An image is kept whole or not at all, with the token on each side of it: models refuse a part of one.
+An image and the token on each side of it are kept or cut off together: models reject a partial image.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class Window:
     response: range
 
     def kept(self, start: int, length: int) -> Span | None:
-        """The part [first, end) that is kept of an output of `length` tokens at `start`; None: none of it."""
+        """The kept part [first, end) of an output of `length` tokens at `start`; None: nothing is kept."""
         first, end = max(start, self.response.start), min(start + length, self.response.stop)
         return (first - start, end - start) if first < end or (first == end and not length) else None
 
     def has(self, image: PlacedImage) -> bool:
-        """Whether an image is kept; no part of the others is."""
+        """Whether an image is kept. No image is kept in part."""
         return any(part.start <= image.start < part.stop for part in (self.prompt, self.response))
 
     @property
     def cuts_context(self) -> bool:
-        """Whether a token is cut off before the last one that is kept."""
+        """Whether a token before the last kept token is cut off."""
         return self.prompt.start > 0 or self.response.start > self.prompt.stop
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedSample:
-    """A sample of layout concat, whose placements are of `window`: only tokens that are kept are trained."""
+    """A sample of layout concat whose placements are limited to `window`: only kept tokens are trained."""
 
     sample: PathSample
     padding: Padding
@@ -71,7 +71,7 @@ class PaddedSample:
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:
-        """The images that are kept, counted in the padded row."""
+        """The kept images, with their places in the padded row."""
         kept = [image for image in self.sample.images if self.window.has(image)]
         return tuple(image._replace(start=image.start + self._shift(image.start)) for image in kept)
 
@@ -79,7 +79,7 @@ class PaddedSample:
         return replace(self, sample=self.sample.with_weight(weight))
 
     def labels(self) -> Labels:
-        """The sample's labels. The `span` of a turn is where the kept part of its output stands in the padded row."""
+        """The sample's labels. The `span` of a turn is the range of its kept output in the padded row."""
         labels = replace(self.sample, images=self.images).labels()
         shift = self._shift(self.window.response.start)
         for turn in labels["turns"]:
@@ -87,13 +87,13 @@ class PaddedSample:
         return {**labels, "truncated_tokens": self.truncated_tokens}
 
     def columns(self) -> Columns:
-        """The columns of verl's batches and of other layouts; P and R are the padded prompt and response lengths.
+        """The columns of verl's batches and of the other layouts; P and R are the padded prompt and response lengths.
 
         int64: prompts [P], responses and response_mask [R], input_ids, attention_mask and position_ids [P + R],
         prompt_lengths and response_lengths [1]. float32: rollout_log_probs and rm_scores [R], logprobs [P + R]. int32:
         loss_mask, versions and turn_ids [P + R], __num_turns__ [1]. `rm_scores` is the sample's reward at the last
-        token of the response, else 0. `__num_turns__` counts messages. With positions also mrope_position_ids, int64
-        [3, P + R].
+        token of the response, else 0. `__num_turns__` counts messages. With positions, there is also
+        mrope_position_ids, int64 [3, P + R].
         """
         attention = self._both(np.ones(len(self.sample.arrays.input_ids), np.int64), 0)
         arrays = self.sample.arrays
@@ -133,7 +133,7 @@ class PaddedSample:
         return out
 
     def _positions(self, positions_of: PositionsOf) -> NDArray[np.int64]:
-        """The positions of the tokens that are kept, as a sequence of their own, [3, P + R]; 0 in the padding."""
+        """The positions of the kept tokens, counted as one sequence, [3, P + R]; 0 in the padding."""
         first, length = self.padding.prompt_length - len(self.window.prompt), len(self.window.prompt)
         length += len(self.window.response)
         out = np.zeros((3, self.padding.prompt_length + self.padding.response_length), np.int64)
@@ -142,7 +142,7 @@ class PaddedSample:
         return out
 
     def _shift(self, at: int) -> int:
-        """How far a token that is kept moves in the padded row."""
+        """How far a kept token moves in the padded row."""
         width = self.padding.prompt_length
         return width - (self.window.prompt.stop if at < self.window.prompt.stop else self.window.response.start)
 
@@ -161,7 +161,7 @@ _UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages"
 
 
 def window_of(path: Path, padding: Padding) -> Window | None:
-    """What padding keeps of a path: all of it if it fits; None if it does not fit and may not be truncated."""
+    """The part of a path that padding keeps: all of it if it fits; None if it is too long and may not be truncated."""
     length = len(path.ids)
     first = min((start for start in path.starts if start is not None), default=length)
     fits = first <= padding.prompt_length and length - first <= padding.response_length
@@ -178,7 +178,7 @@ def window_of(path: Path, padding: Padding) -> Window | None:
 
 
 def _blocks(images: Sequence[PlacedImage]) -> list[Span]:
-    """The tokens [first, end) of each image and the one on each side, which most models surround it with."""
+    """The tokens [first, end) of each image and one token on each side, with which most models surround an image."""
     befores = [0, *(image.start + image.length for image in images)]
     afters = [*(image.start for image in images[1:]), sys.maxsize]
     return [
@@ -188,14 +188,14 @@ def _blocks(images: Sequence[PlacedImage]) -> list[Span]:
 
 
 def _later(at: int, blocks: Sequence[Span]) -> int:
-    """Where to cut at or after this token so that no block is divided."""
+    """The first place to cut at or after this token that divides no block."""
     for first, end in blocks:
         at = end if first < at < end else at
     return at
 
 
 def _earlier(at: int, blocks: Sequence[Span]) -> int:
-    """Where to cut at or before this token so that no block is divided."""
+    """The last place to cut at or before this token that divides no block."""
     for first, end in reversed(blocks):
         at = first if first < at < end else at
     return at

@@ -24,11 +24,11 @@ from proxy.types import Interaction, PlacedImage, SessionRecord
 
 @dataclass(frozen=True, slots=True)
 class PathSample:
-    """A sample of a path in the tree: one interaction (layout individual), or a root and its descendants to a leaf.
+    """A sample of a path in the tree: one interaction (layout individual), or the turns down to a leaf.
 
     `returns`, `main` (the main rewards) and `extras` (included messages and text) have one entry per turn. `rewards`
-    float32 [1]: individual: the return; concat: the score of the session, or of the path (`trajectory.scores`).
-    `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none.
+    float32 [1]: in layout individual, the return; in concat, the score of the session, path or agent
+    (`trajectory.scores`). `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none.
     """
 
     session: SessionRecord
@@ -76,7 +76,7 @@ class PathSample:
         return labels if self.text is None else {**labels, "text": self.text}
 
     def columns(self) -> Columns:
-        """The columns of L tokens, and those of `weighting`.
+        """The columns of L tokens, and the columns of `weighting`.
 
         int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set,
         unmasked_logprobs if the engine gave them for trained tokens. bool [L]: attention_mask, all True. float32 [1]:

@@ -1,9 +1,10 @@
 """The path from a root to a leaf, and the tokens of its sample. Only aligned nodes are joined token by token.
 
 If a child is not aligned with its parent, its prompt was rendered to other tokens (drift). Policy `fork` starts a new
-sample at the child. Policy `mask` keeps one sample with the child's own prompt: outputs of older turns are searched in
-that prompt, together with the end of their generation prompt. An output that is found token by token is trained there;
-the others are context. If an output occurs more than once, the occurrence with the longest common text before it wins.
+sample at the child. Policy `mask` keeps one sample with the child's own prompt: outputs of older turns are searched for
+in that prompt, together with the end of their generation prompt. An output that is found token by token is trained
+there; the others are context. If an output occurs more than once, the occurrence with the most equal tokens before it
+wins.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from proxy.trajectory.tree import Branch, images_of, token_ids
 from proxy.types import Ids, PlacedImage
 from tokengrove.options.export import Drift
 
-# An older output is searched together with this many tokens of the prompt before it. They contain the assistant's
+# An older output is searched for together with this many tokens of the prompt before it. They contain the assistant's
 # header; without them, a short output would be found in a user's text.
 _ANCHOR = 3
 
@@ -26,9 +27,9 @@ _ANCHOR = 3
 class Path:
     """The nodes of a sample, oldest first, and its token ids.
 
-    `starts[k]` is the index in `ids` at which the output of node k begins, or None if `ids` do not contain it.
-    `drifted[k]`: the tokens before that index are not those that the output was sampled after. `images`: of the prompt
-    of the last node, in order.
+    `starts[k]`: the index in `ids` at which the output of node k begins; None if `ids` do not contain it. `drifted[k]`:
+    whether the tokens before that index differ from the prompt of the output. `images`: the images of the last node's
+    prompt, in order.
     """
 
     nodes: tuple[Branch, ...]
@@ -75,7 +76,7 @@ def path_nodes(leaf: Branch, drift: Drift) -> list[Branch]:
 
 
 def _joined(leaf: Branch) -> list[Branch]:
-    """A node and the ancestors whose tokens its prompt begins with, nearest first."""
+    """A node and the ancestors that its prompt begins with token by token, nearest first."""
     joined = [leaf]
     while joined[-1].interaction.aligned and joined[-1].parent is not None:
         joined.append(joined[-1].parent)

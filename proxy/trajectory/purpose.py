@@ -1,7 +1,7 @@
 """The purpose of an interaction, a tag that exports filter on. It never changes tokens.
 
-A purpose that the client states, by a header or a known prompt, is stored. Any other is derived from the whole tree on
-demand, because the first request of a session may turn out to be a title call beside the agent's own work.
+A purpose that the client states, by a header or a known prompt, is stored. Other purposes are derived from the whole
+tree on demand, because the first request of a session may turn out to be a title call next to the agent's own work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MONTH = (
     r"|nov(?:ember)?|dec(?:ember)?)\b\.?"
 )
 _NUMBER = r"\d{1,2}(?:st|nd|rd|th)?\b"
-# What a clock or calendar writes into a system prompt: whole dates, times of day, weekdays, years, Unix seconds.
+# Dates and times in a system prompt: whole dates, times of day, weekdays, years, Unix seconds.
 _DATES = re.compile(
     r"\d{4}年\d{1,2}月\d{1,2}日"
     r"|\b(?:"
@@ -37,7 +37,7 @@ _DATES = re.compile(
     r"|(?<!\d)\d{1,2}(?::\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s*[ap](?:\.m\.|m\b))?|\s*[ap](?:\.m\.|m\b))",
     re.IGNORECASE,
 )
-# Dates of equal prompts differ in length by some characters each; a longer difference is no date.
+# The dates of equal prompts differ in length by a few characters each; a greater difference is not due to dates.
 _DATES_DIFFER = 200
 
 
@@ -61,18 +61,18 @@ _SUMMARY_PROMPTS = (
     "*briefly* summarize this partial conversation",  # aider, as system prompt
 )
 
-# Searched for instead of splitting the text: a message may hold millions of lines, and the event loop waits.
+# Searched for, because splitting a message of millions of lines would block the event loop.
 _SUMMARY_LINES = tuple("\n" + phrase for phrase in _SUMMARY_PROMPTS)
 
 # A system prompt may hold 30,000 characters and comes with every turn; searching it for all phrases takes 0.5 ms.
 _KEPT_SYSTEMS = 64
-_LONGEST_KEPT = 100_000  # characters; longer system prompts are searched each time, so few fill the memory
+_LONGEST_KEPT = 100_000  # characters; longer system prompts are searched each time, to limit the memory of the cache
 
 
 def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     """The purpose that a prompt states by a phrase of a known client; None if it has no such phrase.
 
-    Of the messages of users only the last counts, if nothing follows it: a tool result may quote any phrase.
+    Of the user messages, only the last counts, and only if nothing follows it: a tool result may quote any phrase.
     """
     wanted = Role.SYSTEM
     system = "\n".join([message.content for message in messages if message.role is wanted])
@@ -113,11 +113,11 @@ def _inherited(purpose: str | None) -> str | None:
 
 
 def _root_purposes(roots: Sequence[Interaction]) -> dict[str, Purpose]:
-    """The purposes of roots without a stored one, relative to the first root that has tools.
+    """The purposes of roots without a stored purpose, relative to the first root that has tools.
 
-    A root that begins with the same message is main. Another one is aux without tools. With tools it is main if its
-    system messages are the same but for dates and times, as after a compaction, and else a sub-agent's. If no root has
-    tools, all are main.
+    A root that begins with the same message is main. Any other root without tools is aux. With tools, it is main if its
+    system messages are equal but for dates and times, as after a compaction, else a sub-agent's. If no root has tools,
+    all are main.
     """
     first = next((root for root in roots if root.tools), None)
     if first is None:

@@ -1,7 +1,7 @@
-"""The latest conversations of a session: one that begins like an earlier one is hashed only from where it differs.
+"""The latest conversations of a session. A conversation is hashed only from where it differs from an earlier one.
 
-An agent sends its whole history with every turn. What is kept is a function of the messages that are kept beside it, so
-it never goes stale.
+An agent sends its whole history with every turn. A kept identity depends only on the messages kept with it, so it never
+goes stale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Identified(NamedTuple):
 
 
 class RecentConversations:
-    """The latest conversations of one session that go different ways. Use it on the event loop only."""
+    """The latest conversations of one session that do not extend each other. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self.kept: list[Identified] = []
@@ -32,9 +32,9 @@ class RecentConversations:
     def identify(
         self, messages: tuple[Message, ...], tools: Sequence[Tool], options: Mapping[str, Any], *, keep: bool = True
     ) -> Identified:
-        """Identify a conversation, as `matching.identify` does. Messages that an earlier one has are shared with it.
+        """Identify a conversation, as `matching.identify` does. It shares its first messages with an earlier one.
 
-        Without `keep`, it leaves nothing behind.
+        Without `keep`, the conversation is not kept.
         """
         lead = count_leading_system(messages)
         root = root_keys(messages[:lead], tools, options)
@@ -52,11 +52,11 @@ class RecentConversations:
         return found
 
     def forget(self, messages: tuple[Message, ...]) -> None:
-        """Forget the conversation of these messages, as `identify` returned them: it became no turn."""
+        """Forget the conversation of these messages, as returned by `identify`: it did not become a turn."""
         self.kept = [other for other in self.kept if other.messages is not messages]
 
     def _keep(self, found: Identified, extended: Identified | None) -> None:
-        """Keep a conversation in the place of the one that it extends, else of the oldest if there are too many."""
+        """Keep a conversation. It replaces the one that it extends, or the oldest if there are too many."""
         others = [other for other in self.kept if other is not extended]
         self.kept = [*others[-_KEPT + 1 :], found]
 
@@ -64,7 +64,7 @@ class RecentConversations:
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
     """The number of equal messages at the beginning of two conversations. Messages are compared without Python code."""
     same, size = 0, min(len(one), len(other))
-    if one[:size] == other[:size]:  # most often, and one comparison
+    if one[:size] == other[:size]:  # the usual case, in one comparison
         return size
     while size - same > 1:  # the first `same` messages are equal, the first `size` are not
         middle = (same + size) // 2

@@ -1,7 +1,7 @@
-"""Makes the samples of one session out of the turns and tokens that a layout gives to each.
+"""Makes the samples of one session from the turns and tokens that a layout assigns to them.
 
-Making a sample changes nothing, so the same sample can be made again (`trajectory.sample_row`). Which tokens it trains
-is decided before, by the layout.
+Making a sample has no side effects, so the same sample can be made again (`trajectory.sample_row`). The layout decides
+beforehand which tokens a sample trains.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class SampleMaker:
-    """Makes samples of a session. `include`: what they have beside tokens; text only with `decode`.
-    `shows_images`: they say where images stand. `positions`: they have the positions of a vision model.
+    """Makes samples of a session. `include`: what they contain besides tokens; text requires `decode`.
+    `shows_images`: they list the places of images. `positions`: they have the positions of a vision model.
 
-    The weights of samples along paths and of trees are 0: they depend on the session's other samples.
+    Samples of paths and trees have weight 0: the weight depends on the session's other samples.
     """
 
     scored: ScoredSession
@@ -55,7 +55,7 @@ class SampleMaker:
         return sample.with_weight(share if trained.any() else 0.0)
 
     def of_path(self, path: Path, places: tuple[Placement, ...]) -> PathSample:
-        """The sample of a path. Its reward is the score of its session or of the path."""
+        """The sample of a path. Its reward is the score of its session, path or agent."""
         ends = (places[-1].interaction.id,)
         return self._path_sample(path, places, self.scored.scores.of(ends) or 0.0, ends)
 
@@ -145,7 +145,7 @@ def _join(
 
 
 def _moved(nodes: Sequence[Branch], offsets: NDArray[np.int32]) -> tuple[PlacedImage, ...]:
-    """The images of all nodes, counted in the joined tokens."""
+    """The images of all nodes, with their places in the joined tokens."""
     steps = [
         (node.interaction, int(first) - node.interaction.prefix_length)
         for node, first in zip(nodes, offsets[:-1], strict=True)

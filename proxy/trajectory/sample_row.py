@@ -1,7 +1,7 @@
 """A row of an export: `labels` describe it (JSON values), `columns` are the arrays that a trainer reads.
 
-All rows of one layout have the same columns in the same order, except `token_rewards`: a row has it only if rewards of
-single tokens were set.
+All rows of one layout have the same columns in the same order, but for two optional columns: `token_rewards`, if
+rewards of single tokens were set, and `unmasked_logprobs`, if trained tokens have them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SampleRow(Protocol):
 
     @property
     def images(self) -> tuple[PlacedImage, ...]:
-        """Its images in order; their places are counted in its own tokens. Empty if the export is to have none."""
+        """Its images in order, with their places in its own tokens. Empty if the export leaves images out."""
 
     def labels(self) -> Labels:
         """Its description, as JSON values."""
@@ -52,9 +52,9 @@ class Weighting:
     """The weight, score and advantages of a sample, which depend on other samples.
 
     `weight`: 1 / (number of samples of its session with a trained token), or 0 for a sample without one, so a session
-    counts once in a weighted mean. `score`: of its session or its path, by `scope`; None: nothing was rewarded.
-    `advantage`: of the score within the group. `steps`: one value per turn, the advantage of the turn's return among
-    steps of equal state.
+    counts once in a weighted mean. `score`: the score of its session, path or agent, by `scope`; None: nothing was
+    rewarded. `advantage`: the advantage of the score within the group. `steps`: one value per turn, the advantage of
+    the turn's return among steps of equal state.
     """
 
     weight: float = 0.0
@@ -95,7 +95,7 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
 def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
     """The entry of one turn: `reward` is its main reward, `return` its return `value`. Times are Unix seconds.
 
-    `version` is "uncertain" if a version in it is, and absent otherwise.
+    `version` is "uncertain" if one of its versions is uncertain, and absent otherwise.
     """
     interaction = placed.interaction
     return {
@@ -118,7 +118,7 @@ def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
 
 
 def image_labels(images: Sequence[PlacedImage]) -> Labels:
-    """`images` of a row: digest, start, length, width, height and, if it was set, detail of each; none without any."""
+    """The label `images`: digest, start, length, width, height and, if set, detail of each; no label without images."""
     return {"images": [image.to_json() for image in images]} if images else {}
 
 
@@ -141,7 +141,7 @@ def scalar(value: float) -> FloatArray:
 
 
 class MadeRows(Sequence[SampleRow]):
-    """`makers` make one row each, the same one at every call."""
+    """Rows that are made when they are read. `makers` make one row each, the same one at every call."""
 
     def __init__(self, makers: Sequence[Callable[[], SampleRow]]) -> None:
         self._makers = makers

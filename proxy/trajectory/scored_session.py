@@ -1,7 +1,7 @@
-"""A session as an export judges it: its tree, the rewards that count, returns, scores, and whether it is left out.
+"""A session as an export scores it: its tree, the rewards that count, returns, scores, and whether it is left out.
 
-Group statistics and the layouts both start here, so that a sample is compared by the same number that it was counted
-with. No tokens are needed.
+Group statistics and layouts both use it, so that a sample is compared by the same number that the statistics contain.
+No tokens are needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tokengrove.reasons import LeftOut
 
 @dataclass(frozen=True, slots=True)
 class ScoredSession:
-    """One session under the options of an export. Everything is by interaction id, in order of completion.
+    """One session under the options of an export. Mappings are by interaction id, in order of completion.
 
-    `main`: the rewards that count. `selected`: the turns that the filter keeps. `chosen`: those that `train` selects.
+    `main`: the rewards that count. `selected`: turns that the filter keeps. `chosen`: turns that `train` selects.
     """
 
     record: SessionRecord
@@ -39,23 +39,23 @@ class ScoredSession:
     left_out: LeftOut | None
 
     def values(self) -> list[Compared]:
-        """The scores that the session adds to its group: its own, or those of its paths or agents; none if left out."""
+        """The scores that the session adds to its group: its own, or its paths' or agents'; none if it is left out."""
         return [] if self.left_out else self.scores.values(self.scores.everything)
 
     def steps(self) -> Iterator[tuple[State, float]]:
-        """The state and the return of each turn that is compared with others of its state."""
+        """The state and return of each turn that is compared with other turns of its state."""
         for name in self.nodes:
             state = self.state(name)
             if state is not None and self.is_compared(name):
                 yield state, self.returns[name]
 
     def state(self, name: str) -> State | None:
-        """The state of a turn; None if it has none, and is compared with no other."""
+        """The state of a turn; None if it has no state, so that it is not compared."""
         state_hash = self.nodes[name].interaction.state_hash
         return None if state_hash is None else (state_hash, self.scores.peer_of(name))
 
     def is_compared(self, name: str) -> bool:
-        """Whether a turn is selected and trained, and stands in a sample that is not left out."""
+        """Whether a turn is selected and trained, and is in a sample that is not left out."""
         return (
             self.left_out is None
             and name in self.selected
@@ -64,14 +64,14 @@ class ScoredSession:
         )
 
     def ends_through(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The ends of all paths on which one of these turns stands; with scope AGENT the turns that stand on one."""
+        """The ends of all paths that contain one of these turns; with scope AGENT, the turns that are on a path."""
         if self.scores.scope is RewardScope.AGENT:
             return tuple(name for name in names if name in self.scores.through)
         return tuple(dict.fromkeys(end for name in names for end in self.scores.through.get(name, ())))
 
 
 def scored_session(record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions) -> ScoredSession:
-    """Judge a session. `interactions` are all of the session's, in order of `seq`; their tokens are not read."""
+    """Score a session. `interactions`: all of the session's, in order of `seq`; their tokens are not read."""
     nodes, purposes = build_tree(interactions), derive_purposes(interactions)
     complete = [node.interaction for node in nodes.values()]
     main = options.reward.of(complete, record.metrics, purposes)

@@ -1,14 +1,14 @@
-"""The scores of a session: what its samples are rewarded with, and what advantages compare.
+"""The scores of a session: the rewards of its samples, and the values that advantages compare.
 
 A reward belongs to the session, so every sample of a session has the session's score, in which each reward counts once.
-What decides, in this order: the scope that the export asks for, else that of the session's start; the score that was
-given for the whole session at its end; the tree: where answers to one prompt are alternatives, each path has a score of
-its own, otherwise the rewards of all turns add up.
+The first of these decides: the scope that the export sets, else the scope set at the session's start; the score given
+for the whole session at its end; the tree. In the tree, if answers to one prompt are alternatives, each path has a
+score of its own; otherwise the rewards of all turns add up.
 
-Answers to one prompt are alternatives, or steps of one episode: by when they were sampled, not by what was asked.
-Alternatives are rewarded choices of one request (`n`), or rewarded answers of which two overlapped: the later was begun
-before the earlier was complete, so neither can be a step after the other. An agent without memory asks the same again
-when it observes the same again: answers one after the other are steps, and their rewards add up.
+Answers to one prompt are alternatives or steps of one episode. Which of the two depends on when they were sampled.
+Alternatives are rewarded choices of one request (`n`), or rewarded answers of which two overlapped: the later began
+before the earlier was complete, so neither can be a step after the other. Answers one after the other are steps, and
+their rewards add up: an agent without memory sends the same prompt again when it observes the same again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tokengrove.options.session import RewardScope
 from tokengrove.reasons import Reason
 
 Peer = tuple[str | None] | None
-"""Whose scores of a group a score is compared with: those of one agent, whose name is in the tuple; None: of all."""
+"""The scores of a group that a score is compared with: one agent's, with its name in the tuple; None: all scores."""
 
 
 State = tuple[str, Peer]
-"""What turns have in common that are compared as steps: the hash of the messages before them, and the peers."""
+"""The key of turns that are compared as steps: the hash of the messages before them, and their peers."""
 
 
 class Compared(NamedTuple):
-    """A score that its group compares with those of `peer`."""
+    """A score that its group compares with the scores of `peer`."""
 
     score: float | None
     peer: Peer
@@ -42,15 +42,16 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionScores:
-    """The scores of one session. None as a score: nothing that it sums was rewarded.
+    """The scores of a session. A score is None if none of the rewards that it sums was set.
 
-    `score`: of the session; where answers are alternatives, the mean of the rewarded paths. `paths`: the score of each
-    path by the id of its last turn, in order of completion. `through`: by turn id, the ends of the paths that it
-    stands on. `answers`: the rewarded answers to one prompt, if the tree decides on the scope. `compared`: the ends of
-    the paths with a turn that `train` selects. With scope AGENT, a turn is
-    scored as its agent is, and a path as its last turn: `agents` are the scores by name (None: turns without a name),
-    `compared_agents` those with a turn that `train` selects, and `agent_of` the agents of all turns by id. `by_agent`:
-    scores are compared with those of the same agent only.
+    `score`: the score of the session; with scope PATH and several rewarded answers to one prompt, the mean of the
+    rewarded paths. `paths`: the score of each path by the id of its last turn, in order of completion. `through`: for
+    each turn, the ends of the paths that contain it. `answers`: the rewarded answers to one prompt, if the tree decides
+    on the scope. `compared`: the ends of the paths with a turn that `train` selects.
+
+    With scope AGENT, a turn has the score of its agent, and a path the score of its last turn. `agents`: the scores by
+    agent (None: turns without an agent). `compared_agents`: the agents with a turn that `train` selects. `agent_of`:
+    the agent of each turn by id. `by_agent`: scores are compared only with scores of the same agent.
     """
 
     scope: RewardScope
@@ -66,7 +67,7 @@ class SessionScores:
     answers: RewardedAnswers
 
     def of(self, ends: Iterable[str]) -> float | None:
-        """The score of a sample that stands on the paths with these `ends`: the session's, or the mean of its paths."""
+        """The score of a sample on the paths with these `ends`: the session's, or the mean of its paths or agents."""
         match self.scope:
             case RewardScope.SESSION:
                 return self.score
@@ -76,7 +77,7 @@ class SessionScores:
                 return _mean([self.agents[agent] for agent in self._agents(ends)])
 
     def values(self, ends: Iterable[str]) -> list[Compared]:
-        """The scores by which a sample on these paths is compared: its session's, or those of its paths or agents."""
+        """The scores by which a sample on these paths is compared: its session's, or its paths' or agents'."""
         match self.scope:
             case RewardScope.SESSION:
                 found = [Compared(self.score, None)] if self.compared else []
@@ -90,17 +91,17 @@ class SessionScores:
         return [each for each in found if each.score is not None]
 
     def is_left_out(self, ends: Iterable[str]) -> bool:
-        """Whether a sample on these paths is left out because nothing rewards it."""
+        """Whether a sample on these paths is left out because it is unrewarded."""
         return self.unrewarded is Unrewarded.SKIP and self.of(ends) is None
 
     @property
     def everything(self) -> Iterable[str]:
-        """What stands for the whole session as `ends`: all paths; with scope AGENT all turns on them."""
+        """The `ends` of the whole session: all paths; with scope AGENT, all turns on them."""
         return self.through if self.scope is RewardScope.AGENT else self.paths
 
     @property
     def peers(self) -> list[Peer]:
-        """Whose scores those of this session are compared with in its group: None for all, else an agent's."""
+        """The peers that this session's scores have in its group: its agents, or None for all scores."""
         return [(agent,) for agent in self._agents(self.through)] if self.by_agent else [None]
 
     def _agents(self, ends: Iterable[str]) -> list[str | None]:
@@ -108,7 +109,7 @@ class SessionScores:
         return list(dict.fromkeys(self.agent_of[end] for end in ends))
 
     def peer_of(self, end: str) -> Peer:
-        """Whose scores that of a path, or whose returns that of a turn, is compared with."""
+        """The peers of a path's score, or of a turn's return."""
         return (self.agent_of[end],) if self.by_agent else None
 
 
@@ -125,9 +126,9 @@ def score_session(
 ) -> SessionScores:
     """Score a session by the `main` rewards of its turns, by id. `nodes` are in order of `seq`.
 
-    `selected` are the turns that the filter keeps, `chosen` those that `train` selects. `scope`: what the export or the
-    session's start asks for. `given`: the score of the whole session, None: the sum of the main rewards on the paths
-    that end with a selected turn, or of all its turns if none of those is rewarded.
+    `selected`: the turns that the filter keeps. `chosen`: the turns that `train` selects. `scope`: the scope that the
+    export or the session's start sets. `given`: the score of the whole session; None: the sum of the main rewards on
+    the paths that end with a selected turn or, if none of them is set, of all turns.
     """
     ends = leaves(list(nodes.values()), selected, drift)
     paths = {end.interaction.id: [node.interaction.id for node in path_nodes(end, drift)] for end in ends}
@@ -175,7 +176,7 @@ def _mean(scores: Sequence[float | None]) -> float | None:
     return fsum(found) / len(found) if found else None
 
 
-# The reasons that a second answer to one prompt can have. Without an aligned parent, its reason says only that.
+# The possible reasons of a second answer to one prompt. An answer not aligned with its parent has only that reason.
 ASKED_AGAIN = frozenset({Reason.RESAMPLED, Reason.TEMPLATE, Reason.DRIFT})
 
 
@@ -188,10 +189,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardedAnswers:
-    """What the rewarded answers to one prompt are in a session; rewarded: on themselves or on a turn below.
+    """The rewarded answers to one prompt in a session. Rewarded means that they or a turn below them have a reward.
 
-    `choices`: two choices of one request. `overlapping`: two that overlapped. `successive`: one after the other. Each
-    is the first such pair, None if there is none.
+    Each field is the first pair of its kind; None if there is none. `choices`: two choices of one request.
+    `overlapping`: two answers that overlapped. `successive`: one answer after the other.
     """
 
     choices: Pair | None = None
@@ -211,7 +212,7 @@ def rewarded_answers(nodes: Mapping[str, Branch], main: Mapping[str, float | Non
         first = {_request(node): node for node in reversed(answers)}
         choices = choices or _choices(answers, first)
         if not any(node.interaction.reason in ASKED_AGAIN for node in answers):
-            continue  # the caller's own state hash: their prompts differ
+            continue  # the caller set the state hash: the prompts differ
         for earlier, later in _one_after_the_other(list(first.values())[::-1]):
             overlaps = later.interaction.created_at < (earlier.interaction.completed_at or 0.0)
             if overlaps:
@@ -228,7 +229,7 @@ def _choices(answers: Sequence[Branch], first: Mapping[str, Branch]) -> Pair | N
 
 
 def _rewarded(nodes: Mapping[str, Branch], main: Mapping[str, float | None]) -> set[str]:
-    """The ids of all turns with a reward, on themselves or on a turn below."""
+    """The ids of all turns with a reward, of their own or on a turn below."""
     found: set[str] = set()
     for name, node in reversed(list(nodes.items())):  # children before parents
         if main[name] is not None or name in found:
@@ -249,7 +250,7 @@ def _answers(nodes: Mapping[str, Branch], rewarded: set[str]) -> Iterable[list[B
 
 
 def _one_after_the_other(answers: Sequence[Branch]) -> Iterator[tuple[Branch, Branch]]:
-    """Each answer in the order in which they began, with the one of those before it that was complete last."""
+    """Pairs of answers: each, in the order in which they began, with the earlier answer that was complete last."""
     begun = sorted(answers, key=lambda node: node.interaction.created_at)
     latest = begun[0]
     for node in begun[1:]:
@@ -262,5 +263,5 @@ def _pair(earlier: Branch, later: Branch) -> Pair:
 
 
 def _request(node: Branch) -> str:
-    """The request of an answer: its choices after the first have `.1`, `.2`, ... behind the id of the first."""
+    """The id of an answer's request. Choices after the first append `.1`, `.2`, ... to the id of the first."""
     return node.interaction.id.partition(".")[0]

@@ -14,7 +14,7 @@ from tokengrove.reasons import Untrained
 
 
 def chosen_turns(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
-    """Ids of the interactions that `train` selects, whether marked trainable or not. `purposes` are by id."""
+    """Ids of the interactions that `train` selects, marked trainable or not. `purposes` are by id."""
     continued = {id(node.parent) for node in nodes.values()}
     return frozenset(
         name
@@ -36,8 +36,8 @@ def not_trained(
 ) -> dict[str, Untrained]:
     """The turns that are not trained, by id, and the first reason for each.
 
-    `selected` are the ids that the filter keeps, `chosen` those that `train` selects; `unfinished`: nothing of the
-    session is to be trained; `constrained`: answers under a grammar are.
+    `selected`: the ids that the filter keeps. `chosen`: the ids that `train` selects. `unfinished`: nothing of the
+    session is trained. `constrained`: answers under a grammar are trained.
     """
     found: dict[str, Untrained] = {}
     for interaction in interactions:
@@ -58,7 +58,7 @@ def not_trained(
 
 
 def marked(interaction: Interaction) -> NDArray[np.bool_]:
-    """The sampled tokens that its marks allow to train, bool [output]: those in its spans; without spans, all."""
+    """The sampled tokens that the marks allow to train, bool [output]: the tokens in spans; without spans, all."""
     length = len(interaction.output_ids)
     allowed = np.zeros(length, bool)
     for first, end in interaction.spans or ((0, length),):

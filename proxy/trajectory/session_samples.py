@@ -1,6 +1,6 @@
-"""What an export has of one session: its rows, and counts of what is not in them.
+"""The samples that an export has of one session: its rows, and counts of what they leave out.
 
-The counts are those of the ledger, so the trained tokens and the untrained ones add up to the sampled tokens.
+The counts come from the ledger, so trained and untrained tokens add up to the sampled tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tokengrove.reasons import Untrained
 
 @dataclass(frozen=True, slots=True)
 class SessionSamples:
-    """The rows of a session, and what is not in them.
+    """The rows of a session, and what they leave out.
 
-    `ledger`: what becomes of each sampled token. `masked_tokens`: sampled tokens of the rows' turns that no row
-    contains as sampled. `dropped`: samples longer than the padded lengths. `stale`: samples outside the limits on
-    weight versions; in layout tree, turns. `unrewarded`: samples of paths without a reward. `entry`: what the
-    session's entry in the export says about its score. `warnings`: what is said about how it is scored and compared.
+    `ledger`: whether each sampled token is trained. `masked_tokens`: the number of sampled tokens of the rows' turns
+    that no row contains as sampled. `dropped`: the number of samples longer than the padded lengths. `stale`: the
+    number of samples (in layout tree, of turns) outside the limits on weight versions. `unrewarded`: the number of
+    samples of paths without a reward. `entry`: labels of the score in the session's entry in the export. `warnings`:
+    warnings about how the session is scored and compared.
     """
 
     rows: Sequence[SampleRow]
@@ -35,7 +36,7 @@ class SessionSamples:
     warnings: Sequence[str] = ()
 
     def counts(self, options: LayoutOptions) -> Labels:
-        """What the session's entry says of its rows: tokens that are trained, those that are not, and why."""
+        """Counts for the session's entry in the export: tokens that are trained, tokens that are not, and why."""
         sampled, untrained = self.ledger.sampled(), self.ledger.untrained()
         counts: Labels = {
             "sampled_tokens": sampled,
@@ -55,7 +56,7 @@ class SessionSamples:
         return counts
 
 
-# Reasons that no one asked for by an option of the export or a mark.
+# Reasons that follow from neither an option of the export nor a mark.
 _SURPRISES = (
     *(Untrained.DRIFT, Untrained.TOO_LONG, Untrained.CUT),
     *(Untrained.NO_LOGPROBS, Untrained.GRAMMAR, Untrained.PLACEHOLDER),
@@ -63,8 +64,8 @@ _SURPRISES = (
 
 
 def warnings(sampled: int, untrained: Mapping[str, int]) -> Iterator[str]:
-    """A warning if over half of the sampled tokens are not trained though neither an option of the export
-    nor a mark left them out."""
+    """A warning if more than half of the sampled tokens are not trained, though neither an option of the export nor a
+    mark excludes them."""
     lost = {reason: untrained[reason] for reason in _SURPRISES if untrained.get(reason)}
     if 2 * sum(lost.values()) > sampled:
         counts = ", ".join(f"{count} {reason}" for reason, count in lost.items())

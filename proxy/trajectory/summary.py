@@ -1,6 +1,6 @@
-"""What a session comes to at a glance: counts of its turns, its score and its returns, as an export would judge them.
+"""A summary of a session: counts of its turns, its score and its returns, as an export would compute them.
 
-Everything here follows from the turns and the record alone, so it can be kept for as long as neither changes.
+A summary depends only on the turns and the record, so it can be kept until one of them changes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any
 from proxy.types import Interaction
 
 NO_FORKS = frozenset({Reason.FIRST, Reason.CONTINUED, Reason.NEW_ROOT})
-"""The reasons of turns that go on, or begin a conversation of their own. A turn with any other one is a fork."""
+"""The reasons of turns that continue a conversation or begin a new one. A turn with any other reason is a fork."""
 
 _MOST_AGENTS = 20
 _LIKE_EXPORTS = LayoutOptions()
 
 
 class Spread(NamedTuple):
-    """How numbers are distributed. `std` divides by n - 1, as advantages do; None for fewer than two numbers."""
+    """The distribution of numbers. `std` divides by n - 1, as advantages do; None for fewer than two numbers."""
 
     mean: float
     std: float | None
@@ -43,9 +43,9 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One session. Counts are of turns; `reasons` and `purposes` count the complete ones, as do the sums of tokens.
+    """One session. Counts are of turns; `reasons`, `purposes` and the sums of tokens include only complete turns.
 
-    `score`: what its samples are rewarded with; None: no reward counts. `returns`: those of the complete turns in order
+    `score`: the score of its samples; None: nothing was rewarded. `returns`: the returns of the complete turns in order
     of completion, under the session's own rule; zeros without rewards. `agents`: at most 20, in order of appearance.
     """
 
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(record: SessionRecord, outline: Outline) -> Summary:
-    """Sum up a session from its record and all of its turns."""
+    """Summarise a session from its record and all of its turns."""
     counts = certificate(record, outline.steps)
     scored = scored_session(record, outline.steps, _LIKE_EXPORTS)
     complete = [step for step in outline.steps if step.status is Status.COMPLETE]
@@ -90,7 +90,7 @@ def summarise(record: SessionRecord, outline: Outline) -> Summary:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """How `values` are distributed; None if there are none."""
+    """The distribution of `values`; None if there are none."""
     if not values:
         return None
     count, mean = len(values), fsum(values) / len(values)

@@ -25,9 +25,10 @@ Span = tuple[int, int]
 class Placement:
     """An interaction in a sample; `turn` counts from 0.
 
-    `start`: where its output begins in the tokens of its path (None: it is not there). `kept`: the part [first, end)
-    of the output that the sample has; None: none of it. `trained`: the tokens of the output that the sample trains,
-    bool [output]; None: none. `context`: how the tokens before it differ from those that it was sampled after.
+    `start`: where its output begins in the tokens of its path; None: the path does not contain it. `kept`: the part
+    [first, end) of the output that the sample contains; None: nothing. `trained`: the tokens of the output that the
+    sample trains, bool [output]; None: nothing. `context`: how the tokens before the output differ from its prompt;
+    None: they are equal.
     """
 
     interaction: Interaction
@@ -39,21 +40,21 @@ class Placement:
 
     @property
     def span(self) -> Span | None:
-        """The range [start, end) of what the sample has of the output, in the tokens of the path."""
+        """The range [start, end) of the kept output in the tokens of the path; None: nothing is kept."""
         if self.start is None or self.kept is None:
             return None
         return (self.start + self.kept[0], self.start + self.kept[1])
 
     @property
     def in_sample(self) -> BoolArray:
-        """Which of its sampled tokens the sample has as sampled, bool [output]."""
+        """Which sampled tokens the sample contains as sampled, bool [output]."""
         has = np.zeros(len(self.interaction.output_ids), bool)
         has[slice(*(self.kept or (0, 0)))] = True
         return has
 
     @property
     def missing(self) -> int:
-        """The number of its sampled tokens that the sample does not have as sampled."""
+        """The number of sampled tokens that the sample does not contain as sampled."""
         first, end = self.kept or (0, 0)
         return len(self.interaction.output_ids) - (end - first)
 
@@ -67,8 +68,8 @@ class Placement:
 class TokenArrays:
     """`input_ids`, `loss_mask`, `versions`, `turn_ids` int32 [L]; `logprobs` float32 [L].
 
-    `unmasked` float32 [L]: the logprobs, but of answers under a grammar those before its mask; None if nothing that is
-    trained has them.
+    `unmasked` float32 [L]: the logprobs, but for answers under a grammar the logprobs before the grammar's mask; None
+    if no trained answer has them.
     """
 
     input_ids: IntArray
@@ -80,7 +81,7 @@ class TokenArrays:
 
 
 def fill(ids: Ids, placements: Sequence[Placement]) -> TokenArrays:
-    """Fill the arrays of a sample. Of an output, only `Placement.trained` is trained."""
+    """Fill the arrays of a sample. Only the tokens in `Placement.trained` are trained."""
     length = len(ids)
     arrays = TokenArrays(
         input_ids=np.array(ids, np.int32),
@@ -120,7 +121,7 @@ def token_versions(interaction: Interaction) -> IntArray:
 
 
 def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:
-    """All reasons that lie in how an answer was sampled."""
+    """All reasons that follow from how an answer was sampled."""
     sampling = interaction.sampling
     if interaction.grammar:
         yield Unrecomputable.GRAMMAR

@@ -1,8 +1,8 @@
-"""The tokens of a turn's prompt and output, and which turn brought which of them.
+"""The tokens of a turn's prompt and output, and the turns that added them.
 
-A path from the root to a turn is cut into sections: where a prompt does not begin with the tokens of the turn above it
-(drift), a new section begins. The tokens of a turn are those of its own section. Under `drift: mask`, outputs of the
-sections above count where they are found again in them, as in exports.
+A path from the root to a turn is divided into sections: a new section begins where a prompt does not begin with the
+tokens of the turn above it (drift). The tokens of a turn are the tokens of its own section. Under `drift: mask`,
+outputs of earlier sections count where they are found again in these tokens, as in exports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 16
 
 
 class PartKind(StrEnum):
-    """What a turn brought: tokens of its prompt, or its output."""
+    """What a turn added: tokens of its prompt, or its output."""
 
     PROMPT = "prompt"
     OUTPUT = "output"
@@ -34,7 +34,7 @@ class PartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """The tokens [start, end) of a path, which `interaction` brought."""
+    """The tokens [start, end) of a path, added by `interaction`."""
 
     interaction: Interaction
     kind: PartKind
@@ -44,9 +44,9 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where a section begins otherwise than the one above it ended: the index of the first token that differs.
+    """Where a section differs from the section above it: the index of the first token that differs.
 
-    `sent` are the ids from there on in this section, `recorded` those of the section above; at most 16 of each.
+    `sent`: the ids from there on in this section. `recorded`: the ids in the section above. At most 16 of each.
     """
 
     index: int
@@ -56,8 +56,8 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Turns whose tokens are joined, oldest first, the length of their prompts and outputs in tokens, and how the first
-    of these prompts differs from the section above."""
+    """Turns that are joined token by token, oldest first. `tokens`: the length of their prompts and outputs. `differs`:
+    how the first prompt differs from the section above; None for the first section."""
 
     interactions: tuple[Interaction, ...]
     tokens: int
@@ -66,8 +66,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class TokenPath:
-    """`ids` of a turn's prompt and output; their `parts`, in order and without gaps; the `sections` from the root on,
-    of which the last has these tokens; `lost`: the turns of the path whose outputs are not in these tokens."""
+    """`ids`: the tokens of a turn's prompt and output. `parts`: the parts of `ids`, in order and without gaps.
+    `sections`: the sections from the root on; the last has these tokens. `lost`: the turns of the path whose outputs
+    are not in `ids`."""
 
     ids: Ids
     parts: tuple[PathPart, ...]
@@ -88,7 +89,7 @@ def token_path(node: Branch, drift: Drift) -> TokenPath:
 
 
 def _parts(placed: Sequence[tuple[Interaction, int]], node: Branch) -> Iterator[PathPart]:
-    """Outputs where they are placed; the tokens before each belong to the prompt of the turn that brought them."""
+    """Outputs at their places. The tokens before each belong to the prompt of the turn that added them."""
     opener = _first_of_section(node).interaction
     opener_end, at = opener.prompt_tokens, 0
     for interaction, start in placed:
@@ -142,8 +143,8 @@ def _break(first: Branch) -> Break | None:
 
 @dataclass(frozen=True, slots=True)
 class StateRun:
-    """Tokens [start, end) of a path with one state: a `TokenState`, an `Untrained`, or the `Status` of a turn that no
-    export has. `sample`: the id of the turn with which the sample ends that trains them."""
+    """Tokens [start, end) of a path with one state: a `TokenState`, an `Untrained`, or the `Status` of a turn that is
+    not exported. `sample`: the id of the last turn of the sample that trains them."""
 
     start: int
     end: int
@@ -152,11 +153,11 @@ class StateRun:
 
 
 class TokenStates:
-    """The states under one export of a session. `laid`: that export, in `layout`."""
+    """The token states of one session under an export. `session_samples`: the session's part of the export."""
 
     def __init__(self, session_samples: SessionSamples, layout: Layout) -> None:
         self._ledger = session_samples.ledger
-        # In layout individual a turn is trained in its own sample; its rows are made when they are read.
+        # In layout individual, a turn is trained in its own sample. Rows are made when they are read, so none is read.
         rows = [] if layout is Layout.INDIVIDUAL else session_samples.rows
         self._own = layout is Layout.INDIVIDUAL
         self._samples = [row.placements[-1].interaction.id for row in rows]
@@ -167,7 +168,7 @@ class TokenStates:
                 tokens[placed.trained] = number
 
     def of(self, parts: Sequence[PathPart], images: Sequence[PlacedImage] = ()) -> list[StateRun]:
-        """The states of all tokens of a path, in order and without gaps. `images`: of the path, in order."""
+        """The states of all tokens of a path, in order and without gaps. `images`: the path's images, in order."""
         runs: list[StateRun] = []
         for part in parts:
             if part.kind is PartKind.PROMPT:
@@ -187,7 +188,7 @@ class TokenStates:
                 yield StateRun(start + one, start + other, TokenState.TRAINED, sample)
 
     def _trained(self, name: str, first: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """The tokens [first, end) of an output, which are trained, by the sample that trains them."""
+        """The runs of trained tokens in [first, end) of an output, each with the sample that trains it."""
         if self._own:
             yield first, end, name
             return
@@ -197,7 +198,7 @@ class TokenStates:
 
 
 def _context(part: PathPart, images: Sequence[PlacedImage]) -> Iterator[StateRun]:
-    """The tokens of a part of a prompt: those of its images, and what is between them."""
+    """The states of a part of a prompt: its images, and the context between them."""
     at = part.start
     for image in images:
         if not part.start <= image.start < part.end:

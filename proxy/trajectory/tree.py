@@ -1,6 +1,6 @@
 """The tree of a session for exports: complete interactions and their parents, without the hashes of live matching.
 
-The tokens of a node are joined from what each of its aligned ancestors and itself add.
+The tokens of a node are joined from the tokens that its aligned ancestors and the node itself add.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def token_ids(node: Linked) -> Ids:
 
 
 def images_of(node: Linked) -> tuple[PlacedImage, ...]:
-    """The images of a node's prompt, in order; their places are counted in its token ids."""
+    """The images of a node's prompt, in order, with their places in its token ids."""
     pieces: list[tuple[PlacedImage, ...]] = []
     current: Linked | None = node
     while current is not None:

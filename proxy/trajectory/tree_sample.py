@@ -73,7 +73,7 @@ class TreeSample:
         """The columns of a `PathSample`, for all T tokens of N nodes, and those of the tree.
 
         int32: position_ids [T], node_offsets [N + 1], node_parents and node_positions [N] (the position of a node's
-        first token). float32 [N]: node_rewards, node_returns. `rewards` float32 [1] is the score of the session; with
+        first token). float32 [N]: node_rewards, node_returns. `rewards` float32 [1] is the score of the sample; with
         scope path it is the sum of node_rewards.
         """
         arrays, length = self.arrays, len(self.arrays.input_ids)

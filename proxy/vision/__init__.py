@@ -1,1 +1,1 @@
-"""What the model sees of an image: the model's own processor, its tokens and tensors. Needs the extra `images`."""
+"""Images as the model sees them: the model's own processor, its tokens and tensors. Needs the extra `images`."""

@@ -13,9 +13,10 @@ _LOADERS = {"image_processor": "AutoImageProcessor", "tokenizer": "AutoTokenizer
 
 
 def load_processor(folder: Path) -> Any:
-    """Return the processor of the model in `folder`. Raises ConfigurationError (one line) if it has none that loads.
+    """Return the processor of the model in `folder`. Raises ConfigurationError (one line) if there is none that loads.
 
-    Without torchvision, which video processors need, the processor knows no videos, and Pillow scales the images.
+    Without torchvision, which video processors require, the processor does not support videos, and Pillow scales the
+    images.
     """
     try:
         import PIL  # noqa: F401
@@ -39,7 +40,7 @@ def _without_videos(folder: Path) -> Any:
     import transformers
 
     kind = getattr(transformers, _class_name(folder))
-    # The class insists on a video processor.
+    # The class requires a video processor.
     lenient = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, name, value: type(value)})
     parts = {
         name: getattr(transformers, _LOADERS[name]).from_pretrained(folder, local_files_only=True)

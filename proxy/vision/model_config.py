@@ -1,4 +1,4 @@
-"""Whether the model in a folder sees images, told from its files without loading any."""
+"""Whether the model in a folder is a vision model, determined from its files without loading any model."""
 
 from __future__ import annotations
 

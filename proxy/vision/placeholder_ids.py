@@ -1,6 +1,6 @@
 """The tokens that stand for images, videos and sounds in the ids of a vision model. An engine must never sample one.
 
-Told from the model's config.json, so that servers that load no processor know them, too.
+They are read from the model's config.json, so that servers that load no processor also know them.
 """
 
 from __future__ import annotations

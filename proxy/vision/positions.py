@@ -1,8 +1,9 @@
 """Positions of tokens in models that place images in space (mrope): the model's own rule, without its weights.
 
-Such a model rotates keys and queries by three positions: time, height and width. They are equal for a text, and those
-of an image are its grid's. After an image, they go on behind its longer side, so they depend on all images before, but
-an image's own positions are the same wherever it begins, up to that beginning: the rule is asked once for each grid.
+Such a model rotates keys and queries by three positions: time, height and width. Text tokens have three equal
+positions; image tokens have the positions of the image's grid. After an image, positions continue after its longer
+side, so they depend on all images before. Relative to its beginning, the positions of an image are always the same:
+the rule is evaluated once for each grid.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-# Grids whose positions are kept: those of an image of 4000 tokens take 96 kB, and clients choose the sizes of images.
+# The number of cached grids: the positions of an image of 4000 tokens take 96 kB, and clients choose the image sizes.
 _GRIDS = 256
 
 Span = tuple[int, int]
-"""The tokens of an image in a sequence: where they begin, and how many they are."""
+"""The tokens of an image in a sequence: their start and their number."""
 
 Grid = tuple[int, int, int]
-"""A row of `image_grid_thw`: how many patches of the vision model an image has in time, height and width."""
+"""A row of `image_grid_thw`: the number of the vision model's patches of an image in time, height and width."""
 
 
 class Positions:
-    """The rule of one model. `shell`: an object of its class without weights, or None if it only counts its tokens."""
+    """The rule of one model. `shell`: an object of its class without weights; None if the model only counts tokens."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -34,14 +35,14 @@ class Positions:
 
     @property
     def three(self) -> bool:
-        """True if the model has three positions for each token."""
+        """Whether the model has three positions for each token."""
         return self._shell is not None
 
     def of(self, spans: Sequence[Span], grids: Sequence[Grid], tokens: int) -> np.ndarray[Any, Any] | None:
         """Return the positions, int64 [3, tokens], of a sequence with images in `spans`; None unless the model has
         `three`.
 
-        `grids`: one for each span, in their order. Tokens after the last image, sampled ones too, are those of a text.
+        `grids`: one for each span, in their order. Tokens after the last image, also sampled ones, count as text.
         """
         if self._shell is None:
             return None
@@ -72,7 +73,7 @@ class Positions:
 
 
 def positions_of(config: Any) -> Positions:
-    """The rule of the model with this `config` of transformers."""
+    """The rule of the model with this transformers `config`."""
     import torch
     import transformers
 

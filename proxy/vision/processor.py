@@ -1,7 +1,7 @@
-"""The processor of one model: the text that takes the place of an image in a prompt, and the tensors of images.
+"""The processor of one model: the text that replaces an image in a prompt, and the tensors of images.
 
-How many tokens an image takes depends on its size alone, so the processor is asked with a blank image of that size,
-once for each size. `inputs` proves that the tensors have as many tokens.
+The number of tokens of an image depends only on its size, so the processor is called with a blank image, once for each
+size. `inputs` verifies that the tensors have as many tokens.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tokengrove.image_detail import shown, shown_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Sizes whose text is kept; each takes up to some ten thousand bytes.
+# The number of sizes whose text is cached; each takes up to tens of kilobytes.
 _SIZES = 1024
-# What a tokenizer returns beside the tensors of images.
+# The outputs of a tokenizer, which are returned together with the tensors of images.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
 
 
 class VisionProcessor:
-    """The processor of the model in `folder`. Thread-safe. `placeholder`: what a chat template writes where an image
-    is."""
+    """The processor of the model in `folder`. Thread-safe. `placeholder`: the text that a chat template writes for an
+    image."""
 
     def __init__(self, processor: Any, folder: Path) -> None:
         placeholder = getattr(processor, "image_token", None)
@@ -48,16 +48,16 @@ class VisionProcessor:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """The texts that the processor takes for an image, a video or a sound."""
+        """The texts that the processor treats as an image, a video or a sound."""
         names = ("image_token", "video_token", "audio_token")
         return tuple([text for name in names if isinstance(text := getattr(self._processor, name, None), str)])
 
     def knows(self, width: int, height: int, detail: str = "") -> bool:
-        """Whether `expansion` of this size answers at once."""
+        """Whether `expansion` is cached for this size."""
         return shown_size(width, height, detail) in self._texts
 
     def expansion(self, width: int, height: int, detail: str = "") -> str:
-        """Return the text that takes the place of `placeholder` for an image of this size in pixels.
+        """Return the text that replaces `placeholder` for an image of this size in pixels.
 
         Takes up to a second for a new size. Raises InvalidRequest for a size that the processor refuses.
         """
@@ -74,10 +74,10 @@ class VisionProcessor:
         return text
 
     def inputs(self, images: Sequence[tuple[Image, str]], tensors: str = "pt") -> dict[str, Any]:
-        """Return what the model gets beside the ids: `pixel_values`, `image_grid_thw` and whatever else it reads.
+        """Return the model's inputs in addition to the ids: `pixel_values`, `image_grid_thw` and any others.
 
         `images`: decoded, each with its detail, in the order of the prompt. `tensors`: `pt` for torch, `np` for numpy.
-        Raises ValueError if the images take other tokens than `expansion` says.
+        Raises ValueError if the images have other tokens than `expansion` gives.
         """
         if not images:
             return {}
@@ -99,7 +99,7 @@ class VisionProcessor:
             found = self._processor(
                 text=[self.placeholder], images=[Image.new("RGB", size)], return_text_replacement_offsets=True
             )
-        except Exception as error:  # processors raise what they like
+        except Exception as error:  # processors raise arbitrary exceptions
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             message = f"this model cannot take an image of {size[0]} x {size[1]} pixels: {reason}"
             raise InvalidRequest(message, param="messages") from error

@@ -1,6 +1,6 @@
-"""What trainers of a vision model read beside token ids: the tensors of its processor, and positions in three axes.
+"""The inputs of a vision model's trainer besides token ids: the processor's tensors, and positions in three axes.
 
-Both are those that the engine computed with: the same processor, the same decoding, the same rule.
+Both equal the values that the engine computed with: the same processor, the same decoding, the same rule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.vision.positions import Grid, Positions
 
 _GRIDS = "image_grid_thw"
-# Sizes of images whose grids are kept.
+# The number of image sizes whose grids are cached.
 _SIZES = 4096
 
 
@@ -39,7 +39,7 @@ def load_sample_inputs(processor: VisionProcessor) -> SampleInputs:
 
 
 class SampleInputs:
-    """Of one model. Thread-safe; everything blocks for the time of decoding and scaling an image."""
+    """The inputs of one model. Thread-safe. All methods block while an image is decoded and scaled."""
 
     def __init__(self, processor: VisionProcessor, positions: Positions) -> None:
         self._processor, self._positions = processor, positions
@@ -52,8 +52,8 @@ class SampleInputs:
         return self._positions.three
 
     def arrays(self, image: Image, detail: str) -> dict[str, NDArray[Any]]:
-        """What the processor makes of one decoded image, by its names: for Qwen's models `pixel_values` float32
-        [patches, values] and `image_grid_thw` int64 [1, 3]. Those of many images are concatenated."""
+        """The processor's arrays of one decoded image, by its names: for Qwen's models `pixel_values` float32
+        [patches, values] and `image_grid_thw` int64 [1, 3]. The arrays of several images are concatenated."""
         return dict(self._processor.inputs([(image, detail)], tensors="np"))
 
     def positions(self, images: Sequence[PlacedImage], tokens: int) -> NDArray[np.int64]:
@@ -65,7 +65,7 @@ class SampleInputs:
         return found
 
     def _grid(self, size: tuple[int, int]) -> Grid:
-        """The grid of an image of this size, which depends on nothing else: asked once with a blank one."""
+        """The grid of an image of this size, which depends on nothing else. Computed once, with a blank image."""
         with self._lock:
             if (grid := self._grids.get(size)) is not None:
                 self._grids.move_to_end(size)

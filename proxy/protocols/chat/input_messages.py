@@ -1,4 +1,4 @@
-"""Parses chat messages. Clients spell the same message in several ways; all of them give the same `Message`."""
+"""Parses chat messages. Clients write the same message in several ways; all of them give the same `Message`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.protocols.tool_results import link_tool_results
 from proxy.types import Api, ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
-# Looked up once: Python 3.11 takes as long to find a member of an enum as to make a message.
+# Looked up once: in Python 3.11, finding an enum member takes as long as making a message.
 _SYSTEM, _USER, _ASSISTANT, _TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
 _ROLES = {
     **{"system": _SYSTEM, "developer": _SYSTEM, "user": _USER, "assistant": _ASSISTANT, "tool": _TOOL},
@@ -24,9 +24,9 @@ _OTHER_FIELDS = Message(_USER)[_PLAIN_FIELDS:]
 
 
 def parse_messages(values: list[Any], bodies: ParsedBodies | None = None) -> tuple[Message, ...]:
-    """Parse the messages of a conversation, each as `parse_message` does, and link tool results to their calls.
+    """Parse the messages of a conversation with `parse_message`, and link tool results to their calls.
 
-    `bodies`: what was parsed of earlier bodies of the session. Raises InvalidRequest with the path of the field.
+    `bodies`: the parsed items of earlier bodies of the session. Raises InvalidRequest with the path of the field.
     """
     parsed: list[Message] = []
     if bodies is not None and len(values) >= FEWEST:
@@ -37,9 +37,9 @@ def parse_messages(values: list[Any], bodies: ParsedBodies | None = None) -> tup
 
 
 def _parse_from(parsed: list[Message], values: list[Any], start: int = 0) -> bool:
-    """Append the messages from index `start` on. Return whether all of them are a role and a text and no tool result.
+    """Append the messages from index `start` on. Return whether each has only a role and a text and is no tool result.
 
-    Such a message calls no function of Python.
+    Parsing such messages calls no Python function.
     """
     plain = True
     for index, value in enumerate(values[start:] if start else values, start):
@@ -86,9 +86,9 @@ def parse_message(value: Any, name: str) -> Message:
 
 
 def _without_thoughts(parts: list[Any], name: str) -> tuple[list[Any], str | None]:
-    """Take the reasoning out of the parts of an answer: some clients send it as a part, as in other APIs.
+    """Separate reasoning from the other parts of an answer: some clients send it as a part, as in other APIs.
 
-    Empty texts take its place, so that the other parts keep their index.
+    Empty texts replace it, so that the other parts keep their index.
     """
     rest: list[Any] = []
     thoughts: list[str] = []
@@ -130,14 +130,14 @@ def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:
 
 
 def _answered_call(value: Mapping[str, Any], name: str) -> str | None:
-    """Return the id of the call that a tool message answers, under either name; without one, the order decides."""
+    """Return the id of the call that a tool message answers, under either name; None: the order decides."""
     return _optional_str(value, "tool_call_id", name) or _optional_str(value, "id", name)
 
 
 def _parse_calls(value: Mapping[str, Any], name: str) -> tuple[ToolCall, ...]:
-    """Parse the calls of an assistant message, under their name of today or as one legacy `function_call`.
+    """Parse the calls of an assistant message, from `tool_calls` or one legacy `function_call`.
 
-    A legacy call has no id: its place in the conversation serves as one, so that its result can refer to it.
+    A legacy call has no id: its place in the conversation serves as its id, so that its result can refer to it.
     """
     listed, legacy = value.get("tool_calls"), value.get("function_call")
     calls = () if listed is None else _parse_tool_calls(listed, f"{name}.tool_calls")

@@ -4,13 +4,13 @@ honoured  model messages stream stream_options.include_usage tools tool_choice m
           temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
           logprobs top_logprobs response_format and the engine extensions top_k min_p repetition_penalty
           chat_template_kwargs return_token_ids return_tokens_as_token_ids return_completion_text stop_token_ids
-          include_stop_str_in_output min_tokens (refused by name where the engine cannot); continue_final_message: a
-          last message from the assistant (prefill), whose text the answer continues; add_generation_prompt must not be
-          true beside it
+          include_stop_str_in_output min_tokens (refused by name if the engine does not support them);
+          continue_final_message: a last message from the assistant (prefill), whose text the answer continues; it
+          excludes add_generation_prompt true
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
-refused   audio, modalities with audio, functions, function_call, web_search_options; image parts unless the model sees
-          (a legacy `function_call` in the history, and the role `function`, are a tool call and its result)
+refused   audio, modalities with audio, functions, function_call, web_search_options; image parts unless it is a vision
+          model (a legacy `function_call` in the history, and the role `function`, are a tool call and its result)
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
-    """Return whether the request asks for logprobs, and for how many alternatives per token."""
+    """Return whether logprobs are requested, and the number of alternatives per token."""
     wanted = optional_bool(body, "logprobs", False)
     top = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
     if top and not wanted:
@@ -161,7 +161,7 @@ def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tup
 
 
 def _take_prefill(request: TurnRequest, body: Mapping[str, Any]) -> None:
-    """Continue the last message if the body says so, in vLLM's and SGLang's words."""
+    """Continue the last message if the body requests it, with the fields of vLLM and SGLang."""
     wanted = optional_bool(body, "continue_final_message")
     if optional_bool(body, "add_generation_prompt", not wanted) == wanted:
         raise InvalidRequest(
@@ -185,7 +185,7 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
-    """Return the function tools, and the paths of dropped ones: hosted tools that only a provider can run."""
+    """Return the function tools, and the paths of dropped tools: hosted tools, which only a provider can run."""
     if value is None:
         return (), []
     tools: list[Tool] = []

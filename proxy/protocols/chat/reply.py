@@ -1,4 +1,4 @@
-"""Writes a chat completion, whole or as a stream of chunks. Joined, the chunks give the same message and token ids."""
+"""Writes a chat completion, whole or as a stream of chunks. The joined chunks give the same message and token ids."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ChatStream:
         return b"".join(out)
 
     def _rare(self, delta: Delta, choice: int) -> bytes:
-        """The event of a delta that does not come with most tokens."""
+        """The event of a delta that most tokens do not have."""
         piece = _piece(delta)
         if piece is None:
             return b""
@@ -103,7 +103,7 @@ class ChatStream:
         return self._chunk(piece, choice, logprobs=logprobs)
 
     def _with_tokens(self, deltas: Sequence[Delta], choice: int) -> bytes:
-        """The events of a reply that shows every token: the chunk that follows the tokens has them."""
+        """The events of a reply that shows every token: tokens are in the chunk that follows them."""
         out: list[bytes] = []
         tokens: list[TokensDelta] = []
         for delta in deltas:

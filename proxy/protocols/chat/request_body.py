@@ -1,4 +1,4 @@
-"""Writes the body of a chat completion request: the inverse of `ChatProtocol.parse`, as far as this API can say it."""
+"""Writes the body of a chat completion request: the inverse of `ChatProtocol.parse`, as far as this API allows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.types import Message, ToolChoiceMode, TurnRequest
 
 
 def chat_body(request: TurnRequest) -> dict[str, Any]:
-    """A body that asks for the same conversation, sampling and form of the reply."""
+    """A body that requests the same conversation, sampling and form of the reply."""
     messages = [message_json(message) for message in request.messages]
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.prefill is not None:
@@ -31,7 +31,7 @@ def chat_body(request: TurnRequest) -> dict[str, Any]:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """One message as clients of this API send it."""
+    """One message in the form in which clients of this API send it."""
     out: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.images:
         out["content"] = [
@@ -51,7 +51,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def _reply_json(request: TurnRequest) -> dict[str, Any]:
-    """The fields that shape the reply and are not their defaults."""
+    """The fields that shape the reply and differ from their defaults."""
     fields: dict[str, Any] = {
         "stream": request.stream,
         "stream_options": {"include_usage": True} if request.include_usage else None,

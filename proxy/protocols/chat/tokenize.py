@@ -1,7 +1,7 @@
-"""`/v1/tokenize` and `/v1/detokenize`, as in vLLM: the ids of the prompt that a turn would have; the text of ids.
+"""`/v1/tokenize` and `/v1/detokenize`, as in vLLM: the prompt ids that a turn would have, and the text of ids.
 
-For those who keep the ids of a conversation themselves, `continue_from` appends to known ids, and `/v1/parse` makes a
-message of sampled ones.
+For callers that keep the ids of a conversation themselves, `continue_from` appends to known ids, and `/v1/parse` turns
+sampled ids into a message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_TEXTS = frozenset({"model", "prompt", "add_special_tokens"})
 
 
 class ParsedTokenize(NamedTuple):
-    """A body of `/v1/tokenize`. `known`: ids to go on with. `generation_prompt`: an answer begins after them."""
+    """A body of `/v1/tokenize`. `known`: ids to continue. `generation_prompt`: whether an answer begins after them."""
 
     request: TurnRequest
     known: Continued | None = None
@@ -32,7 +32,7 @@ class ParsedTokenize(NamedTuple):
 
 
 def parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
-    """Parse `messages`, with the other fields of a chat completion and perhaps `continue_from`, or `prompt`.
+    """Parse `messages`, with the other fields of a chat completion and optionally `continue_from`, or parse `prompt`.
 
     Raises InvalidRequest.
     """
@@ -84,7 +84,7 @@ def parse_detokenize(body: Mapping[str, Any], vocab_size: int) -> tuple[Ids, boo
 
 
 def tokenize_reply(ids: Ids, context_length: int) -> dict[str, Any]:
-    """Return the reply of `/v1/tokenize`. `context_length`: the most tokens of a prompt and its output."""
+    """Return the reply of `/v1/tokenize`. `context_length`: the maximum number of tokens of a prompt and its output."""
     return {"count": len(ids), "max_model_len": context_length, "tokens": ids.tolist(), "token_strs": None}
 
 

@@ -1,4 +1,4 @@
-"""Parses OpenAI completion requests: a prompt as text or token ids, which is sent to the engine as it is.
+"""Parses OpenAI completion requests: a prompt as text or token ids, which is sent to the engine unchanged.
 
 honoured  model prompt stream stream_options.include_usage max_tokens stop temperature top_p seed presence_penalty
           frequency_penalty logit_bias n logprobs echo, and vLLM's extensions top_k min_p repetition_penalty min_tokens
@@ -43,7 +43,7 @@ class CompletionsProtocol:
     api = Api.COMPLETIONS
 
     def __init__(self, decode: Callable[[Ids], str]) -> None:
-        """`decode` gives the text of token ids."""
+        """`decode`: returns the text of token ids."""
         self._decode = decode
 
     def new_id(self) -> str:
@@ -120,7 +120,7 @@ def _parse_prompt(body: Mapping[str, Any]) -> Ids | PromptText:
 
 
 def _parse_logprobs(body: Mapping[str, Any]) -> int | None:
-    """Return how many alternatives each token has, None without logprobs. `true` is vLLM's spelling for chats."""
+    """Return the number of alternatives per token, None without logprobs. `true` is vLLM's spelling for chats."""
     value = body.get("logprobs")
     if isinstance(value, bool):
         return 0 if value else None

@@ -1,4 +1,4 @@
-"""Writes a text completion, whole or as a stream of chunks. Joined, the chunks give the same text, ids and logprobs."""
+"""Writes a text completion, whole or as a stream of chunks. The joined chunks give the same text, ids and logprobs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CompletionStream:
         return b"".join(self._event(self._echo, k, **more) for k in range(self._request.n))
 
     def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
-        """The chunk that follows sampled tokens has them."""
+        """Encode pieces of the answer. Sampled tokens are in the chunk that follows them."""
         out: list[bytes] = []
         tokens: list[TokensDelta] = []
         for delta in deltas:
@@ -104,7 +104,7 @@ class CompletionStream:
 
 
 def _logprobs_json(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return the logprobs of `tokens`, of which the first begins after `offset` characters of the text."""
+    """Return the logprobs of `tokens`. The first begins after `offset` characters of the text."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

@@ -1,6 +1,6 @@
-"""Parses messages of the Messages API into `Message`s. A replayed reply of ours gives the message that it came from.
+"""Parses messages of the Messages API into `Message`s. A replayed reply of ours gives its original message.
 
-Only the text of a block is read, so `cache_control`, citations and other annotations never reach a prompt.
+Only the text of a block is read, so `cache_control`, citations and other annotations are never in a prompt.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from proxy.protocols.parts import Images, image_of, joined
 from proxy.types import ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
-# Claude Code's first system block. It is dropped because its end changes with every request.
+# The beginning of Claude Code's first system block. The block is dropped because its end changes with every request.
 BILLING_HEADER = "x-anthropic-billing-header:"
 _SIGNATURE_MARK = "tokengrove:"
-# The only key of `tool_use.input` if the arguments are not a JSON object: the API allows nothing else there.
+# The only key of `tool_use.input` if the arguments are not a JSON object: the API requires an object.
 RAW_ARGUMENTS = "_raw"
-# The only key under which Claude Code returns arguments it could not parse: {"raw": text, "len": length of the text}.
+# The only key in which Claude Code returns arguments that it could not parse: {"raw": text, "len": length of the text}.
 _UNPARSED = "__unparsedToolInput"
 
 
 def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
     """Parse the `system` field into one leading message, or none.
 
-    Blocks are joined without a separator: clients split a block elsewhere in the next turn to move a `cache_control`,
-    and that must give the same system message.
+    Blocks are joined without a separator: clients may split a block elsewhere in the next turn to move a
+    `cache_control`, which must give the same system message.
     """
     texts: list[str] = []
     for block, name in _blocks(value, "system"):
@@ -45,7 +45,7 @@ def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
 
 
 def parse_message(value: Any, name: str, dropped: list[str]) -> list[Message]:
-    """Parse one message into one or more: tool results become messages of their own, before the user's text.
+    """Parse one message into one or more: tool results become separate messages, before the user's text.
 
     Appends the paths of ignored blocks to `dropped`. Raises InvalidRequest with the path of the field.
     """
@@ -63,7 +63,7 @@ def parse_message(value: Any, name: str, dropped: list[str]) -> list[Message]:
 
 
 def signature_of(interaction_id: str) -> str:
-    """Return the signature of a thinking block: it carries the interaction id, and clients send it back unchanged."""
+    """Return the signature of a thinking block. It contains the interaction id, and clients send it back unchanged."""
     return base64.b64encode(f"{_SIGNATURE_MARK}{interaction_id}".encode()).decode()
 
 
@@ -77,7 +77,7 @@ def origin_of(signature: Any) -> str | None:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as `tool_use.input`; text that is not a JSON object goes into `_raw` unchanged."""
+    """Return the arguments of a call as `tool_use.input`. Text that is not a JSON object goes into `_raw` unchanged."""
     parsed = _object_in(arguments) if arguments.strip() else {}
     return {RAW_ARGUMENTS: arguments} if parsed is None else parsed
 
@@ -85,7 +85,7 @@ def input_of(arguments: str) -> dict[str, Any]:
 def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
     """Return the JSON text of a `tool_use.input`: the inverse of `input_of` and of Claude Code's own wrapping.
 
-    Raises InvalidRequest if it is nested too deeply; `name` is its path.
+    Raises InvalidRequest if the input is nested too deeply; `name` is its path.
     """
     raw = _raw_arguments(tool_input)
     if raw is not None and _object_in(raw) is None:
@@ -125,7 +125,7 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _blocks(content: Any, name: str) -> list[tuple[Mapping[str, Any], str]]:
-    """Return the blocks of a content, each with its path. A string counts as one text block, null as no blocks."""
+    """Return the blocks of a content, each with its path. A string counts as one text block, null as no block."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -164,7 +164,7 @@ def _refusal(block: Mapping[str, Any], name: str) -> InvalidRequest:
 
 
 def _parse_user(content: Any, name: str, dropped: list[str]) -> list[Message]:
-    """Put tool results first, whatever the order of the blocks: they must follow the calls that they answer."""
+    """Parse a user message. Tool results come first, whatever the order of the blocks: they must follow their calls."""
     results: list[Message] = []
     parts: list[str | ImagePart] = []
     for block, path in _blocks(content, name):
@@ -200,7 +200,7 @@ def _parse_result(block: Mapping[str, Any], name: str, dropped: list[str]) -> Me
 
 
 def _parse_assistant(content: Any, name: str, dropped: list[str]) -> Message:
-    """Parse all blocks into one message, whatever their order: the answer was stored as one."""
+    """Parse all blocks, in any order, into one message: the answer was stored as one."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

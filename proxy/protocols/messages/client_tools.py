@@ -1,8 +1,8 @@
-"""Tools that Anthropic defines and the client runs: computer use, bash, text editor, memory.
+"""Tools that Anthropic defines and clients run: computer use, bash, text editor, memory.
 
-A request names them by a type and has no schema, because Anthropic's models know them. Other models are told what the
-tool does and which arguments it takes. The arguments are those of Anthropic's documentation, so the client's own code
-for the tool works unchanged.
+A request names them by type, without a schema, because Anthropic's models know them. For other models, this module adds
+a description and a schema. The arguments match Anthropic's documentation, so the client's own code for the tool works
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS = {"type": "array", "items": {"type": "integer"}}
 
 
 def client_tool(tool: Mapping[str, Any], name: str) -> Tool | None:
-    """Return the tool that a definition of `tools` names by its type; None for a type that is not known here.
+    """Return the tool that a definition in `tools` names by its type; None for an unknown type.
 
     `name`: the path of the definition. Raises InvalidRequest with the path of a field.
     """

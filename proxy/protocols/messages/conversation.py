@@ -1,4 +1,4 @@
-"""Parses the messages of a body of the Messages API. Neighbouring assistant messages are one answer, so one message."""
+"""Parses the messages of a Messages API body. Adjacent assistant messages are one answer and become one message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Conversation:
 
 
 def parse_conversation(values: list[Any], bodies: ParsedBodies | None) -> Conversation:
-    """Parse all messages of a body. `bodies`: what was parsed of earlier bodies of the session."""
+    """Parse all messages of a body. `bodies`: the parsed items of earlier bodies of the session."""
     conversation = Conversation()
     if bodies is not None and len(values) >= FEWEST:
         conversation = bodies.setdefault(Api.MESSAGES, ParsedItems()).read(values, conversation, Conversation.parse)

@@ -3,7 +3,7 @@
 honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
           tools (name description input_schema type; defer_loading drops the tool; of the tools that Anthropic defines
           and clients run also display_width_px display_height_px enable_zoom) tool_choice (type name
-          disable_parallel_tool_use) output_config.format output_format (its older place), and the engine
+          disable_parallel_tool_use) output_config.format output_format (its older name), and the engine
           extensions return_token_ids return_completion_text stop_token_ids min_tokens
           thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
           because template options are part of a tree root's identity and clients vary the rest of the field;
@@ -16,7 +16,7 @@ ignored   cache_control (anywhere) metadata (a hint for the session) context_man
           (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
           (top-level ones are recorded as dropped)
 refused   mcp_servers container compaction thread; other tools without an input_schema; documents and blocks of server
-          tools; images outside of the user's messages and tool results, and all of them unless the model sees
+          tools; images outside of the user's messages and tool results, and all images unless it is a vision model
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ HONOURED = frozenset(
         *("return_token_ids", "return_completion_text", "stop_token_ids", "min_tokens"),
     }
 )
-# The beginnings of their types: a provider runs them, a client only asks for them.
+# The prefixes of their types. Providers run these tools, clients only request them.
 _SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
 IGNORED = frozenset(
     {
@@ -81,7 +81,7 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
 
-# Anthropic's tool runners ask for a thread first. If an error says this, they send the whole conversation every turn.
+# Anthropic's tool runners try a thread first. After this error, they send the whole conversation with every turn.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k")
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
@@ -91,7 +91,7 @@ _CHOICES = {
     "tool": ToolChoiceMode.NAMED,
     "none": ToolChoiceMode.NONE,
 }
-# The output is searched for each of them at every token; real clients send a handful.
+# The output is searched for each of them at every token; real clients send only a few.
 _MAX_STOP_SEQUENCES = 64
 
 
@@ -110,7 +110,7 @@ class MessagesProtocol:
         return _parse(body, bodies)
 
     def parse_count(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
-        """Parse a request of `/v1/messages/count_tokens`: `max_tokens` and `stream` do not matter there."""
+        """Parse a request of `/v1/messages/count_tokens`, where `max_tokens` and `stream` have no effect."""
         body = expect_object(body, "body")
         return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")}, bodies)
 
@@ -159,7 +159,7 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
 
 
 def _take_prefill(request: TurnRequest, name: str) -> None:
-    """Continue the last message. As at Anthropic, it must not end with white space, which no model continues well."""
+    """Continue the last message. As in Anthropic's API, it must not end with white space: models continue it badly."""
     if (text := request.messages[-1].content) != text.rstrip():
         raise InvalidRequest(
             f"'{name}' is the beginning of the answer: final assistant content cannot end with trailing whitespace",
@@ -201,7 +201,7 @@ def _parse_stop(values: list[Any]) -> tuple[str, ...]:
 
 
 def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
-    """Return the tools that the client runs. Dropped are those that only a provider can run, and deferred ones.
+    """Return the tools that the client runs. Tools that only a provider can run and deferred tools are dropped.
 
     This server has no way to load deferred tools later.
     """
@@ -269,7 +269,7 @@ def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, An
 
 
 def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat | None:
-    """Return the JSON schema of `output_config.format`, or of `output_format`, its older name."""
+    """Return the JSON schema of `output_config.format`, or of `output_format`, which is its older name."""
     config = optional_object(body, "output_config")
     dropped += (f"output_config.{name}" for name in sorted(config) if name != "format")
     at, value = "output_config.format", config.get("format")

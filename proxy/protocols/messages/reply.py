@@ -81,9 +81,9 @@ def _stop_json(interaction: Interaction) -> dict[str, Any]:
 
 
 def _usage_json(interaction: Interaction) -> dict[str, Any]:
-    """Return the usage. `input_tokens` excludes cached tokens: clients add both to learn how full the context is."""
+    """Return the usage. `input_tokens` excludes cached tokens: clients add both to compute the context usage."""
     usage = usage_of(interaction)
-    cached = min(usage.cached_tokens, usage.prompt_tokens)  # a resumed reply's own tokens may be cached as well
+    cached = min(usage.cached_tokens, usage.prompt_tokens)  # a resumed reply's own tokens may also be cached
     return {
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
@@ -152,14 +152,14 @@ class MessageStream:
         return sse.event("error", anthropic_error_event(error))
 
     def _begin(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Close the open block and begin one of `kind`. Return the events for that."""
+        """Close the open block and begin one of `kind`. Return the events."""
         out = self._close()
         self._index += 1
         self._open = kind
         return out + _event("content_block_start", index=self._index, content_block={"type": kind, **empty})
 
     def _close(self) -> bytes:
-        """Return the events that end the open block, if there is one."""
+        """Close the open block, if there is one. Return its last events."""
         kind, self._open = self._open, None
         if kind is None:
             return b""
@@ -169,7 +169,7 @@ class MessageStream:
         return out + _event("content_block_stop", index=self._index)
 
     def _add_arguments(self, fragment: str) -> bytes:
-        """Stream the text of a JSON object as it arrives; hold any other text, because `input` must be an object."""
+        """Stream the text of a JSON object as it arrives. Hold any other text, because `input` must be an object."""
         if self._arguments is None:
             return self._piece("input_json_delta", partial_json=fragment)
         self._arguments += fragment

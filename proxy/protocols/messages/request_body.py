@@ -1,6 +1,6 @@
-"""Writes the body of a Messages API request: the inverse of `MessagesProtocol.parse`, as far as this API can say it.
+"""Writes the body of a Messages API request: the inverse of `MessagesProtocol.parse`, as far as this API allows.
 
-It has no room for most sampling parameters and template options; a session may have set them for its turns.
+The API lacks most sampling parameters and template options; a session may have set them for its turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHOICES = {ToolChoiceMode.NONE: "none", ToolChoiceMode.REQUIRED: "any", ToolCho
 
 
 def messages_body(request: TurnRequest) -> dict[str, Any]:
-    """A body that asks for the same conversation, sampling and form of the reply."""
+    """A body that requests the same conversation, sampling and form of the reply."""
     messages, body = list(request.messages), dict[str, Any](model=request.model)
     if messages and messages[0].role is Role.SYSTEM:
         body["system"] = messages.pop(0).content
@@ -49,7 +49,7 @@ def _choice_json(request: TurnRequest) -> dict[str, Any]:
 
 
 def _turns_json(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages, results of tools and the user's text after them as one message, as this API wants it."""
+    """The messages, with tool results and the user's text after them in one message, as this API requires."""
     out: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for message in messages:
@@ -74,7 +74,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:
-    """The content as blocks. This API has no detail of images."""
+    """The content as blocks. This API has no detail for images."""
     if not message.images:
         return [{"type": "text", "text": message.content}]
     return [

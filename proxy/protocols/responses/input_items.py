@@ -1,11 +1,11 @@
 """Parses the input items of a response into messages. The items of one earlier answer become one assistant message.
 
-An answer goes out as several items: reasoning, message, function calls. Clients replay them with or without ids, in
+An answer is sent as several items: reasoning, message, function calls. Clients replay them with or without ids, in
 part, and with tool results between the calls. Items with the same origin (interaction id) are joined if only tool
-results lie between them. Adjacent items without an origin are joined if they can form one answer: reasoning, then at
-most one text, and calls. An `item_reference` means the stored answer: it becomes an assistant message with the name
-ITEM_REFERENCE and an origin, and the text and the calls that stand beside it in full. Of hosted tools one is known by
-what it shows: a `computer_call` whose screenshot the model sees is a call of a function `computer`.
+results are between them. Adjacent items without an origin are joined if they can form one answer: reasoning, then at
+most one text, and calls. An `item_reference` refers to the stored answer: it becomes an assistant message with the name
+ITEM_REFERENCE, an origin, and the text and calls next to it that were sent in full. Of the items of hosted tools, only
+a `computer_call` whose screenshot the model sees is parsed: it becomes a call of a function `computer`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy.types import ITEM_REFERENCE, Api, ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
-# Items of hosted tools. This server runs none, so another server made these items: dropped, and recorded as dropped.
+# Items of hosted tools. This server runs none, so another server made the items. They are dropped and recorded as such.
 DROPPED_ITEMS = frozenset(
     {
         *("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
@@ -50,7 +50,7 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text", 
 def parse_input(value: Any, bodies: ParsedBodies | None = None) -> tuple[Sequence[Message], Sequence[str]]:
     """Parse `input` (a string or a list of items). Returns the messages and the paths of dropped items.
 
-    `bodies`: what was parsed of earlier bodies of the session. Raises InvalidRequest with the item's path.
+    `bodies`: the parsed items of earlier bodies of the session. Raises InvalidRequest with the item's path.
     """
     if isinstance(value, str):
         return [Message(Role.USER, value)], []
@@ -66,7 +66,7 @@ def parse_input(value: Any, bodies: ParsedBodies | None = None) -> tuple[Sequenc
 class _Answer:
     """An assistant message under construction. An empty string in `texts` still counts as a text.
 
-    `referenced`: items of it were referenced; `text_referenced`: its text is among them.
+    `referenced`: whether items of it were referenced. `text_referenced`: whether its text was.
     """
 
     origin: str | None
@@ -77,7 +77,7 @@ class _Answer:
     text_referenced: bool = False
 
     def takes(self, piece: _Answer, *, adjacent: bool) -> bool:
-        """Return whether `piece`, a later item, belongs to this answer. `adjacent`: it directly follows."""
+        """Return whether `piece`, a later item, belongs to this answer. `adjacent`: it follows directly."""
         if self.origin is not None and piece.origin is not None:
             return self.origin == piece.origin
         if not adjacent or piece.referenced:
@@ -113,9 +113,8 @@ class _Answer:
 class _Conversation:
     """Messages under construction. The latest answer takes pieces until a message other than a tool result follows.
 
-    `dropped`: the paths of items that are left out. `_computer`: calls of a computer that have no screenshot yet, with
-    their paths. `_at`: the index of the latest answer, while it takes pieces; it is
-    not among the messages yet.
+    `dropped`: the paths of dropped items. `_computer`: computer calls that have no screenshot yet, with their paths.
+    `_at`: the index of the latest answer while it takes pieces; the answer is not among the messages yet.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class _Conversation:
                 _add_item(self, kind, item, name)
 
     def _see(self, kind: str, item: Mapping[str, Any], name: str) -> None:
-        """Take a call of a computer, and its screenshot, where a screenshot was read: both are dropped otherwise."""
+        """Take a computer call and its screenshot if the screenshot was read; otherwise both stay dropped."""
         called = optional_str(item, "call_id", f"{name}.")
         if kind == "computer_call":
             if called is not None:
@@ -176,7 +175,7 @@ class _Conversation:
         return link_tool_results([*self._messages[: self._at], *latest, *self._messages[self._at :]])
 
     def _close(self) -> None:
-        """Put the latest answer among the messages: it takes no more pieces."""
+        """Add the latest answer to the messages: it takes no more pieces."""
         if self._latest is not None:
             self._messages.insert(self._at, self._latest.message())
             self._latest = None
@@ -220,7 +219,7 @@ def _add_message(conversation: _Conversation, item: Mapping[str, Any], name: str
 
 
 def _parse_reasoning(item: Mapping[str, Any], name: str) -> _Answer:
-    """Parse a reasoning item: its text is `content`, else the text in our `encrypted_content`, else `summary`."""
+    """Parse a reasoning item. Its text is `content`, else the text in our `encrypted_content`, else `summary`."""
     text = _parse_text(item.get("content"), f"{name}.content")
     origin, hidden = read_encrypted(optional_str(item, "encrypted_content", f"{name}.") or "")
     summary = _parse_text(item.get("summary"), f"{name}.summary")
@@ -237,7 +236,7 @@ def _parse_call(item: Mapping[str, Any], name: str) -> ToolCall:
 
 
 def _parse_computer_call(item: Mapping[str, Any], call_id: str) -> ToolCall:
-    """The call as that of a function `computer`, whose arguments are the action, or the actions of newer models."""
+    """The call as one of a function `computer`. Its arguments are the action, or the actions of newer models."""
     asked = item.get("action")
     arguments = {"actions": item.get("actions")} if asked is None else asked
     try:
@@ -260,7 +259,7 @@ def _parse_reference(item: Mapping[str, Any], name: str) -> _Answer:
 
 
 def _origin(item: Mapping[str, Any], name: str) -> str | None:
-    """Return the interaction id that the item's id names, or None without an id of this server."""
+    """Return the interaction id in the item's id, or None without an id of this server."""
     return origin_of(optional_str(item, "id", f"{name}.") or "")
 
 
@@ -275,7 +274,7 @@ def _parse_text(value: Any, name: str) -> str:
 
 
 def _parse_content(value: Any, name: str) -> tuple[str, Images]:
-    """Return the text as `_parse_text` does, and the images that stand in it."""
+    """Return the text as `_parse_text` does, and the images in it."""
     if value is None or isinstance(value, str):
         return value or "", ()
     parts = [_parse_part(part, f"{name}[{index}]") for index, part in enumerate(expect_list(value, name))]

@@ -1,8 +1,8 @@
-"""Ids of output items, and our `encrypted_content`. Both name the interaction that the item belongs to.
+"""Ids of output items, and our `encrypted_content`. Both contain the id of the interaction that the item belongs to.
 
 The interaction `resp_<hex>` has the items `rs_<hex>` (reasoning), `msg_<hex>` (message) and `fc_<hex>_<k>` (call `k`,
-from 0). A second and further reasoning or message gets `_<number>` from 1. `encrypted_content` is encoded rather than
-encrypted: it holds only what the reply already says.
+from 0). Further reasoning or message items get `_<number>` from 1. `encrypted_content` is encoded, not encrypted: it
+holds only what the reply already contains.
 """
 
 from __future__ import annotations

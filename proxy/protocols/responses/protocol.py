@@ -6,15 +6,15 @@ honoured  model input instructions tools (functions, also those in a namespace) 
           metadata stream truncation (disabled; auto is recorded as dropped: a prompt that is too long is an error, as
           always), and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
           logit_bias seed stop include_stop_str_in_output chat_template_kwargs return_token_ids return_completion_text
-          stop_token_ids min_tokens (refused by name where the engine cannot)
+          stop_token_ids min_tokens (refused by name if the engine does not support them)
 ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
           client_metadata stream_options max_tool_calls access_programs background_options context_management image
           moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
           like tools and items of other types)
 refused   background, conversation, prompt; a tool choice that names a hosted tool;
-          input other than text, and than images for a vision model
+          input other than text or, for a vision model, images
 
-`store` has no effect beyond being repeated: any response can be continued by its id.
+`store` has no effect except that it is repeated: any response can be continued by its id.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"background", "conversation", "prompt"})
 _MAX_TOP_LOGPROBS = 20
-# Ignored fields that the reply repeats nevertheless, if they have the type that clients expect.
+# Ignored fields that the reply repeats if they have the type that clients expect.
 _REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
 # The chat API's names for `max_output_tokens`; in this API they are unknown fields.
 _FOREIGN = ("max_tokens", "max_completion_tokens")
@@ -142,7 +142,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
-    """Return the paths of fields that change nothing, although the reply repeats some of them."""
+    """Return the paths of fields that have no effect, although the reply repeats some of them."""
     ignored = ignored_fields(body, HONOURED | REFUSED)
     if body.get("truncation") == "auto":
         ignored.append("truncation")

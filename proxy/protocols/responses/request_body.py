@@ -1,6 +1,6 @@
-"""Writes the body of a responses request: the inverse of `ResponsesProtocol.parse`, as far as this API can say it.
+"""Writes the body of a responses request: the inverse of `ResponsesProtocol.parse`, as far as this API allows.
 
-The input is the whole conversation, also where the client had named an earlier response.
+The input is the whole conversation, even if the client referred to an earlier response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WRITTEN_ANEW = ("instructions", "max_output_tokens", "previous_response_id", "t
 
 
 def responses_body(request: TurnRequest) -> dict[str, Any]:
-    """A body that asks for the same conversation, sampling and form of the reply."""
+    """A body that requests the same conversation, sampling and form of the reply."""
     messages, body = list(request.messages), dict[str, Any](model=request.model)
     if messages and messages[0].name == INSTRUCTIONS:
         body["instructions"] = messages.pop(0).content
@@ -68,7 +68,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 def _tools_json(tools: Sequence[Tool], namespaces: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The functions, neighbours of one namespace together in it."""
+    """The functions as JSON. Adjacent functions of one namespace are grouped in it."""
     out: list[dict[str, Any]] = []
     for namespace, found in groupby(tools, key=lambda tool: namespaces.get(tool.name)):
         functions = [{"type": "function", **tool.to_json()} for tool in found]
@@ -77,13 +77,13 @@ def _tools_json(tools: Sequence[Tool], namespaces: Mapping[str, str]) -> list[di
 
 
 def _repeated(request: TurnRequest) -> dict[str, Any]:
-    """The fields that the reply repeats, as they were sent."""
+    """The fields that the reply repeats, as sent."""
     names = [name for name in ECHOED if name not in _WRITTEN_ANEW]
     return {name: request.echo[name] for name in names if name in request.echo}
 
 
 def _reply_json(request: TurnRequest) -> dict[str, Any]:
-    """The fields that shape the reply and are not their defaults."""
+    """The fields that shape the reply and differ from their defaults."""
     fields: dict[str, Any] = {
         "include": request.echo.get("include"),
         "stream": request.stream,

@@ -41,7 +41,7 @@ _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FI
 def response_head(
     request: TurnRequest, response_id: str, created: int, prompt_ids: Ids | None = None
 ) -> dict[str, Any]:
-    """Return a response in progress, without output; `created` is in Unix seconds. It has `prompt_ids` if given."""
+    """Return a response in progress, without output. `created` is in Unix seconds. It has `prompt_ids` if given."""
     tokens = {} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()}
     return {
         "id": response_id,
@@ -68,7 +68,7 @@ def response_head(
 def response_end(head: Mapping[str, Any], answer: Answer, output: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the whole response of a committed answer, with the sampling parameters that were used.
 
-    It has the ids of the output if `head` has those of the prompt.
+    It includes the ids of the output if `head` includes the ids of the prompt.
     """
     interaction = answer.interaction
     tokens = {"token_ids": interaction.output_ids.tolist()} if "prompt_token_ids" in head else {}
@@ -87,7 +87,7 @@ def response_end(head: Mapping[str, Any], answer: Answer, output: list[dict[str,
 
 
 def last_status(interaction: Interaction) -> str:
-    """Return the status of the last item, which is incomplete if the answer was cut."""
+    """Return the status of the last item, which is incomplete if the answer was cut off."""
     return "incomplete" if _incomplete_reason(interaction) else "completed"
 
 
@@ -106,7 +106,7 @@ class OutputItems:
         return cls(response_id, INCLUDE_ENCRYPTED in include, request.echo.get("namespaces", {}))
 
     def all(self, answer: Answer) -> list[dict[str, Any]]:
-        """Return reasoning, message and calls of a committed answer; an empty message if it has none of them."""
+        """Return reasoning, message and calls of a committed answer, or an empty message if it has none of them."""
         output, status = answer.interaction.output, last_status(answer.interaction)
         items = [self.reasoning(0, output.reasoning, "completed")] if output.reasoning else []
         if output.content or not (items or output.tool_calls):
@@ -116,9 +116,9 @@ class OutputItems:
         return [*items[:-1], {**items[-1], "status": status}]
 
     def reasoning(self, number: int, text: str, status: str) -> dict[str, Any]:
-        """Return a reasoning item, its text in `summary` only: some clients take `content` for a part of the answer.
+        """Return a reasoning item with its text in `summary` only: some clients take `content` for part of the answer.
 
-        An empty `text` gives the item as it is announced at its start.
+        An empty `text` gives the item in the form announced at its start.
         """
         item = {
             "id": reasoning_id(self.response_id, number),
@@ -134,7 +134,7 @@ class OutputItems:
     def message(
         self, number: int, text: str | None, status: str, logprobs: Sequence[TokenLogprob] = ()
     ) -> dict[str, Any]:
-        """Return a message item. `text` None gives the item as it is announced at its start, without a part."""
+        """Return a message item. `text` None gives the item in the form announced at its start, without a part."""
         return {
             "id": message_id(self.response_id, number),
             "type": "message",
@@ -159,7 +159,7 @@ class OutputItems:
 
 
 def summary_part(text: str) -> dict[str, Any]:
-    """Return the summary part that clients display: the whole reasoning, because this server does not summarise."""
+    """Return the summary part that clients display: the whole reasoning, because this server does not summarise it."""
     return {"type": "summary_text", "text": text}
 
 
@@ -174,7 +174,7 @@ def logprobs_json(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], text: str) -> Sequence[TokenLogprob]:
-    """Return those of `tokens` whose bytes make up `text`; all of them if their joined bytes do not contain it."""
+    """Return the `tokens` whose bytes make up `text`; all tokens if their joined bytes do not contain it."""
     start = b"".join(token.utf8 for token in tokens).find(text.encode())
     if start < 0 or not text:
         return tokens if text else ()

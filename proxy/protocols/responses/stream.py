@@ -1,6 +1,6 @@
-"""Streams a response as events. Joined, the events give the final response; each item is announced once.
+"""Streams a response as events. The joined events give the final response. Each item is announced once.
 
-Items are strictly sequential: an item ends when the next one begins, the last one in `finish`, after the commit.
+Items are strictly sequential: an item ends when the next one begins, and the last one in `finish`, after the commit.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _PIECES: dict[_Kind, tuple[str, dict[str, Any]]] = {
     _Kind.MESSAGE: ("response.output_text.delta", {"content_index": 0, "logprobs": []}),
     _Kind.CALL: ("response.function_call_arguments.delta", {}),
 }
-"""The event of a piece of an item, and its fields beyond those that all of them have."""
+"""The event for a piece of an item, and its fields beyond the common ones."""
 
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item being streamed: `index` counts all items from 0, `number` those of its kind.
+    """The item being streamed. `index` counts all items from 0, `number` counts items of its kind.
 
-    `around`: the bytes of the event of a piece before its sequence number, before its text, and after it.
+    `around`: the bytes of a piece's event before its sequence number, between that and its text, and after its text.
     """
 
     kind: _Kind
@@ -128,7 +128,7 @@ class ResponseStream:
         return self._event("response.failed", response=response) + sse.DONE
 
     def _begin(self, kind: _Kind, number: int | None = None, call_id: str = "", name: str = "") -> bytes:
-        """Close the open item and begin one of `kind`. Return the events for that."""
+        """Close the open item and begin one of `kind`. Return the events."""
         out = self._close("completed")
         if number is None:
             number = sum(item["type"] == kind for item in self._closed)
@@ -153,7 +153,7 @@ class ResponseStream:
         return head, *sse.cut(rest, "delta")
 
     def _close(self, status: str) -> bytes:
-        """Close the open item, if there is one, and return its last events."""
+        """Close the open item, if there is one. Return its last events."""
         item = self._open
         if item is None:
             return b""
@@ -198,7 +198,7 @@ class ResponseStream:
 
 
 def _error_code(error: ProxyError) -> str:
-    """Return the error code. Codex retries after all of these codes except the context-length one."""
+    """Return the error code. Codex retries after all of these codes except the context-length code."""
     if isinstance(error, ContextLengthExceeded | TooManyRequests):
         return error.code
     return "server_error" if error.retryable else "invalid_prompt"

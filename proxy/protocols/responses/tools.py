@@ -1,7 +1,7 @@
 """Parses `tools` of the responses API. Hosted tools, which only a provider can run, are dropped.
 
-The functions of a `namespace` become ordinary functions, and a call of one names its namespace again. If a name occurs
-twice, the first function counts, so that a call is never ambiguous.
+The functions of a `namespace` become ordinary functions. A call of one includes its namespace again. If a name occurs
+twice, the first function counts, so that calls are never ambiguous.
 """
 
 from __future__ import annotations

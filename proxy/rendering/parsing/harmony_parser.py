@@ -19,7 +19,7 @@ _RECIPIENT = "to="
 
 
 class HarmonyParser(OutputParser):
-    """The output parser for harmony's channels. `reasoning_open`: the prompt opened an analysis message."""
+    """The output parser for harmony's channels. `reasoning_open`: whether the prompt opened an analysis message."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Splits sampled ids into lexemes: runs of text and marks (markers). The joined texts are the decoded output.
 
 If the vocabulary has a token for a mark, only that token counts: the same text spelled with ordinary tokens is text.
-Otherwise the mark is searched in the text, and text that may begin one is held back. Marks that only mean something
-inside tool calls are searched only while `inside` is set.
+Otherwise the mark is searched for in the text, and text that may begin a mark is held back. Marks that have a meaning
+only inside tool calls are searched for only while `inside` is set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.rendering.tool_calls.tool_format import spelling_pattern
 
 
 class Mark(StrEnum):
-    """What a marker means. INNER: a marker inside tool calls. HIDDEN: not text. END: an end-of-turn token."""
+    """The meaning of a marker. INNER: a marker inside tool calls. HIDDEN: not text. END: an end-of-turn token."""
 
     THINK_OPEN = "think_open"
     THINK_CLOSE = "think_close"
@@ -31,7 +31,7 @@ class Lexeme(NamedTuple):
     """A run of text or a mark.
 
     `position`: the number of tokens fed so far, this lexeme included. `tokens`: the number of tokens in this lexeme.
-    A NamedTuple, because there is one per token and it is built three times faster than a frozen dataclass.
+    A NamedTuple, because one is built per token, three times faster than a frozen dataclass.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Lexeme(NamedTuple):
 
 
 class Marks:
-    """The marks of one vocabulary, as tokens where it has them and else as text.
+    """The marks of one vocabulary, as tokens where it has them, otherwise as text.
 
     `spellings`: the marks to find, by their text. `inner`: marks inside tool calls. `ends`: the ids that end a turn.
     """
@@ -63,7 +63,7 @@ class Marks:
 class Lexer:
     """Incremental lexer of one output.
 
-    Where a mark or one of the stop strings `stop` may end, every token is a lexeme of its own: positions are exact.
+    Where a mark or one of the stop strings `stop` may end, every token is a lexeme of its own, for exact positions.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Marks, stop: Sequence[str] = ()) -> None:
@@ -78,9 +78,9 @@ class Lexer:
         self.inside = False
 
     def run(self, ids: Sequence[int]) -> str | None:
-        """Return the text of `ids` if they hold no mark, nor a part of one. Else return None: `feed` must read them.
+        """Return the text of `ids` if they contain no mark or part of one. Else return None: `feed` must read them.
 
-        Most of an output is read so, and nothing here depends on the number of ids but calls of C functions.
+        Most of an output is read this way, and only C functions loop over the ids.
         """
         marks = self._marks
         searched = marks.within if self.inside else marks.outside
@@ -117,7 +117,7 @@ class Lexer:
         return self._last_bytes is None or self._detokenizer.may_hold(ids, self._last_bytes)
 
     def flush(self) -> Iterator[Lexeme]:
-        """Yield what was held back, as text."""
+        """Yield the text that was held back."""
         text = self._held + self._detokenizer.flush()
         if text or self._held_tokens:
             yield Lexeme(text, None, self.position, self._held_tokens)
@@ -155,7 +155,7 @@ class Lexer:
 
 
 class _Spellings:
-    """Marks without a token of their own, which are searched in the text."""
+    """Marks without a token of their own, which are searched for in the text."""
 
     def __init__(self, marks: Mapping[str, Mark]) -> None:
         self.marks = marks
@@ -172,7 +172,7 @@ class _Spellings:
 
 
 def _last_bytes(stop: Sequence[str]) -> frozenset[int] | None:
-    """Return the last byte of each stop string; None if one ends with U+FFFD, which also stands for other bytes."""
+    """Return the last byte of each stop string; None if a string ends with U+FFFD, which also replaces other bytes."""
     if any([word.endswith("\ufffd") for word in stop]):
         return None
     return frozenset([word.encode("utf-8", "surrogatepass")[-1] for word in stop if word])

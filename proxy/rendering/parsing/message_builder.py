@@ -13,9 +13,9 @@ NOTHING = Message(Role.ASSISTANT)
 
 
 class MessageBuilder:
-    """Builds one message, after `begun`, for which there are no deltas. `deltas`: grows with it; the parser puts a new
-    list there at each step. `called`: a call has begun. `sink`: where the call reader of the current region writes;
-    None before the first region. (It refers to the builder, and a message without calls shall be freed without the
+    """Builds one message, after `begun`, for which there are no deltas. `deltas`: the new deltas; the parser replaces
+    the list at each step. `called`: a call has begun. `sink`: where the call reader of the current region writes; None
+    before the first region. (The sink refers to the builder, and a message without calls must be freed without the
     garbage collector.) `strip`: drop white space around the visible text."""
 
     def __init__(
@@ -43,7 +43,7 @@ class MessageBuilder:
         )
 
     def keep_stop_string(self) -> None:
-        """Let the visible text end with its stop string."""
+        """Let the visible text include its stop string."""
         self._content.keeps_stop = True
 
     def region(self, names: frozenset[str] | None) -> RegionSink:
@@ -52,21 +52,21 @@ class MessageBuilder:
         return self.sink
 
     def text(self, text: str, *, may_stop: bool) -> str | None:
-        """Append to the visible text. Return the stop string that has ended it, if one has and `may_stop` is set."""
+        """Append to the visible text. Return the stop string that ended it, if one did and `may_stop` is set."""
         shown = self._content.push(text, may_stop=may_stop)
         if shown:
             self.deltas.append(TextDelta(shown))
         return self._content.stop_string
 
     def flush(self) -> None:
-        """Release what was held back: the end of the output."""
+        """Release the text that was held back: the output has ended."""
         self.end_label()
         shown = self._content.flush()
         if shown:
             self.deltas.append(TextDelta(shown))
 
     def begin_label(self, label: str) -> None:
-        """Drop `label` if the reasoning that follows begins with it."""
+        """Expect `label`: it is dropped if the following reasoning begins with it."""
         self._label = label
 
     def end_label(self) -> None:

@@ -1,11 +1,11 @@
-"""Parses sampled ids into an assistant message. The joined deltas give the message, however the ids are chunked.
+"""Parses sampled ids into an assistant message. The joined deltas give the message, for any division of the ids.
 
 - Reasoning can only open an answer.
 - A tool call is streamed once its name and the beginning of its arguments are certain. If it turns out malformed
-  before that, it becomes text; after that, it stays a call with the arguments read so far, because a client has seen
-  it. `malformed_calls` counts both.
+  before that, it becomes text; after that, it stays a call with the arguments read so far, because the client has
+  already seen it. `malformed_calls` counts both.
 - A call inside reasoning is part of the reasoning. Only if the reasoning is never closed does its first call close it
-  (as in the `renderers` package, the oracle of the tests).
+  (as in the `renderers` package, the reference of the tests).
 - Text after a well-formed call is not part of the message, as in vLLM, SGLang and `renderers`.
 """
 
@@ -22,7 +22,7 @@ from proxy.types import Message, Tool
 
 
 class State(Enum):
-    """Where the parser is in the output."""
+    """The position of the parser in the output."""
 
     START = auto()  # only white space so far: reasoning may still begin
     REASONING = auto()
@@ -39,8 +39,8 @@ class OutputParser:
 
     `reasoning_open`: the prompt opened the reasoning. `tool_format` None: tool calls stay text. `label`: text after the
     reasoning's opening marker that is not reasoning. `tools`: their schemas give the types of arguments.
-    `reasoning_tokens`: the number of tokens in the reasoning, its markers included. `stop_string`: the one that ended
-    the output, if one did; none does before `stop_after` tokens. `begun`: the beginning of the message, which the
+    `reasoning_tokens`: the number of tokens in the reasoning, markers included. `stop_string`: the stop string that
+    ended the output, if one did; none does before `stop_after` tokens. `begun`: the beginning of the message, which the
     prompt contains; the output continues its text. `strip`: drop white space around the visible text.
     """
 
@@ -81,11 +81,11 @@ class OutputParser:
 
     @property
     def kept(self) -> int:
-        """The number of tokens up to and including the one that ended the output (stop string or end token), or all."""
+        """The number of tokens up to and including the end of the output (stop string or end token), or all."""
         return self._lexer.position if self._ended_at is None else self._ended_at
 
     def keep_stop_string(self) -> None:
-        """Let the visible text end with the stop string that ends the output, which is left out otherwise."""
+        """Let the visible text include the stop string that ends the output; it is left out by default."""
         self._built.keep_stop_string()
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
@@ -102,7 +102,7 @@ class OutputParser:
     def feed_text(self, ids: Sequence[int]) -> list[Delta] | None:
         """Feed `ids` if they are text in the middle of the reasoning or of the visible text, else return None.
 
-        All of them are then read alike, and the last one ends the output if any does, as if they were fed one by one.
+        The result is the same as for ids fed one by one: only the last id may end the output.
         """
         if self._state is State.REASONING or (self._state is State.CONTENT and not self._fresh):
             text = self._lexer.run(ids)
@@ -124,7 +124,7 @@ class OutputParser:
         return self._built.deltas
 
     def _run(self, text: str, tokens: int) -> None:
-        """Take a run of text, as `_take` does but faster in the two states that most of an output is read in."""
+        """Take a run of text, like `_take` but faster in the two states in which most of an output is read."""
         if self._state is State.REASONING:
             self.reasoning_tokens += tokens
             self._built.reasoning(text)
@@ -143,7 +143,7 @@ class OutputParser:
             self._look_inside()
 
     def _look_inside(self) -> None:
-        """Let the lexer search for the marks of calls only inside calls."""
+        """Let the lexer search for the marks of calls only while inside calls."""
         state = self._state
         self._lexer.inside = state is State.CALL or state is State.DRAFT
 
@@ -204,7 +204,7 @@ class OutputParser:
         return lexeme.mark is None and self._format is not None and text[0] in self._format.bare
 
     def _open_region(self, lexeme: Lexeme, text: str = "") -> None:
-        """Begin a region of calls, after an opening marker or, without one, with `text`."""
+        """Begin a region of calls after an opening marker or, without a marker, with `text`."""
         assert self._format is not None
         self._bare = bool(text)
         self._fresh = False
@@ -228,7 +228,7 @@ class OutputParser:
             self._break()
             return
         if region.rest is not None:
-            # Completed calls have been streamed; only what follows them can still turn out to be text.
+            # Completed calls have been streamed; only the text after them can still turn out not to be a call.
             last = self._held[-1]
             self._held = [Lexeme(region.rest, None, last.position, 0)] if region.rest else []
             region.rest = None
@@ -237,7 +237,7 @@ class OutputParser:
             self._held = []
 
     def _break(self) -> None:
-        """Give up on the region of calls: it is malformed from here on."""
+        """Abandon the region of calls: it is malformed from here on."""
         held, self._held = self._held, []
         region = self._built.sink
         assert region is not None
@@ -245,7 +245,7 @@ class OutputParser:
         if region.rest is not None:
             held = [Lexeme(region.rest, None, held[-1].position, 0)]
             region.rest = None
-        # Without an opening marker it was not meant as a call: an answer may begin with a bracket.
+        # Without an opening marker, it was not meant as a call: an answer may begin with a bracket.
         self.malformed_calls += region.open or not self._bare
         if region.open:
             region.cut()
@@ -256,7 +256,7 @@ class OutputParser:
                 self._show(held)
 
     def _in_rest(self, lexeme: Lexeme) -> None:
-        """Handle what follows malformed calls. A region without a closing marker lasts until the next opening one."""
+        """Handle the text after malformed calls. A region without a closing marker lasts until the next opening one."""
         assert self._format is not None
         if lexeme.mark is Mark.CALL_OPEN and not self._format.closer:
             self._open_region(lexeme)

@@ -1,4 +1,4 @@
-"""Builds output parsers for a tool-call format and a reasoning format, whose marks are looked up once."""
+"""Builds output parsers for a tool-call format and a reasoning format. Their marks are looked up once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.types import Message, Tool
 
 
 class ParserFactory:
-    """Builds the parsers of outputs for one vocabulary. With `calls` None, tool calls stay text."""
+    """Builds the output parsers for one vocabulary. With `calls` None, tool calls stay text."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class ParserFactory:
         call_id: Callable[[], str],
         begun: Message | None = None,
     ) -> OutputParser:
-        """Return the parser of one output. `reasoning_open`: the prompt opened the reasoning. `begun`: the beginning of
-        the message, which the prompt contains."""
+        """Return the parser of one output. `reasoning_open`: whether the prompt opened the reasoning. `begun`: the
+        beginning of the message, which the prompt contains."""
         lexer, calls = Lexer(self._tokenizer, self._marks, stop), self._calls
         if self._harmony:
             known = calls if isinstance(calls, HarmonyFormat) else None
@@ -64,7 +64,7 @@ class ParserFactory:
         )
 
     def plain(self, stop: Sequence[str]) -> OutputParser:
-        """Return the parser of an output that is no chat message: its text as it is, without end tokens."""
+        """Return the parser of an output that is not a chat message: its unchanged text, without end tokens."""
         lexer = Lexer(self._tokenizer, self._ends, stop)
         return OutputParser(lexer, None, reasoning_open=False, stop=stop, call_id=str, begun=NOTHING, strip=False)
 

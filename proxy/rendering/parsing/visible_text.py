@@ -1,7 +1,7 @@
-"""Visible text for the client: stripped of surrounding white space if asked, and ended by the first stop string.
+"""Visible text for the client: optionally without surrounding white space, and ended by the first stop string.
 
-Text that went out is never taken back, so trailing white space waits until other text follows, and text that may begin
-a stop string waits until it turns out otherwise.
+Text that was sent is never taken back: trailing white space waits until other text follows, and text that may begin a
+stop string waits until it turns out not to.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from proxy.rendering.parsing.lexer import longest_start
 
 
 class VisibleText:
-    """Incremental filter of visible text. Leading white space is dropped before stop strings are searched.
+    """Incremental filter of visible text. Leading white space is dropped before stop strings are searched for.
 
-    `begun`: text that is there already; it is neither returned nor searched. `strip` False: white space stays.
-    `keeps_stop`: the text ends with the stop string, if one ends it.
+    `begun`: existing text, which is neither returned nor searched. `strip` False: white space stays. `keeps_stop`: the
+    text includes the stop string that ends it.
     """
 
     def __init__(self, stop: Sequence[str] = (), begun: str = "", *, strip: bool = True) -> None:
@@ -34,7 +34,7 @@ class VisibleText:
         return "".join(self._parts)
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Add `text` and return what can go out now. `may_stop` False: a stop string that it completes is text."""
+        """Add `text` and return what can be sent. `may_stop` False: a stop string that it completes is text."""
         if self.stop_string is not None:
             return ""
         if not self._started:
@@ -52,12 +52,12 @@ class VisibleText:
         return shown
 
     def flush(self) -> str:
-        """End the text and return the rest: a possible start of a stop string is text after all."""
+        """End the text and return the rest. A possible beginning of a stop string is then text."""
         text, self._candidate, self._stop = self._candidate, "", ()
         return self.push(text) if text else ""
 
     def _before_stop(self, text: str, may_stop: bool) -> str:
-        # The stop string that ends first counts; of two that end together, the longer one.
+        # The stop string that ends first counts; if two end together, the longer one.
         matches = ((text.find(word) + len(word), -len(word), word) for word in self._stop if word in text)
         found = min(matches, default=None) if may_stop else None
         if found is not None:

@@ -1,7 +1,8 @@
-"""Rewrites the ids of tool calls into the style of a template; a call and its result always get the same id.
+"""Rewrites the ids of tool calls into the style of a template. A call and its results always get the same id.
 
-Most templates write no ids. Mistral's require nine letters or digits, Kimi's `functions.<name>:<number>`, and clients
-know neither style. An id that the model itself sampled is kept, so that a result refers to the model's own tokens.
+Most templates write no ids. Mistral's templates require nine letters or digits, Kimi's `functions.<name>:<number>`, and
+clients know neither style. An id that the model itself sampled is kept, so that a result refers to the model's own
+tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, s
 
 
 def samples_call_ids(opener: str) -> bool:
-    """Return whether models whose calls begin with `opener` sample the ids of their calls: Kimi and Mistral do."""
+    """Return whether models whose calls begin with `opener` sample call ids: Kimi and Mistral do."""
     return opener in ("<|tool_calls_section_begin|>", "[TOOL_CALLS]")
 
 

@@ -1,6 +1,6 @@
-"""Probes what a chat template can express: it renders small conversations and checks what is missing in the text.
+"""Probes what a chat template can express: renders small conversations and checks what is missing in the text.
 
-No part of a request is dropped silently: what the template cannot express is refused by name.
+No part of a request is dropped silently: the parts that the template cannot express are refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_d
 from proxy.types import ImagePart, Message, Role, Tool, ToolCall
 from tokengrove.errors import InvalidRequest
 
-# The keys under which templates look for the reasoning of an assistant message.
+# The keys from which templates read the reasoning of an assistant message.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -32,12 +32,13 @@ class WriteText(Protocol):
 class Capabilities:
     """What a chat template can express.
 
-    `arguments`: the form it wants for the arguments of a call, None if it writes no calls. `call_ids`: the style of its
-    call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning.
-    `keeps_reasoning`: it goes on writing the reasoning of a call when results and further calls follow. The others say
-    whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
-    user messages in a row. `images`: the roles whose messages it writes with images. `late_images`: it writes a later
-    system message with images where it stands; moved, its images would take the places of others.
+    `arguments`: the form that it requires for the arguments of a call; None if it writes no calls. `call_ids`: the
+    style of its call ids. `reasoning_key`: the message key from which it reads reasoning; None if it never writes
+    reasoning. `keeps_reasoning`: it still writes the reasoning of a call when results and further calls follow.
+    `images`: the roles whose messages it writes with images. `late_images`: it writes a later system message with
+    images in its place; if the message moved, its images would take the places of others. The other fields: whether it
+    writes several calls in one message, tools, tool results, a leading or later system message, and two user messages
+    in a row.
     """
 
     arguments: Arguments | None
@@ -54,7 +55,7 @@ class Capabilities:
     late_images: bool = False
 
     def require(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Raise InvalidRequest naming the first thing that the template would drop or refuse."""
+        """Raise InvalidRequest naming the first part that the template would drop or refuse."""
         if tools and not self.tools:
             raise _cannot_express("tools", "tools")
         earlier: Role | None = None
@@ -102,9 +103,9 @@ _TOOL = Tool("probe_tool", "Probe-description", {"type": "object", "properties":
 
 
 def probe_capabilities(write: WriteText, placeholder: str = "") -> Capabilities:
-    """Probe a template by rendering some twenty short conversations.
+    """Probe a template by rendering about twenty short conversations.
 
-    `placeholder`: what it writes for an image; "" if the model sees none.
+    `placeholder`: the text that it writes for an image; "" for a model without vision.
     """
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
@@ -144,13 +145,13 @@ class _Probes:
         return all(needle in text for needle in needles)
 
     def keeps_order(self, *messages: Message) -> bool:
-        """Return whether the texts of all messages stand in the rendering in their order."""
+        """Return whether the texts of all messages appear in the rendering in their order."""
         text = self.text(messages)
         places = [text.find(message.content) for message in messages]
         return -1 not in places and places == sorted(places)
 
     def shows_image(self, placeholder: str, role: Role) -> bool:
-        """Return whether the template writes each image in a message of this role once, and the text beside it."""
+        """Return whether the template writes each image of such a message once, and the text next to it."""
         image = ImagePart("", len("Probe-seen"))
         seen = Message(
             role, "Probe-seenProbe-after", (), "call_0" if role is Role.TOOL else None, images=(image, image)
@@ -161,7 +162,7 @@ class _Probes:
         return text.count(placeholder) == 2 and "Probe-seen" in text and "Probe-after" in text
 
     def shows_reasoning(self, key: str) -> bool:
-        """Return whether the template writes reasoning from `key`: with an answer, or at least with a call."""
+        """Return whether the template writes reasoning from `key`, with an answer or at least with a call."""
         for answer in (_ANSWER, Message(Role.ASSISTANT, "", (_CALL,))):
             dicts = to_dicts((_USER, answer), self.arguments, self.ids)
             dicts[-1][key] = "Probe-thought"
@@ -170,7 +171,7 @@ class _Probes:
         return False
 
     def keeps_reasoning(self, key: str) -> bool:
-        """Return whether the reasoning of a call stays when its result, another call and that one's result follow."""
+        """Return whether the reasoning of a call stays when its result, another call and its result follow."""
         first, then = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_OTHER,))
         dicts = to_dicts((_USER, first, _RESULTS[0], then, _RESULTS[1]), self.arguments, self.ids)
         dicts[1][key], dicts[3][key] = "Probe-thought", "Probe-afterthought"
@@ -185,10 +186,10 @@ class _Probes:
 
 
 def _call_forms(write: WriteText) -> Iterator[tuple[Arguments, CallIds]]:
-    """Yield the forms in which a call comes out whole: neither as Python's `str` prints it nor encoded twice.
+    """Yield the forms that write a call intact: neither as Python's `str` prints it nor encoded twice.
 
     A template that writes only the id of a call (Kimi) shows its name if the id contains it. A template without tool
-    results may still write calls, so the probe with a result only decides the style of the ids.
+    results may still write calls, so the probe with a result decides only the style of the ids.
     """
     called = (_USER, Message(Role.ASSISTANT, "", (_CALL,)))
     for ids, arguments in itertools.product((CallIds.GIVEN, CallIds.NUMBERED, CallIds.NINE), Arguments):

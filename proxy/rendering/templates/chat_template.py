@@ -1,7 +1,7 @@
-"""Renders conversations with the model's own chat template. What the template cannot express is refused by name.
+"""Renders conversations with the model's own chat template. Parts that it cannot express are refused by name.
 
 A `Template` is either a Hugging Face chat template in Jinja (here) or a renderer of the `renderers` package
-(library_template). Both take our messages and raise InvalidRequest for what they cannot write.
+(library_template). Both take this package's messages and raise InvalidRequest for what they cannot write.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tokengrove.errors import ConfigurationError, InvalidRequest
 
 Options = Mapping[str, Any]
 
-# Bound of what is kept by template options, which clients choose.
+# The maximum number of entries kept by template options, which clients choose.
 _KEPT = 64
 
-# Variables that the server sets, and parameters of transformers' `apply_chat_template`, which are no template options.
+# Variables that the server sets, and parameters of transformers' `apply_chat_template`. They are not template options.
 RESERVED_OPTIONS = frozenset(
     (
         *("messages", "conversation", "conversations", "tools", "chat_template", "add_generation_prompt"),
@@ -34,7 +34,7 @@ RESERVED_OPTIONS = frozenset(
 
 
 class Template(Protocol):
-    """Renders whole conversations. `engine`: what writes the text. `timeless`: it writes the same ids at any time."""
+    """Renders whole conversations. `engine`: what writes the text. `timeless`: the ids do not depend on the time."""
 
     @property
     def engine(self) -> str: ...
@@ -59,14 +59,14 @@ def _require_messages(messages: Sequence[Message]) -> None:
 
 
 def require_no_images(messages: Sequence[Message], blind: str = "") -> None:
-    """Raise InvalidRequest if a message has an image. `blind`: why a model that could see does not; "" if none can."""
+    """Raise InvalidRequest if a message has an image. `blind`: why a vision model accepts none; "" for other models."""
     for message in messages:
         if message.images:
             raise no_images(blind)
 
 
 def no_images(blind: str) -> InvalidRequest:
-    """Return the refusal of images. What `blind` says stays in the log: it may name files of this machine."""
+    """Return the refusal of images. The text of `blind` stays in the log: it may name files of this machine."""
     text = (
         "images are refused: this server lacks what reading images needs; its log says what, as a warning at the start"
     )
@@ -76,8 +76,8 @@ def no_images(blind: str) -> InvalidRequest:
 class ChatTemplate:
     """A Hugging Face chat template: one Jinja source, or several of which one is for conversations with tools.
 
-    `source`: the Jinja source, joined if there are several. `images`: how images become tokens; None: the model sees
-    none. Raises ConfigurationError if a source is missing or not valid.
+    `source`: the Jinja source; several are joined. `images`: how images become tokens; None for a model without vision.
+    Raises ConfigurationError if a source is missing or not valid.
     """
 
     def __init__(self, tokenizer: Tokenizer, images: ImageTokens | None = None) -> None:
@@ -92,12 +92,12 @@ class ChatTemplate:
 
     @property
     def engine(self) -> str:
-        """What writes the text, and why."""
+        """The engine that writes the text, and why."""
         return self._with_tools.engine
 
     @cached_property
     def timeless(self) -> bool:
-        """False if the text may depend on the time or on chance."""
+        """False if the text may depend on the time or on random numbers."""
         return not any(name in self.source for name in ("strftime_now", "random", "lipsum"))
 
     @cached_property
@@ -107,7 +107,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_lists(self) -> bool:
-        """Whether it writes the text of a message only from a list of parts, as some of models that see do."""
+        """Whether it writes a message's text only if it is a list of parts, like templates of some vision models."""
         plain = [{"role": "user", "content": "Probe-user"}]
 
         def shows(messages: list[MessageDict]) -> bool:
@@ -121,7 +121,7 @@ class ChatTemplate:
         return not shows(plain) and shows(_with_lists(plain))
 
     def numbers_images(self, options: Options) -> bool:
-        """Whether it writes of an image how many came before it in the conversation (Qwen's `add_vision_id`)."""
+        """Whether it numbers images across the conversation (Qwen's `add_vision_id`)."""
         key = repr(options)
         if key not in self._numbering:
             if len(self._numbering) >= _KEPT:
@@ -150,14 +150,14 @@ class ChatTemplate:
     def _seen(
         self, tokens: ImageTokens, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool
     ) -> Ids:
-        """Render for a vision model: nothing but an image becomes the tokens of one."""
+        """Render for a vision model: only images become image tokens."""
         _require_messages(messages)
         self.capabilities.require(messages, tools)
         guarded, guard = tokens.guarded(messages)
         return tokens.encode(self._text(guarded, tools, options, prompt=prompt), images_of(messages), guard)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
-        """Render as text. If the template refuses, retry without reasoning: gpt-oss cannot write it beside content."""
+        """Render as text. If the template refuses, retry without reasoning: gpt-oss cannot write it next to content."""
         given = tool_dicts(tools)
         try:
             return self.write(self._dicts(messages), given, options, prompt=prompt)
@@ -181,7 +181,7 @@ class ChatTemplate:
         return self._text(messages, (), {}, prompt=prompt)
 
     def end_of_turn(self, known: Sequence[int]) -> list[int]:
-        """Return the marker that the template writes right after an answer, unless it ends turns with one of `known`.
+        """Return the marker that the template writes after an answer, unless it ends turns with one of `known`.
 
         The list has at most one id.
         """
@@ -213,7 +213,7 @@ class ChatTemplate:
 
 
 def check_options(options: Options) -> None:
-    """Raise InvalidRequest (param chat_template_kwargs) for options that no chat template can be given."""
+    """Raise InvalidRequest (param chat_template_kwargs) for options that no chat template can receive."""
     if not RESERVED_OPTIONS.isdisjoint(options):
         reserved = min(RESERVED_OPTIONS.intersection(options))
         message = f"'{reserved}' in 'chat_template_kwargs' is not a template option; leave it out"

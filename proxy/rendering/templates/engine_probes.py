@@ -1,7 +1,7 @@
-"""Conversations on which two engines of one chat template must write the same text.
+"""Conversations for which two engines of one chat template must write the same text.
 
-They hold what conversations, JSON schemas and arguments can hold: each kind of value in each place where templates
-look, and characters that engines escape, strip or print in different ways.
+They cover the possible values of conversations, JSON schemas and arguments: each kind of value in each place that
+templates read, and characters that engines escape, strip or print in different ways.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Compiles chat templates by jinja2, with the settings that transformers' `apply_chat_template` gives it.
+"""Compiles chat templates with jinja2, with the settings of transformers' `apply_chat_template`.
 
-These settings are part of the format: models are trained on the text that they make. transformers is not imported.
+These settings are part of the format: models are trained on the resulting text. transformers is not imported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`: unlike jinja2's own, it escapes neither HTML nor letters outside ASCII."""
+    """The filter `tojson`. Unlike jinja2's own, it escapes neither HTML nor non-ASCII letters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -51,7 +51,7 @@ def _raise_exception(message: str) -> None:
 
 
 class _GenerationBlock(Extension):
-    """The block `generation` marks what the model writes, for training masks; here it only limits assignments."""
+    """The block `generation`, which marks the model's output for training masks; here it only limits assignments."""
 
     tags = {"generation"}  # noqa: RUF012  the base class declares it so
 
@@ -61,7 +61,7 @@ class _GenerationBlock(Extension):
 
 
 class _Dict:
-    """Stands for `dict` without the attributes of a class, through which templates could leave the sandbox."""
+    """Replaces `dict`, without the attributes of a class, through which templates could leave the sandbox."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)

@@ -18,14 +18,14 @@ from tokengrove.errors import ConfigurationError, InvalidRequest
 # Library renderers raise these for conversations that they cannot write.
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, NotImplementedError)
 
-# Bound of the cache of renderers, one per set of template options: clients choose the options.
+# The maximum number of cached renderers, one per set of template options: clients choose the options.
 _READY = 32
 
 
 class LibraryTemplate:
     """A library renderer. `retention` "all" keeps earlier reasoning when bridging."""
 
-    # The package does not say.
+    # The package does not say whether a rendering depends on the time.
     timeless = False
 
     def __init__(self, name: str, tokenizer: Tokenizer, retention: str = "all") -> None:
@@ -70,7 +70,7 @@ class LibraryTemplate:
         return self._ready[key]
 
     def _build(self, options: Options) -> Any:
-        """Build a renderer. Options that the family does not know are ignored, as a chat template ignores them."""
+        """Build a renderer. Options unknown to the family are ignored, as a chat template ignores them."""
         from renderers import config_from_name, create_renderer
 
         kind: Any = type(config_from_name(self.name))
@@ -89,9 +89,9 @@ class LibraryTemplate:
 
 
 class _LibraryTokenizer:
-    """The tokenizer interface that the library uses. It has no `__call__`, so the library does not compute offsets."""
+    """The tokenizer interface that the library uses. Without `__call__`, the library does not compute offsets."""
 
-    # The library treats a token equal to it as missing, and Qwen's tokenizers set it to their end-of-text token.
+    # The library treats a token equal to this one as missing, and Qwen's tokenizers set it to their end-of-text token.
     unk_token_id: int | None = None
     name_or_path = ""
 

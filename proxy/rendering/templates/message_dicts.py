@@ -1,6 +1,6 @@
 """Converts messages and tools into the dicts that chat templates and the `renderers` package read.
 
-Nothing that a template could write is lost: a result names its call, and arguments become an object if they are one.
+Nothing that a template could write is lost: a result names its call, and arguments that are an object become a dict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MessageDict = dict[str, Any]
 
 
 class Arguments(StrEnum):
-    """The form that a template wants for the arguments of a call: a JSON object, or its text."""
+    """The form that a template requires for the arguments of a call: a JSON object, or its text."""
 
     OBJECT = "object"
     STRING = "string"
@@ -26,7 +26,7 @@ class Arguments(StrEnum):
 def to_dicts(
     messages: Sequence[Message], arguments: Arguments = Arguments.OBJECT, ids: CallIds = CallIds.GIVEN
 ) -> list[MessageDict]:
-    """Convert messages to dicts; tool results get the name of their call, and call ids the style `ids`."""
+    """Convert messages to dicts. Tool results get the name of their call, and call ids the style `ids`."""
     names: dict[str, str] = {}
     written = rewritten_ids(messages, ids)
     out = []
@@ -58,7 +58,7 @@ def _to_dict(
 
 
 def content_parts(content: str, images: Sequence[ImagePart] = ()) -> list[dict[str, str]]:
-    """Return the content of a message with images as the list of parts that templates read."""
+    """Return the content of a message with images in the form that templates read: a list of parts."""
     parts, before = list[dict[str, str]](), 0
     for image in images:
         if text := content[before : image.at]:
@@ -89,7 +89,7 @@ def _parsed_object(text: str) -> Any:
 
 
 def _without_lone_surrogates(text: str, value: Any) -> Any:
-    """Replace lone surrogates by U+FFFD: JSON can escape them, but they have no UTF-8 encoding."""
+    """Replace lone surrogates with U+FFFD: JSON can escape them, but they have no UTF-8 encoding."""
     if "\\ud" not in text.lower():
         return value
     whole = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -97,7 +97,7 @@ def _without_lone_surrogates(text: str, value: Any) -> Any:
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Convert tools to OpenAI's form, with the key order of Hugging Face's own schemas; None without tools."""
+    """Convert tools to OpenAI's form, in the key order of Hugging Face's own schemas; None without tools."""
     return [
         {
             "type": "function",

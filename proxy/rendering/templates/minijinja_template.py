@@ -1,8 +1,8 @@
-"""Compiles chat templates by minijinja, several times faster than jinja2 but not equal to it in everything.
+"""Compiles chat templates with minijinja, which is several times faster than jinja2 but not equal in everything.
 
-`compile_minijinja` refuses templates with constructs whose text is known to differ. A compiled template returns None
-for a conversation whose text may differ, and the caller then asks jinja2. The self-check of `template_text` looks for
-the differences that are left.
+`compile_minijinja` refuses templates with constructs for which the text is known to differ. A compiled template returns
+None for a conversation for which the text may differ, and the caller then uses jinja2. The self-check of
+`template_text` looks for the remaining differences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What both engines do alike with every value that they both accept.
+# Filters, tests and methods that both engines apply alike to every value that both accept.
 _FILTERS = _words(
     "capitalize count d default first items join last length list lower map reject rejectattr replace"
     " reverse safe select selectattr string title tojson trim upper"
@@ -39,17 +39,17 @@ _METHODS = _words(
 _LOOP = _words("index index0 first last length previtem nextitem")
 _MISSING = _words("lipsum cycler joiner self varargs kwargs")
 
-# White space for Python, not for Rust: `trim`, `strip` and `split` differ.
+# White space in Python, not in Rust: `trim`, `strip` and `split` differ.
 _SEPARATORS = tuple(f"\\u001{digit}".encode() for digit in "cdef")
 
-# minijinja keeps the interpreter's lock while it writes, so it writes nothing that takes longer than some milliseconds.
+# minijinja holds the GIL while it writes, so it is not used for texts that take longer than a few milliseconds.
 _MOST_VALUES, _MOST_BYTES = 4_000, 2**20
 
-# Between these bounds, both engines write a fraction without exponent. They write 1.0 differently.
+# Between these bounds, both engines write fractions without exponent. They write 1.0 differently.
 _LEAST, _MOST = 1e-4, 1e16
 
 # Keywords of JSON schemas that hold lists. If they hold something else, minijinja writes other text: a loop over the
-# letters of a text has no last turn, and `in` finds the methods of a dict (`items`, `update` ...) like its keys.
+# letters of a text has no last iteration, and `in` finds methods of a dict (`items`, `update` ...) like its keys.
 _LISTS = _words("oneOf anyOf allOf required")
 
 # The filter `tojson` without options.
@@ -57,11 +57,11 @@ _JSON = JSONEncoder(ensure_ascii=False)
 
 
 class _Undecided(Exception):
-    """minijinja cannot tell None from undefined here, and jinja2 treats them differently."""
+    """minijinja cannot distinguish None from undefined here, and jinja2 treats them differently."""
 
 
 def compile_minijinja(source: str, parsed: nodes.Template) -> WriteFast:
-    """Compile a chat template. `parsed` is its jinja2 syntax tree. Raises ValueError: why minijinja cannot write it."""
+    """Compile a chat template. `parsed` is its jinja2 syntax tree. Raises ValueError with the reason if it cannot."""
     unlike = next(_differences(parsed), None)
     if unlike is not None:
         raise ValueError(f"differs in {unlike}")
@@ -85,7 +85,7 @@ def compile_minijinja(source: str, parsed: nodes.Template) -> WriteFast:
             return None
         try:
             return render("chat", **context)
-        except Exception:  # refused or unable: jinja2 knows which, and its message is the one that clients know
+        except Exception:  # refused or failed: jinja2 decides which, with the message that clients know
             return None
         except BaseException as error:
             if type(error).__name__ != "PanicException":
@@ -118,7 +118,7 @@ def _differences(parsed: nodes.Template) -> Iterator[str]:
 
 
 def _namespaces(parsed: nodes.Template) -> set[str]:
-    """Return the names of namespaces: their attributes have any name, in both engines."""
+    """Return the names of namespaces. Their attributes may have any name, in both engines."""
     found = set()
     for assigned in parsed.find_all(nodes.Assign):
         match assigned:
@@ -128,9 +128,9 @@ def _namespaces(parsed: nodes.Template) -> set[str]:
 
 
 def _written_alike(context: Mapping[str, Any]) -> bool:
-    """Return whether both engines write these values alike: not too many, and no odd numbers and characters."""
+    """Return whether both engines write these values alike: not too many values, no odd numbers or characters."""
     for message in context.get("messages", ()):
-        if len(message.get("content") or "") > _MOST_BYTES:  # orjson would hold the interpreter
+        if len(message.get("content") or "") > _MOST_BYTES:  # orjson would hold the GIL
             return False
     try:
         text = orjson.dumps(context)  # refuses surrogates and large integers
@@ -142,7 +142,7 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
         if separator in text:
             return False
     waiting: list[Any] = [context]
-    for value in waiting:  # grows meanwhile
+    for value in waiting:  # grows during the loop
         kind = type(value)
         if kind is dict:
             for keyword in _LISTS.intersection(value):

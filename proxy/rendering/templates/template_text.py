@@ -1,7 +1,7 @@
-"""Writes conversations as text with one chat template: by minijinja where its text equals jinja2's, else by jinja2.
+"""Writes conversations as text with one chat template: with minijinja if its text equals jinja2's, else with jinja2.
 
 minijinja is used for a template only if it wrote the same text as jinja2 for every probe at start-up, and for a
-conversation only if both engines write all its values alike. So the text is always that of jinja2, thus transformers'.
+conversation only if both engines write all its values alike. So the text always equals jinja2's, and transformers'.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from proxy.rendering.templates.jinja2_template import compile_jinja2
 from proxy.rendering.templates.minijinja_template import WriteFast, compile_minijinja
 from tokengrove.errors import ConfigurationError
 
-# What a template that cannot express a conversation raises.
+# The exceptions of a template that cannot express a conversation.
 REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 class TemplateText:
-    """One compiled chat template. Thread-safe. `engine`: what writes the text, and why.
+    """One compiled chat template. Thread-safe. `engine`: the engine that writes the text, and why.
 
     `special`: the special tokens by name (`bos_token`, ...), which templates read. Raises ConfigurationError if the
     template is not valid Jinja.
@@ -33,7 +33,7 @@ class TemplateText:
             self._jinja2 = compile_jinja2(source)
         except TemplateError as error:
             raise ConfigurationError(f"the chat template is not valid: {error}") from error
-        except (RecursionError, SyntaxError, MemoryError):  # of jinja2, and of Python for what jinja2 makes of it
+        except (RecursionError, SyntaxError, MemoryError):  # from jinja2, or from Python for the code that jinja2 makes
             raise ConfigurationError("the chat template is nested too deeply") from None
         self._minijinja: WriteFast | None = None
         try:
@@ -50,9 +50,9 @@ class TemplateText:
         return self._jinja2.render(context) if text is None else text
 
     def _checked(self, fast: WriteFast) -> WriteFast:
-        """Return `fast`, or `fast` without variables that are None: some templates ask whether `tools` is defined.
+        """Return `fast`, or `fast` without variables that are None: some templates test whether `tools` is defined.
 
-        Raises ValueError if each writes another text than jinja2 for some probe, or does not write the first one.
+        Raises ValueError if each writes other text than jinja2 for a probe, or does not write the first probe.
         """
         probes = [(name, {**self._special, **given}) for name, given in engine_probes()]
         wanted = [(name, context, self._by_jinja2(context)) for name, context in probes]
@@ -70,7 +70,7 @@ class TemplateText:
 
 
 def _unlike(write: WriteFast, wanted: Sequence[tuple[str, Mapping[str, Any], str | None]]) -> Iterator[str]:
-    """Yield the names of probes with another text than `wanted`. Only the first probe must be written at all."""
+    """Yield the names of probes with other text than `wanted`. Only the first probe must be written at all."""
     for at, (name, context, right) in enumerate(wanted):
         text = write(context)
         if text != right and (text is not None or at == 0):

@@ -1,6 +1,6 @@
 """Converts arguments written as plain text to JSON, typed by the tool's JSON schema.
 
-A parameter that may only be a string is the unchanged text, even if it looks like another type.
+A parameter that can only be a string is the unchanged text, even if it looks like another type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.types import Tool
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 
-# Templates that write Python's `str` of a value spell these words so: word -> JSON type, JSON text.
+# Templates that write Python's `str` of a value spell these words this way: word -> JSON type, JSON text.
 _PYTHON = {"True": ("boolean", "true"), "False": ("boolean", "false"), "None": ("null", "null")}
 
 
@@ -26,7 +26,7 @@ class ParameterTypes:
         self._tools = {tool.name: tool for tool in tools}
 
     def of(self, tool: str, parameter: str) -> frozenset[str]:
-        """Return the names of JSON types that the parameter may have; all of them if the schema does not say."""
+        """Return the names of the JSON types that the parameter may have; all of them if the schema has no type."""
         found = self._tools.get(tool)
         if found is None:
             return _ALL
@@ -43,7 +43,7 @@ def is_text(types: frozenset[str]) -> bool:
 def json_of(text: str, types: frozenset[str]) -> str:
     """Return the JSON of a value written as `text`: unchanged if it is JSON of an allowed type, else a string.
 
-    JSON of another type also stays unchanged unless a string is allowed: the agent then sees a wrong argument.
+    JSON of another type also stays unchanged unless a string is allowed, so that the agent sees the wrong argument.
     """
     if is_text(types):
         return string_of(text)

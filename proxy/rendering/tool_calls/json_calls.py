@@ -1,8 +1,8 @@
 """Tool calls written as JSON objects with a name and arguments: Hermes, Qwen, Llama, Mistral, Phi, Cohere.
 
-A call begins once its name and the beginning of its arguments are read; from there the arguments are streamed as
-sampled. Arguments before the name wait for it. Arguments in a JSON string (some fine-tunes encode twice) wait for its
-end.
+A call begins once its name and the beginning of its arguments are read; from there on, the arguments are streamed as
+sampled. Arguments that precede the name are held until the name is read. Arguments in a JSON string (some fine-tunes
+encode twice) are held until the string ends.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SPACE = " \t\n\r"
 class JsonFormat:
     """One call, or several in an array or one after the other, between the markers.
 
-    `names` and `arguments`: the accepted keys; a forced call uses the first. `several`: a region may hold an array or
-    several calls, else exactly one object. `head` and `tail`: text before and after a forced call.
+    `names` and `arguments`: the accepted keys; a forced call uses the first. `several`: a region may contain an array
+    or several calls, otherwise exactly one object. `head` and `tail`: text before and after a forced call.
     """
 
     name: str
@@ -110,7 +110,7 @@ class JsonReader:
         return at + 1
 
     def _strange(self, at: int) -> int:
-        """End the region: without a closing marker, text after the last call does not belong to it."""
+        """End the region. Without a closing marker, text after the last call does not belong to the region."""
         if not self._seen or self._format.closer or self._array:
             raise Malformed
         self.done = True
@@ -240,7 +240,7 @@ class ObjectReader:
 
 
 class ArgumentsReader:
-    """Reads the arguments of a call whose name is known: a JSON object. The call starts once the object begins well."""
+    """Reads the arguments of a call with a known name: a JSON object. The call starts once a valid object begins."""
 
     def __init__(self, name: str, sink: CallSink) -> None:
         self._name = name
@@ -279,7 +279,7 @@ class ArgumentsReader:
 
 
 def loads(text: str) -> Any:
-    """Return the value of standard JSON, or None. NaN, which Python would accept, is refused."""
+    """Return the value of standard JSON, or None. NaN, which Python accepts, is refused."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
-"""Incremental JSON scanner: `push` accepts text only as long as everything read can still become one JSON value.
+"""Incremental JSON scanner: `push` accepts text only as long as all text so far can still become one JSON value.
 
-Where it stops depends on the text alone, never on how it was cut. Standard JSON: no NaN, no control characters.
+The place where it stops depends on the text alone, never on how it was divided. Standard JSON: no NaN, no control
+characters.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class JsonText:
 
     @property
     def valid_start(self) -> bool:
-        """True if the value continues validly after its first bracket; `{'a'`, for example, does not."""
+        """Whether the value continues validly after its first bracket; `{'a'`, for example, does not."""
         if len(self._open) > 1 or self.complete:
             return True
         return bool(self._open) and self._expect not in (_FIRST_KEY, _FIRST_VALUE)
 
     def push(self, text: str, at: int = 0) -> int:
-        """Read `text[at:]` and return the index after the part taken: less than its length if the value ended or
-        broke."""
+        """Read `text[at:]` and return the index after the part taken. It is less than the length of `text` if the value
+        ended or broke."""
         size = len(text)
         while at < size and self._expect != _END and not self.broken:
             if self._expect == _STRING:

@@ -130,7 +130,7 @@ def _json_of(values: Any) -> str:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         raise Malformed from None
-    # A literal can contain a lone surrogate, which has no UTF-8 encoding: then escape all non-ASCII characters.
+    # A literal can contain a lone surrogate, which has no UTF-8 encoding: then all non-ASCII characters are escaped.
     return text if _is_text(text) else json.dumps(values)
 
 

@@ -22,7 +22,7 @@ class MarkedFormat:
     """`begin` HEAD `middle` ARGUMENTS `end` for each call, between `opener` and `closer`.
 
     `head`: a pattern that finds the name (group 1) in HEAD. `written`: HEAD of a forced call, with the placeholder
-    `{name}`. With `fenced`, the name follows `middle` on a line of its own, and the arguments are in a Markdown fence.
+    `{name}`. With `fenced`, the name follows `middle` on its own line, and the arguments are in a Markdown fence.
     """
 
     name: str
@@ -55,7 +55,7 @@ class MarkedFormat:
 
 
 class MarkedReader:
-    """Reads a region; only white space may separate calls."""
+    """Reads a region. Only white space may separate calls."""
 
     def __init__(self, calls: MarkedFormat, sink: CallSink) -> None:
         self._format = calls
@@ -164,7 +164,7 @@ _MISTRAL_ARRAY = JsonFormat("mistral", "[TOOL_CALLS]", "", several=True, head="[
 
 
 class _MistralReader:
-    """Reads either form, told apart by the first character. A compact call's region ends with its arguments."""
+    """Reads either form, distinguished by the first character. A compact call's region ends with its arguments."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink

@@ -1,8 +1,8 @@
 """Tool calls written as tags, one per argument: Qwen3-Coder, Qwen3.5, Nemotron, MiniMax, GLM, DeepSeek V3.2.
 
-The tool's schema gives the JSON type of each argument. An argument that can only be a string is streamed as it is
-sampled, any other goes out once it is complete. Only the line breaks that the template writes are stripped from a
-value. A parameter written twice appears twice in the JSON, and the last one counts, as in the reference parsers.
+The tool's schema gives the JSON type of each argument. An argument that can only be a string is streamed as sampled;
+any other argument is sent once it is complete. Only the line breaks that the template writes are stripped from a value.
+A parameter written twice appears twice in the JSON, and the last one counts, as in the reference parsers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokengrove.errors import UnsupportedParameter
 class TagFormat:
     """`call` NAME `>`, then `key` NAME `>` VALUE `end_value` for each argument, then `end_call`.
 
-    `quote`: surrounds the names. `lines`: values are on lines of their own. `typed`: the tag says whether the value is
+    `quote`: surrounds the names. `lines`: values are on lines of their own. `typed`: the tag states if the value is
     a string.
     """
 
@@ -95,7 +95,7 @@ class ArgumentWriter:
         self._name, self._count = name, 0
 
     def open(self, key: str, allowed: frozenset[str] | None = None) -> None:
-        """Begin a parameter. `allowed`: the JSON types that its tag gives; None: those of the schema."""
+        """Begin a parameter. `allowed`: the JSON types that its tag gives; None: the types of the schema."""
         if not key or any(char in key for char in '<>\n"'):
             raise Malformed
         self._allowed = self._types.of(self._name, key) if allowed is None else allowed
@@ -124,7 +124,7 @@ class ArgumentWriter:
         self._sink.arguments('"' if self._is_text else json_of(text, self._allowed))
 
     def finish(self) -> None:
-        """Write the end of the arguments. The reader ends the call itself."""
+        """Write the end of the arguments. The reader itself ends the call."""
         if not self._count:
             self._sink.start(self._name)
         self._sink.arguments("}" if self._count else "{}")
@@ -135,7 +135,7 @@ class ArgumentWriter:
 
 
 class TagReader:
-    """Reads one call or several between opener and closer; only white space may separate the tags."""
+    """Reads one or several calls between opener and closer. Only white space may separate the tags."""
 
     def __init__(self, calls: TagFormat, tools: Sequence[Tool], sink: CallSink) -> None:
         self._format = calls
@@ -171,7 +171,7 @@ class TagReader:
         elif mark == calls.end_call and self._state == "parameters":
             self._end()
         elif mark == calls.closer:
-            # Models forget the inner closing tag; the outer one implies it.
+            # Models forget the inner closing tag; the outer tag implies it.
             if self._state == "parameters":
                 self._end()
             if not self.idle:

@@ -1,7 +1,7 @@
-"""The interface of a tool-call format: a reader that is fed the text after the opening marker, piece by piece.
+"""The interface of a tool-call format: a reader that receives the text after the opening marker, piece by piece.
 
 A reader reports calls to a sink as soon as they are certain, and raises Malformed at the first character that cannot
-be part of a call. Where that is depends on the text alone, never on how it was cut into pieces.
+be part of a call. This place depends on the text alone, never on how it was divided into pieces.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class CallSink(Protocol):
 
 
 class CallReader(Protocol):
-    """Reads the region after an opening marker: one call or several.
+    """Reads the region after an opening marker: one or several calls.
 
-    `take` gets text or, with `mark`, one of the format's marks (the closing one included); it raises Malformed.
-    `done`: the region is over. `idle`: between calls, so the output may end here.
+    `take` receives text or, with `mark`, one of the format's marks (the closing mark included); it raises Malformed.
+    `done`: the region has ended. `idle`: between calls, so the output may end here.
     """
 
     @property
@@ -46,12 +46,12 @@ class CallReader(Protocol):
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes tool calls.
+    """The way in which a family of models writes tool calls.
 
     `opener`: begins a region of calls. `closer`: ends it; if empty, the region ends with its last call or with the
     output. `marks`: further markers inside a region. `bare`: characters with which a call may begin without an opener
-    at the start of an answer; such a call must name one of the request's tools. `separator`: stands between two forced
-    calls, None if only one can be forced.
+    at the start of an answer; such a call must name one of the request's tools. `separator`: the text between two
+    forced calls; None if only one can be forced.
     """
 
     @property
@@ -98,7 +98,7 @@ class _Collected:
 def read_calls(calls: ToolFormat, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str, str]]:
     """Return names and arguments (JSON text) of the complete calls in the first region of `text`.
 
-    Markers are found by their text.
+    Markers are found as text.
     """
     _, opener, region = text.partition(calls.opener)
     if not opener:
@@ -119,7 +119,7 @@ def read_calls(calls: ToolFormat, text: str, tools: Sequence[Tool] = ()) -> list
 
 
 def split_marks(text: str, marks: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Split `text` at `marks`; yields each piece with whether it is a mark."""
+    """Split `text` at `marks`. Yields each piece and whether it is a mark."""
     pattern = spelling_pattern(tuple(mark for mark in marks if mark))
     if pattern is None:
         yield text, False
@@ -142,7 +142,7 @@ def spelling_pattern(spellings: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """Return the JSON schema of the arguments: an object without properties if the client gave none."""
+    """Return the JSON schema of the arguments: an object without properties if the client sent none."""
     return tool.parameters or {"type": "object", "properties": {}}
 
 
@@ -152,5 +152,5 @@ def quoted(name: str) -> str:
 
 
 def plausible(name: str) -> bool:
-    """Return whether an unquoted name is possible: it has no white space, brackets or quotes."""
+    """Return whether a name without quotes is possible: it has no white space, brackets or quotes."""
     return bool(name) and not re.search(r"[\s<>{}\[\]\"'`]", name)
