@@ -15,7 +15,7 @@ from tokengrove import Client, testing
 from tokengrove.errors import ConfigurationError
 from tokengrove.server_part import server_part
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_part_of_the_server_is_its_module() -> None:
