@@ -43,7 +43,7 @@ class HttpRequest:
     `id`: its request id, as sent by the client (`client_id`) or as in the answer. `route`: the template of its path,
     which never has a session or a secret. `code` and `message`: the error that it was answered with. `session`: the id
     of its session; `metadata`: the metadata of the session, once it is found. `client`: the address that it came from.
-    `left`: the client disconnected before the answer began. `elsewhere`: another worker answers and logs it.
+    `left`: the client disconnected before the end of the answer. `elsewhere`: another worker answers and logs it.
     `started`: the start in seconds of the monotonic clock; `began`: in Unix seconds. `tell`: logs the end of the
     request instead of the line that every request has. `trace`: the trace of a turn's request, if tracing is on.
     """
