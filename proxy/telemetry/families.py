@@ -77,7 +77,7 @@ class Counts(Numbered):
         self.by = Counter() if labels else Counter({(): 0})
 
     def expect(self, known: Iterable[Labels]) -> None:
-        """Show these labels with 0 until they are counted. Otherwise Prometheus would see no increase at the first."""
+        """Show these labels with 0 until they are counted. Otherwise Prometheus would not see the first increase."""
         for labels in known:
             self.by[labels] += 0
 
