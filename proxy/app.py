@@ -69,18 +69,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Rendering and encoding leave the interpreter to others for part of the time only.
+# Rendering and encoding release the interpreter lock for only part of the time.
 _RENDERING_THREADS = 4
 
-# Of an engine that does not say how many requests it runs at once.
+# The assumed number of concurrent requests of an engine that does not report it.
 _USUAL_RUNNING = 256
 
-# Senders that a metric names.
+# The number of senders that a metric names.
 _SHOWN = 16
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer errors that Starlette raises itself, other than 404 and 405."""
+    """Answer errors that Starlette itself raises, other than 404 and 405."""
     assert isinstance(error, HTTPException)
     return http.error_response(request.scope, InvalidRequest(error.detail))
 
@@ -96,7 +96,7 @@ _ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] 
 
 
 def examine_model(settings: Settings) -> Examination:
-    """Check what works with the tokenizer and chat template of `settings`. Raises ConfigurationError."""
+    """Examine the tokenizer and chat template of `settings`. Raises ConfigurationError."""
     settings = pinned(settings)
     return examine(load_renderer(settings, tokenizer_folder(settings)))
 
@@ -117,10 +117,9 @@ def build_app(
 ) -> App:
     """Build the server as an ASGI application. Parts that are not given are built from `settings`.
 
-    `place`: among the workers of one server, if this is one of them; `app.state.for_workers` then answers the others.
-
-    The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
-    Raises ConfigurationError if a part cannot be built.
+    `place`: the place of this process among the workers of one server, if it is a worker; `app.state.for_workers` then
+    answers the other workers. The lifespan starts the engine; at its end it waits for running turns, then closes the
+    engine and the store. Raises ConfigurationError if a part cannot be built.
     """
     settings = pinned(settings)
     if place is None:
@@ -203,7 +202,7 @@ def build_app(
 
 
 def _each(*listeners: RequestEnd) -> RequestEnd:
-    """What tells all listeners of the end of a request."""
+    """A callback that passes the end of a request to all listeners."""
 
     def ended(request: HttpRequest) -> None:
         for listener in listeners:
@@ -213,7 +212,7 @@ def _each(*listeners: RequestEnd) -> RequestEnd:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigurationError for what can be told of pinned settings without loading anything."""
+    """Raise ConfigurationError for errors in pinned settings that can be detected without loading anything."""
     check_names(settings)
     if settings.model or settings.tokenizer:
         check_folder(tokenizer_folder(settings), settings.family)
@@ -222,7 +221,7 @@ def check(settings: Settings) -> None:
 
 
 def _loaded(settings: Settings, engine: Engine | None, renderer: Renderer | None) -> tuple[Engine, Renderer]:
-    """Build what is not given. A wrong engine is refused before the tokenizer is loaded. Raises ConfigurationError."""
+    """Build the parts that are not given. Raises ConfigurationError, for the engine before loading the tokenizer."""
     make_engine = None if engine is not None else prepare_engine(settings)
     if renderer is None:
         renderer = load_renderer(settings, tokenizer_folder(settings))
@@ -233,7 +232,7 @@ def _loaded(settings: Settings, engine: Engine | None, renderer: Renderer | None
 
 
 def _metrics(store: Store, engine: Engine) -> Metrics:
-    """The metrics of this process, which read the engine's servers if it has several."""
+    """The metrics of this process, including the servers of the engine if it is a pool."""
     metrics = Metrics(store.metrics)
     metrics.http.errors.expect((code,) for code in codes())
     if isinstance(engine, ServerPool):
@@ -246,10 +245,10 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
 
 
 def _intake(settings: Settings, renderer: Renderer, gate: Gate) -> ImageIntake:
-    """What reads the images of requests, for a vision model, or could."""
+    """The reader of the images of requests, which refuses images if the server or the engine cannot take them."""
 
     def refusal() -> str:
-        if renderer.blind:  # it names files of this machine
+        if renderer.blind:  # not shown to clients, since it names files of this machine
             return "this server lacks what reading images needs: its log says what, as a warning at the start"
         info = gate.info()
         if Capability.IMAGES not in info.capabilities:
@@ -267,7 +266,7 @@ def _intake(settings: Settings, renderer: Renderer, gate: Gate) -> ImageIntake:
 
 
 def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images: ImagePool) -> None:
-    """Let the metrics read what requests share."""
+    """Connect the metrics to the resources that requests share."""
     metrics.image_bytes.watch(lambda: images.held_bytes)
     metrics.body_bytes.watch(lambda: bodies.budget.held)
     metrics.body_room.watch(lambda: bodies.budget.most)
@@ -275,21 +274,21 @@ def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool, images:
 
 
 def _most_running(settings: Settings, gate: Gate) -> int:
-    """The places of choices that run in this process."""
+    """The number of places for choices that run in this process."""
     most = settings.shared_running_requests or gate.info().max_running_requests or _USUAL_RUNNING
     return -(-most // settings.workers)
 
 
 def _name_of(settings: Settings) -> str:
-    """The name that this server has at every start, and no other server has at the same time."""
+    """The name of this server: the same at every start on a fixed port, and different from other running servers."""
     return f"{socket.gethostname()}:{settings.port or uuid.uuid4().hex}"
 
 
 @asynccontextmanager
 async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
-    """Start the engine; at the end drain the turns, then close the engine and the store.
+    """Start the engine. At the end, drain the turns, then close the engine and the store.
 
-    Raises ConfigurationError at a second start: the parts are closed then.
+    Raises ConfigurationError on a second start, since the parts are then closed.
     """
     assert isinstance(app, App)
     if not parts.store.database.running:

@@ -1,8 +1,8 @@
-"""Models by name: `--model ORG/NAME[@REVISION]`, and `--tokenizer` alike, are fetched from the Hugging Face hub.
+"""Models by name: `--model ORG/NAME[@REVISION]`, and likewise `--tokenizer`, are fetched from the Hugging Face hub.
 
-The hub's own client fetches files into its own cache, so its variables hold: HF_HOME, HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE. A name is pinned to a commit before anything is loaded, and all files that are loaded are of it. The
-client is imported only for a name: a server of a local folder does without it.
+The hub's own client fetches files into its own cache, so its variables apply: HF_HOME, HF_ENDPOINT, HF_TOKEN,
+HF_HUB_OFFLINE. A name is pinned to a commit before anything is loaded, and all files are loaded from this commit. The
+client is imported only for a name; a server with a local folder does not need it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from proxy.settings import Settings
 from tokengrove.errors import ConfigurationError
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-# Everything that a tokenizer, a chat template and a model's description may consist of.
+# All files that may belong to a tokenizer, a chat template or the description of a model.
 _DESCRIPTION = (
     *("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab*", "merges.txt", "tekken.json", "*.model", "*.tiktoken", "*.py"),
     *("chat_template*", "additional_chat_templates/*"),
 )
 WEIGHTS = ("*.safetensors", "*.bin")
-"""Files of weights. The first kind that a model has is loaded."""
+"""The kinds of weight files. The first kind that a model has is loaded."""
 # Copies of the weights in other layouts.
 _COPIES = ("*/*", "consolidated*")
 
@@ -43,7 +43,7 @@ class HubName:
 
 
 def parse_name(source: str) -> HubName | None:
-    """The name in ORG/NAME[@REVISION]; None for a folder that exists, and for what is no such name."""
+    """Parse ORG/NAME[@REVISION]. Returns None for an existing folder, and for a text of another form."""
     found = _NAME.fullmatch(source)
     if found is None or Path(source).is_dir():
         return None
@@ -51,9 +51,10 @@ def parse_name(source: str) -> HubName | None:
 
 
 def pinned(settings: Settings) -> Settings:
-    """The same settings with each name pinned to a commit; its tokenizer, template and configuration are in the cache.
+    """The same settings with each name pinned to a commit.
 
-    Raises ConfigurationError if `--model` or `--tokenizer` is neither a folder nor a model that can be fetched.
+    The tokenizer, chat template and configuration of each name are then in the cache. Raises ConfigurationError if
+    `--model` or `--tokenizer` is neither a folder nor a model that can be fetched.
     """
     commits: dict[str, str] = {}
     for flag in ("model", "tokenizer"):
@@ -68,9 +69,9 @@ def pinned(settings: Settings) -> Settings:
 
 
 def folder_of(flag: str, source: str) -> Path:
-    """The folder that `--FLAG SOURCE` names: a local one, or that of a pinned name in the hub's cache.
+    """The folder of `--FLAG SOURCE`: a local folder, or the folder of a pinned name in the hub's cache.
 
-    It may lack weights. Raises ConfigurationError if there is no such folder.
+    It may lack weights. Raises ConfigurationError if the folder does not exist.
     """
     name = parse_name(source)
     if name is not None:
@@ -94,7 +95,7 @@ def check_weights(source: str | None) -> None:
 
 
 def fetch_weights(source: str | None) -> None:
-    """Fetch the weights of `--model SOURCE` if it is a name. Raises ConfigurationError if it has none."""
+    """Fetch the weights of `--model SOURCE` if it is a name. Raises ConfigurationError if the model has no weights."""
     name = None if source is None else parse_name(source)
     if name is None:
         return
@@ -110,7 +111,7 @@ def fetch_weights(source: str | None) -> None:
 
 
 def _fetched(name: HubName) -> Callable[[], str] | None:
-    """A function that says how much of a model is in the cache; None on a terminal, where the client shows bars."""
+    """A function that returns how much of a model is in the cache; None on a terminal, where the client shows bars."""
     if sys.stderr.isatty():
         return None
     from huggingface_hub import constants, file_download
@@ -122,7 +123,7 @@ def _fetched(name: HubName) -> Callable[[], str] | None:
     def so_far() -> str:
         sizes = 0
         for blob in blobs.glob("*"):
-            with suppress(OSError):  # it has just been renamed
+            with suppress(OSError):  # the file has just been renamed
                 sizes += blob.stat().st_size
         return f"{sizes / 1e6:,.0f} MB are here"
 
@@ -130,7 +131,7 @@ def _fetched(name: HubName) -> Callable[[], str] | None:
 
 
 def local(settings: Settings) -> Settings:
-    """The same settings with folders in place of names, weights included. Raises ConfigurationError."""
+    """The same settings with names replaced by folders that include weights. Raises ConfigurationError."""
     fetch_weights(settings.model)
     given = {flag: getattr(settings, flag) for flag in ("model", "tokenizer")}
     folders = {flag: str(folder_of(flag, source)) for flag, source in given.items() if source is not None}
@@ -138,13 +139,13 @@ def local(settings: Settings) -> Settings:
 
 
 def short_name(source: str) -> str:
-    """What a model is called: its name on the hub without the revision, or the name of its folder."""
+    """The short name of a model: its name on the hub without the revision, or the name of its folder."""
     name = parse_name(source)
     return Path(source).expanduser().resolve().name if name is None else name.repo
 
 
 def revision_of(settings: Settings) -> str | None:
-    """The commit of the model, or without one of the tokenizer, in pinned settings; None for a local folder."""
+    """The commit of the model in pinned settings, or of the tokenizer without a model; None for a local folder."""
     source = settings.model or settings.tokenizer
     name = None if source is None else parse_name(source)
     return None if name is None else name.revision
@@ -153,7 +154,10 @@ def revision_of(settings: Settings) -> str | None:
 def _snapshot(
     flag: str, name: HubName, patterns: Sequence[str], ignored: Sequence[str] = (), *, cached: bool = False
 ) -> Path:
-    """Fetch the files of these patterns, unless they are `cached`; return their folder, named like the commit."""
+    """Fetch the files that match `patterns`; return their folder, which is named after the commit.
+
+    `cached`: the files are in the cache, and nothing is fetched.
+    """
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -168,10 +172,10 @@ def _snapshot(
         )
     except errors.RevisionNotFoundError:
         why = f"the Hugging Face hub has no revision {name.revision!r} of {name.repo}"
-    except errors.RepositoryNotFoundError as error:  # also one that is private or gated
+    except errors.RepositoryNotFoundError as error:  # also for private and gated models
         why = f"there is no folder {name}, and the Hugging Face hub does not give such a model to this user"
         why += f" (HF_TOKEN says who asks): {_first_line(error)}"
-    except Exception as error:  # the client's HTTP library, which differs by version, has errors of its own
+    except Exception as error:  # the client's HTTP library, which depends on its version, has its own errors
         why = f"there is no folder {name}, and it cannot be fetched from the Hugging Face hub: {_first_line(error)}"
     raise ConfigurationError(f"--{flag} {name}: {why}")
 

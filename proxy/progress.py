@@ -1,6 +1,6 @@
-"""What takes time while a server or a command starts: one line each, at log level `info`.
+"""The slow steps of the start of a server or a command: one log line per step, at level `info`.
 
-A server writes them like all lines of its log; other commands call `show_steps` for the words alone.
+A server writes these lines like all lines of its log. Other commands call `show_steps`, which prints only the text.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from contextlib import contextmanager, nullcontext
 
 _log = logging.getLogger("proxy.start")
 _LONG_S = 1.0
-"""Seconds from which on it is told how long a step took."""
+"""The minimum duration in seconds of a step for which the duration is logged."""
 
 _EVERY_S = 10.0
-"""Seconds between two lines that tell how far a step is."""
+"""Seconds between lines with the progress of a step."""
 
 
 def step(text: str) -> None:
-    """Say what is done next."""
+    """Log the next step."""
     _log.info(text)
 
 
 def warn(message: str | None) -> None:
-    """Say what the operator should change, if anything."""
+    """Log a warning for the operator, unless `message` is None."""
     if message is not None:
         _log.warning(message)
 
 
 @contextmanager
 def doing(text: str, so_far: Callable[[], str] | None = None) -> Iterator[None]:
-    """Say what is done in the block, from time to time `so_far`, and how long it took if it took long."""
+    """Log the step of the block, its progress from `so_far` at intervals, and its duration if it was long."""
     step(text)
     began = time.monotonic()
     with nullcontext() if so_far is None else _telling(text, so_far):
@@ -69,12 +69,12 @@ def show_steps() -> None:
 
 
 class _Stderr(logging.Handler):
-    """Writes lines to what is stderr at that time, which may change within a process."""
+    """Writes lines to the current `sys.stderr`, which may change within a process."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 def hide_steps() -> None:
-    """Show no more of them: another process of the same server does."""
+    """Stop logging steps in this process, since another process of the same server logs them."""
     _log.setLevel(logging.WARNING)

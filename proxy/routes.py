@@ -1,6 +1,6 @@
-"""The routes of the server: which endpoint answers which path, and of what parts it is built.
+"""The routes of the server: the endpoint of each path, and the parts that it is built from.
 
-Their order is that of matching: a path that could be taken for another one comes before it.
+Routes are matched in order: a path that also matches a more general route comes before it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that endpoints are built from, and the endpoints of turns by their paths."""
+    """The parts that endpoints are built from, and the endpoints of turns by path."""
 
     settings: Settings
     sessions: SessionParts
@@ -103,7 +103,7 @@ class Parts:
 
 
 def routes(parts: Parts) -> list[Route]:
-    """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
+    """All routes in order of matching: frequent routes first, except where they would hide another route."""
     session, listing = _session_endpoints(parts), _listing_endpoints(parts)
     watch = _statistics_endpoints(parts)
     images = ImageEndpoints(parts.sessions.access, parts.sessions.registry, parts.store.images)
@@ -178,7 +178,7 @@ def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:
 
 
 def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
-    """The protocols of turns by the end of their paths; of two that end alike the longer path comes first."""
+    """The protocols of turns by the end of their paths. Of two paths with the same end, the longer comes first."""
     return {
         "/chat/completions": ChatProtocol(),
         "/completions": CompletionsProtocol(renderer.decode),
@@ -197,7 +197,7 @@ def turn_endpoints(
     forwarding: Forwarding | None,
     tracing: Tracing | None,
 ) -> dict[str, TurnEndpoint]:
-    """The endpoints of turns by their paths."""
+    """The endpoints of turns by path."""
     return {
         path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding, tracing)
         for path, protocol in _protocols(renderer).items()
@@ -261,7 +261,7 @@ def _session_routes(parts: Parts, session: SessionEndpoints) -> list[Route]:
 
 
 def _export_routes(parts: Parts) -> list[Route]:
-    """The routes that give trajectories to trainers; `/export_trajectories` is AReaL's name."""
+    """The routes that return trajectories to trainers; `/export_trajectories` is AReaL's name."""
     access, store, turns = parts.sessions.access, parts.store, parts.turns
     export = ExportEndpoint(
         access,
@@ -294,7 +294,7 @@ def _health_routes(parts: Parts) -> list[Route]:
 
 
 def _of_leader(parts: Parts, routes: list[Route]) -> list[Route]:
-    """The routes of one process, or of the worker that leads: the other workers pass these requests on to it."""
+    """The routes of a single process or of the leading worker. On other workers, they forward to the leader."""
     if parts.group is None or parts.group.admin is not None or parts.forwarding is None:
         return routes
     return [Route(route.path, parts.forwarding.to_leader, methods=list(route.methods or ())) for route in routes]
@@ -339,7 +339,7 @@ def _mailbox_routes(parts: Parts) -> list[Route]:
 
 
 def _page_routes() -> list[Route]:
-    """The page for people. A session named `ui` keeps its own routes, which come before."""
+    """The routes of the web page. A session named `ui` keeps its own routes, which come first."""
     page = PageEndpoints()
     return [
         Route("/", page.root, methods=["GET"]),
@@ -352,7 +352,7 @@ def _page_routes() -> list[Route]:
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
     """Routes under `/v1` and `/{session}/v1`, and both without `/v1`.
 
-    Some clients drop `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
+    Some clients omit `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
     """
     label = f"/v1{path}".replace(":path}", "}")
     prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")

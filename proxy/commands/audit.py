@@ -1,7 +1,7 @@
 """`tokengrove db check`: checks the invariants of stored sessions, from the database alone, and changes nothing.
 
-Checked are checksums, lengths of arrays, the order of seq, parents, alignment with the parent, that each token is
-trained once, returns, ends and begun calls.
+It checks checksums, lengths of arrays, the order of `seq`, parents, alignment with the parent, that each token is
+trained exactly once, returns, ends, begun calls and images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokengrove.options.export import Layout, TrainSelection
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Reason, Status
 
-# A logprob comes from a float32 log-softmax, whose rounding may lift it above 0.
+# A logprob comes from a float32 log-softmax, and rounding may lift it above 0.
 _LOGPROB_SLACK = 1e-4
 _RETURN_SLACK = 1e-9
 _REASONS = frozenset(Reason)
@@ -30,7 +30,7 @@ _REASONS = frozenset(Reason)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken invariant and its place. `session_id` None: the fault concerns the database as a whole."""
+    """A broken invariant and its place. `session_id` None: the finding concerns the whole database."""
 
     session_id: str | None
     interaction_id: str | None
@@ -47,9 +47,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """Counts of what was checked, and the findings. Calls `begun_not_ended` are not a fault: a crash leaves some.
+    """Counts of the checked data, and the findings. `begun_not_ended` calls are not a fault, since a crash leaves some.
 
-    `unsummed`: checksums that rows of older servers lack. `filled`: those of them that were added.
+    `unsummed`: the number of checksums that rows of older servers lack. `filled`: the number that were added.
     """
 
     sessions: int = 0
@@ -67,10 +67,10 @@ def audit(
     progress: Callable[[int, int], None] = lambda *_: None,
     fill: Callable[[Stored], int] = lambda _: 0,
 ) -> Audit:
-    """Check every session, or the given one. Raises ConfigurationError if that does not exist.
+    """Check every session, or only `session_id`. Raises ConfigurationError if it does not exist.
 
-    `progress` is called with the numbers of sessions and interactions that are checked. `fill` is called with each
-    session without findings, and returns how many checksums it adds.
+    `progress` is called with the numbers of sessions and interactions checked so far. `fill` is called with each
+    session without findings, and returns the number of checksums that it has added.
     """
     result = Audit()
     if session_id is None:
@@ -107,7 +107,7 @@ def check_session(stored: Stored) -> list[Finding]:
 
 T = TypeVar("T")
 Faults = Iterator[tuple[str | None, str]]
-"""Interaction ids (None: the session's own) and what is wrong with them."""
+"""Pairs of an interaction id (None: the session itself) and its fault."""
 
 
 def _whole(stored: Stored) -> list[Interaction]:
@@ -128,7 +128,7 @@ def _check_order(stored: Stored) -> Faults:
 
 
 def _check_nodes(stored: Stored) -> Faults:
-    """A node has as many logprobs and versions as output ids, and all values are possible."""
+    """A node has as many logprobs and versions as output ids, and all values are valid."""
     for node in _complete(stored):
         length, versions = len(node.output_ids), sum(count for count, _ in node.versions)
         if not length == len(node.logprobs) == versions:
@@ -143,7 +143,7 @@ def _check_nodes(stored: Stored) -> Faults:
 
 
 def _check_parents(stored: Stored) -> Faults:
-    """A parent is an earlier complete interaction of the session; an aligned node begins with all its tokens."""
+    """A parent is an earlier complete interaction of the session. An aligned node begins with its parent's tokens."""
     complete = {node.id: node for node in _complete(stored)}
     for node in complete.values():
         if node.parent_id is None:
@@ -163,7 +163,7 @@ def _check_parents(stored: Stored) -> Faults:
 
 
 def _check_reasons(stored: Stored) -> Faults:
-    """A reason is known; one root has the reason `first`, and at most one child of a parent the reason `continued`."""
+    """All reasons are known. One root has the reason `first`, and at most one child of a parent has `continued`."""
     complete = _complete(stored)
     for node in complete:
         if node.reason not in _REASONS:
@@ -178,7 +178,7 @@ def _check_reasons(stored: Stored) -> Faults:
 
 
 def _check_end(stored: Stored) -> Faults:
-    """An ended session has a time of its end and a place in the order of ends; a live one has neither."""
+    """An ended session has an end time and a place in the order of ends. A live session has neither."""
     if isinstance(stored.record, Broken):
         return
     ended = stored.record.status is not SessionStatus.ACTIVE
@@ -188,15 +188,15 @@ def _check_end(stored: Stored) -> Faults:
 
 
 def _check_begun(stored: Stored) -> Faults:
-    """A call whose interaction is stored is not noted as begun."""
+    """A call with a stored interaction is not noted as begun."""
     for name in sorted(stored.existing):
         yield name, "it is stored, but still noted as begun and not ended"
 
 
 def _check_images(stored: Stored) -> Faults:
-    """Each image is stored, and its tokens are prompt tokens that the node adds, which no other image has.
+    """Each image is stored. Its tokens are prompt tokens that the node adds, and do not overlap with other images.
 
-    A turn that failed while the database did may lack those of its messages.
+    A turn that failed during an outage of the database may lack the images of its messages.
     """
     for node in _whole(stored):
         named = {image.digest for image in node.images}
@@ -217,7 +217,7 @@ def _check_images(stored: Stored) -> Faults:
 
 
 def _check_trained_once(stored: Stored) -> Faults:
-    """In a concat export each sampled token is trained exactly once, unless it was marked as not trainable."""
+    """In a concat export, each sampled token is trained exactly once, unless it was marked as not trainable."""
     record, nodes = stored.record, _whole(stored)
     assert isinstance(record, SessionRecord)
     options = LayoutOptions(layout=Layout.CONCAT, train=TrainSelection(constrained=True))
@@ -232,7 +232,7 @@ def _check_trained_once(stored: Stored) -> Faults:
 
 
 def _check_returns(stored: Stored) -> Faults:
-    """The stored returns of an ended session follow from its rewards."""
+    """The stored returns of an ended session match its rewards."""
     record = stored.record
     assert isinstance(record, SessionRecord)
     if record.status is SessionStatus.ACTIVE:
@@ -247,7 +247,7 @@ def _check_returns(stored: Stored) -> Faults:
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return the result, or the error that a damaged tree caused."""
+    """Return the result, or the error that a damaged tree causes."""
     try:
         return work(), None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

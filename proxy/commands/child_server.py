@@ -1,8 +1,8 @@
-"""The process of a run's own server (`tokengrove.rollout.own_server`): settings come in on standard input, the address
-goes out on standard output.
+"""The process of a run's own server (`tokengrove.rollout.own_server`).
 
-It serves until its standard input ends, which happens however the process that holds the other end ends, or until
-SIGTERM. Both stop it gracefully, as `tokengrove serve` stops.
+It reads its settings from standard input and writes its address to standard output. It serves until SIGTERM, or until
+its standard input ends, which happens however the process at the other end ends. Both stop it gracefully, like
+`tokengrove serve`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def main() -> None:
 
 
 def settings_of(settings: Mapping[str, Any], defaults: Mapping[str, Any], variables: Mapping[str, str]) -> Settings:
-    """The `settings` that are given by name, by variables, or else the `defaults`, whose model is served unless a model
-    or an engine is named. Raises ConfigurationError that names the setting.
+    """The server's settings: `settings` by name, else `variables`, else `defaults`.
+
+    The default model is used only if neither a model nor an engine is given. Raises ConfigurationError naming the
+    setting.
     """
     flags = convert_named(settings, "server.")
     origins = read_sources(flags, variables).origins

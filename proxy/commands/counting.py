@@ -1,4 +1,4 @@
-"""A line on the terminal that tells how far a long command is."""
+"""A terminal line with the progress of a long command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def counting(verb: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Give a function that tells how many sessions and interactions are done. Without a terminal nothing is shown."""
+    """Yield a function that shows the numbers of sessions and interactions done. Shows nothing without a terminal."""
     from rich.console import Console
 
     with Console(stderr=True).status(f"{verb} nothing yet") as status:

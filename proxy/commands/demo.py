@@ -56,7 +56,7 @@ def _train_demo(seed: int, plot: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         model, database = Path(folder) / "tokengrove-tiny", Path(folder) / "demo.db"
         write_tiny_model(model, seed)
-        # On the CPU even if there is a GPU: the trainer runs there, and ratios are exact only on the same device.
+        # On the CPU even if there is a GPU: the trainer runs on the CPU, and ratios are exact only on the same device.
         settings = Settings(
             port=0,
             model=str(model),

@@ -1,4 +1,4 @@
-"""`tokengrove serve --print-config`: the settings in force as a configuration file, with where each comes from."""
+"""`tokengrove serve --print-config`: the effective settings as a configuration file, with the origin of each."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def _lines(sources: Sources) -> Iterator[str]:
 
 
 def _toml(value: Any) -> str:
-    """JSON of booleans, numbers, texts and lists of texts is TOML."""
+    """The value as TOML. The JSON of booleans, numbers, texts and lists of texts is valid TOML."""
     return json.dumps(value, ensure_ascii=False)

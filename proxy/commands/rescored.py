@@ -1,6 +1,6 @@
-"""Stored sessions whose score is not the one that 0.1.0 gave them: answers to one prompt, one after the other.
+"""Stored sessions with a different score than in 0.1.0, because they have successive answers to one prompt.
 
-There, any two rewarded answers to one prompt were alternatives, and the score was the mean of the rewarded paths.
+In 0.1.0, any two rewarded answers to one prompt were alternatives, and the score was the mean of the rewarded paths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.trajectory.scored_session import scored_session
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A session and its scores: as it was, and as exports give it now."""
+    """A session and its scores: in 0.1.0, and in exports now."""
 
     session_id: str
     before: float
@@ -28,7 +28,7 @@ class Rescored:
 
 
 def rescored(inspection: Inspection) -> Iterator[Rescored]:
-    """The sessions whose score changed, in order of creation. Those with a damaged row are left to `db check`."""
+    """Yield the sessions with a changed score, in order of creation. Sessions with a damaged row are skipped."""
     for stored in inspection.sessions():
         with suppress(*BROKEN):  # of values of a wrong type
             yield from _rescored(stored)

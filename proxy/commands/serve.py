@@ -39,7 +39,7 @@ PrintConfig = Annotated[
 def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
     if (flags.get("log_format") or os.environ.get(variable_of("log_format"))) == "json":
-        log.set_up("json", "info")  # wrong settings are lines, too
+        log.set_up("json", "info")  # errors in settings are also log lines
     try:
         initial_block.hold()
         sources = read_sources(flags, config=config)
@@ -78,12 +78,12 @@ def _serve(sources: Sources) -> None:
 
 
 def _told(served: Starlette, url: str, settings: Settings) -> str:
-    """What is told once the server listens: the banner, or the fields of its line in JSON."""
+    """The text for when the server listens: the banner, or the fields of its log line in JSON."""
     return json.dumps(_facts(served, url, settings)) if log.is_json() else _banner(served, url, settings)
 
 
 def _tell(text: str) -> None:
-    """Tell whoever reads the output, and systemd, that the server listens."""
+    """Report that the server listens, on the output and to systemd."""
     from proxy.serving.systemd import tell_ready
 
     log.flush()
@@ -96,7 +96,7 @@ def _tell(text: str) -> None:
 
 
 def _log_facts(facts: Mapping[str, Any]) -> None:
-    logger.setLevel(logging.INFO)  # like the banner: whoever starts the server waits for its URL
+    logger.setLevel(logging.INFO)  # always logged, like the banner, since the caller waits for the URL
     logger.info(
         "started",
         {
@@ -161,7 +161,7 @@ _JSON = "-H 'content-type: application/json' -d"
 
 
 def _to_try(url: str, *, keys: bool) -> tuple[str, str]:
-    """Two commands to paste. With an admin key the first starts a session, whose answer has the agent's address."""
+    """Two commands to paste. With an admin key, the first starts a session and returns the agent's address."""
     if keys:
         start = (
             f"curl -s {url}/rl/start_session -H 'authorization: Bearer ADMIN_KEY' {_JSON} '{{\"task_id\": \"try\"}}'"

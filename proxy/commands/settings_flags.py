@@ -11,7 +11,7 @@ from tokengrove.options.option import Option, options_of
 
 
 def takes_settings(command: Command) -> Command:
-    """Add a flag for each setting. A flag that is not given is None: its variable or default then applies."""
+    """Add a flag for each setting. A flag that is not given is None, so that its variable or default applies."""
     return with_flags(command, [_flag(setting) for setting in options_of(Settings).values()])
 
 

@@ -1,4 +1,4 @@
-"""What `tokengrove show` reads of a database without a server, made by what makes the server's answers."""
+"""The data that `tokengrove show` reads from a database without a server, built by the same code as the server's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tokengrove.errors import ConfigurationError
 
 
 class StoredSession:
-    """A session of a database, read once. Token ids have no text: a database has no tokenizer."""
+    """A session of a database, read once. Token ids have no text, since a database has no tokenizer."""
 
     def __init__(self, record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> None:
         self._record, self._interactions, self._begun = record, interactions, begun
@@ -61,7 +61,7 @@ class StoredSession:
 
 
 def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
-    """Read a session. Raises ConfigurationError if there is none, or if its data are damaged."""
+    """Read a session. Raises ConfigurationError if it does not exist or its data is damaged."""
     stored = next(iter(inspection.sessions(session_id)))
     for part in (stored.record, *stored.interactions):
         if isinstance(part, Broken):
@@ -72,7 +72,7 @@ def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
 
 
 class StoredLists:
-    """The lists of a database, made by what makes the server's answers."""
+    """The lists of a database, built by the same code as the server's answers."""
 
     def __init__(self, inspection: Inspection) -> None:
 

@@ -2,6 +2,6 @@
 
 Turns send requests through `gate.Gate`; trainers pause it and change weights through `admin.EngineAdmin`.
 
-`create` makes the engine of the settings: `transformers/`, `sglang/`, `servers/` (remote SGLang and vLLM servers),
-`scripted/` or `mailbox`. `contract` is the test suite for an engine of your own.
+`create` creates the engine that the settings name: `transformers/`, `sglang/`, `servers/` (remote SGLang and vLLM
+servers), `scripted/` or `mailbox`. `contract` is the test suite for third-party engines.
 """

@@ -1,7 +1,7 @@
 """Administration of an engine: pauses, weights, memory and the prefix cache.
 
-Operations run one at a time, under one lock. A pause holds the gate first, then pauses the engine; its end resumes the
-engine first, then lets requests in. An operation that needs a pause ends it only if no earlier pause was in force.
+Operations run one at a time, under one lock. A pause closes the gate and then pauses the engine; its end resumes the
+engine and then reopens the gate. An operation that needs a pause ends it only if no earlier pause was in force.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class GateControl(Protocol):
-    """What a pause does to a `Gate`, or to those of all processes that use the engine."""
+    """Control of a `Gate`, or of the gates of all processes that use the engine."""
 
     @property
     def paused(self) -> PauseMode | None:
         """The mode of the pause in force; None while the engine runs."""
 
     async def hold(self, mode: PauseMode) -> None:
-        """Admit no request, and wait until the engine can be paused by `mode`."""
+        """Stop admitting requests, and wait until the engine can be paused in `mode`."""
 
     async def let_in(self) -> None:
         """Admit requests again."""
@@ -38,11 +38,11 @@ class GateControl(Protocol):
         """Wait until the engine runs no request."""
 
     async def load(self) -> Load:
-        """How many requests are in the engine and wait to be admitted."""
+        """The numbers of requests in the engine and of requests that wait to be admitted."""
 
 
 class EngineAdmin:
-    """A trainer's operations on the engine behind `gate`. Requests go through the gate itself.
+    """A trainer's operations on the engine behind `gate`. Requests do not pass through this class, but through `gate`.
 
     `passing`: the pause in force ends with the operation that began it.
     """
@@ -58,17 +58,17 @@ class EngineAdmin:
 
     @property
     def released(self) -> frozenset[str]:
-        """The kinds of memory (of MEMORY_TAGS) that are released now."""
+        """The kinds of memory (of MEMORY_TAGS) that are currently released."""
         return self._released
 
     async def load(self) -> Load:
-        """How many requests are in the engine and wait to be admitted."""
+        """The numbers of requests in the engine and of requests that wait to be admitted."""
         return await self._gate.load()
 
     async def take_over(self, released: frozenset[str]) -> None:
-        """Go on after another process administered the engine: bring it to the pause of the gate, or end its pause.
+        """Take over the administration from another process: pause the engine like the gate, or end the pause.
 
-        `released`: the kinds of memory that it had released; their return then ends the pause.
+        `released`: the kinds of memory that the other process released. Once all are resumed, the pause ends.
         """
         async with self._lock:
             self._released, self._paused_for_memory = released, bool(released)
@@ -79,12 +79,12 @@ class EngineAdmin:
                 await self._gate.let_in()
 
     async def go_on(self, mode: PauseMode, released: frozenset[str]) -> None:
-        """Go on with the pause of a server that ended after it had released memory (`released`)."""
+        """Continue the pause of a server that ended after it had released memory (`released`)."""
         await self._gate.hold(mode)
         await self.take_over(released)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling and admit no request; no effect if paused already. Raises what the engine raises."""
+        """Stop sampling and admit no request. No effect if already paused. Raises the errors of the engine."""
         async with self._lock:
             await self._shut(mode)
 
@@ -96,9 +96,9 @@ class EngineAdmin:
             await self._reopen()
 
     async def update_weights(self, path: str, version: int | None, mode: PauseMode) -> int:
-        """Load the weights in folder `path` during a pause by `mode`; return the new weight version.
+        """Load the weights in folder `path` during a pause in `mode`; return the new weight version.
 
-        Raises InvalidRequest when the weights do not fit the model: the old ones then stay loaded.
+        Raises InvalidRequest if the weights do not fit the model; the old weights then stay loaded.
         """
         async with self._lock:
             was_paused = self._gate.paused is not None
@@ -114,7 +114,7 @@ class EngineAdmin:
                 self.passing = False
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass one step of a weight transfer to the engine, without a pause: the trainer pauses around all steps."""
+        """Pass one step of a weight transfer to the engine. The trainer must pause the engine around all steps."""
         async with self._lock:
             version = await self._engine.transfer_weights(step, fields)
             logger.info("weights transferred", {"step": step.value, "version": version})
@@ -127,9 +127,10 @@ class EngineAdmin:
             logger.info("prefix cache flushed")
 
     async def release_memory(self, tags: Sequence[str], mode: PauseMode) -> None:
-        """Pause by `mode` (ABORT or DRAIN, since nothing may run) and release memory: `tags`, or all. Stays paused.
+        """Pause in `mode`, release the kinds of memory in `tags` (default: all), and stay paused.
 
-        Raises EngineUnavailable; EngineIncapable, before anything is paused, if the engine lacks the capability.
+        `mode` must be ABORT or DRAIN, since no request may run. Raises EngineUnavailable; EngineIncapable, before
+        anything is paused, if the engine lacks the capability.
         """
         async with self._lock:
             self._check_can_release()
@@ -148,7 +149,10 @@ class EngineAdmin:
             logger.info("engine memory released", {"released": ",".join(sorted(self._released))})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory back: `tags`, or all that is released. Once all is back, end the pause that releasing began."""
+        """Resume the kinds of memory in `tags` (default: all).
+
+        Once all are resumed, the pause that `release_memory` began ends.
+        """
         async with self._lock:
             self._check_can_release()
             kinds = frozenset(tags or MEMORY_TAGS) & self._released
@@ -160,7 +164,7 @@ class EngineAdmin:
                 await self._reopen()
 
     async def _shut(self, mode: PauseMode) -> None:
-        """Pause by `mode`, unless paused already. Raises what the engine raises; requests are then let in again."""
+        """Pause in `mode`, unless already paused. On an error of the engine, reopen the gate and raise the error."""
         if self._gate.paused is not None:
             return
         await self._gate.hold(mode)
@@ -196,7 +200,7 @@ class EngineAdmin:
         self._paused_for_memory = False
 
     async def _empty(self, mode: PauseMode) -> None:
-        """Pause so that the engine holds no request; requests that an earlier pause left in it run on first."""
+        """Pause with no request in the engine. Requests that an earlier pause left in the engine are finished first."""
         if self._gate.paused is not None and (await self._gate.load()).in_flight:
             await self._reopen()
         await self._shut(mode)
@@ -211,5 +215,5 @@ class EngineAdmin:
 
 
 def _engine_mode(mode: PauseMode) -> PauseMode:
-    """The mode that the engine is told: it never sees DRAIN."""
+    """The mode that the engine is paused in: engines never see DRAIN."""
     return PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from tokengrove.errors import ConfigurationError
 
 _FEW = 20
-"""How many options are all named in an error."""
+"""The maximum number of options that an error lists in full."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse `key=value` texts; of two values for one key the last counts. Raises ConfigurationError."""
+    """Parse `key=value` texts. The last value of a key takes precedence. Raises ConfigurationError."""
     values = {}
     for argument in arguments:
         key, mark, value = argument.partition("=")
@@ -24,7 +24,7 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def check_known(keys: Iterable[str], known: Iterable[str], engine: str) -> None:
-    """Raise ConfigurationError for the first of `keys` that is not in `known`; `engine` says whose options they are."""
+    """Raise ConfigurationError for the first of `keys` that is not in `known`. `engine`: the owner of the options."""
     names = sorted(known)
     for key in sorted(set(keys) - set(names)):
         raise ConfigurationError(f"--engine-arg {key}: {engine} has no option '{key}'; {_instead(key, names)}")
@@ -38,7 +38,7 @@ def _instead(key: str, names: Sequence[str]) -> str:
 
 
 def seconds(key: str, text: str) -> float:
-    """The seconds of `--engine-arg KEY=TEXT`, finite and at least 0. Raises ConfigurationError."""
+    """The value of `--engine-arg KEY=TEXT` in seconds, finite and at least 0. Raises ConfigurationError."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sampling with a callback: what an engine offers that has tokens to hand on without waking a task for each."""
+"""Sampling with a callback, for engines that pass tokens on without waking a task for each chunk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tokengrove.reasons import FinishReason
 
 @runtime_checkable
 class CallbackEngine(Protocol):
-    """Additional interface of an engine whose chunks come from a callback of the event loop."""
+    """Additional interface of an engine that passes its chunks to a callback on the event loop."""
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample a continuation; return why it ended, or None if the engine gave no reason. Raises as `generate` does.
+        """Sample a continuation; return the finish reason, or None if the engine gave none. Raises like `generate`.
 
-        `take` is called for each chunk. What it raises is raised here.
+        `take` is called for each chunk. Its exceptions are propagated.
         """
 
 
@@ -30,7 +30,7 @@ Sample = Callable[[GenerateRequest, TakeChunk], Awaitable[FinishReason | None]]
 
 
 def sampler(engine: Engine) -> Sample:
-    """How to sample from an engine of either kind with a callback."""
+    """A function that samples from an engine with a callback, whether or not it is a CallbackEngine."""
     return engine.sample if isinstance(engine, CallbackEngine) else partial(_read, engine)
 
 
@@ -44,7 +44,7 @@ async def _read(engine: Engine, request: GenerateRequest, take: TakeChunk) -> Fi
 
 
 async def generated(sample: Sample, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-    """The chunks that `sample` gives to its callback. Closing the generator cancels `sample`."""
+    """Yield the chunks that `sample` passes to its callback. Closing the generator cancels `sample`."""
     queue: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
     sampling = asyncio.ensure_future(sample(request, queue.put_nowait))
     sampling.add_done_callback(lambda _: queue.put_nowait(None))

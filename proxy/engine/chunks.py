@@ -1,4 +1,4 @@
-"""Chunks of sampled tokens, as engines yield them, and the check that every chunk passes.
+"""Chunks of sampled tokens, as engines yield them, and the validation of every chunk.
 
 Logprob rule, for every engine: a token's logprob is the natural log of its probability in the distribution after
 penalties, logit bias, temperature and grammar mask, and before top-k, top-p and min-p truncation. At temperature 0 the
@@ -19,19 +19,19 @@ from tokengrove.reasons import FinishReason
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Sampled tokens, in order; never changed once made.
+    """Sampled tokens, in order. Chunks are never modified.
 
-    The last chunk, and only the last, has `finish`; it may hold no tokens.
+    The last chunk, and only the last, has `finish`; it may have no tokens.
 
     `logprobs`: float32, one per id, by the rule above. `version`: the weight version that sampled all of `ids`.
-    `top_logprobs`: per id a tuple of (token id, logprob), highest first; empty if not asked for. `cached_tokens`:
-    prompt tokens found in the prefix cache, if the engine reports them. `text`: the answer as text instead of ids
-    (mailbox); the turn encodes it. `sampled` False: the logprobs are unknown, and zeros fill their place. `corrected`:
-    runs (count, version) that replace the versions of the tokens just before this chunk, for an engine that learns only
-    later which weights sampled them; a chunk with it may hold no tokens. `unmasked`: float32, one per id, the logprobs
-    by the rule but without the grammar mask, from an engine that was asked for them. `unsure`: of how many tokens more
-    than before the version is uncertain; they are labelled with the last one that is believed. It is negative in a
-    chunk that settles those of chunks before.
+    `top_logprobs`: a tuple of (token id, logprob) per id, highest first; empty if not requested. `cached_tokens`: the
+    number of prompt tokens found in the prefix cache, if the engine reports it. `text`: the answer as text instead of
+    ids (mailbox); the turn encodes it. `sampled` False: the logprobs are unknown and filled with zeros. `corrected`:
+    runs of (count, version) that replace the versions of the tokens just before this chunk, from an engine that learns
+    only later which weights sampled them; such a chunk may have no tokens. `unmasked`: float32, one per id, the
+    logprobs by the rule but without the grammar mask, from an engine that is configured to report them. `unsure`: the
+    change in the number of tokens with an uncertain version, negative if the chunk settles versions of earlier tokens.
+    Uncertain tokens carry the last version that is believed.
     """
 
     ids: Ids
@@ -48,18 +48,19 @@ class TokenChunk:
 
 
 LARGEST_LOGPROB = 1e-3
-"""What rounding may make of the logprob 0: float32 has 7 digits, and logits are below some thousands."""
+"""The largest value that rounding can make of the logprob 0: float32 has 7 digits, and logits are below some
+thousands."""
 
 TakeChunk = Callable[[TokenChunk], FinishReason | None]
-"""Takes the chunks of an output one by one. Returns a reason to end sampling here, or None to go on."""
+"""A function that takes the chunks of an output one by one. Returns a reason to end sampling, or None to continue."""
 
 
 def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
-    """Raise EngineFailed for a chunk that cannot be the engine's own samples.
+    """Raise EngineFailed for an invalid chunk.
 
-    It must have at most `most` tokens, ids below `vocab_size`, one logprob per id that is finite and not above 0 beyond
-    rounding, and valid weight versions. What another model said (`sampled` False) may be longer: that one counted its
-    own tokens.
+    A chunk must have at most `most` tokens, ids below `vocab_size`, one logprob per id that is finite and not above 0
+    beyond rounding, and valid weight versions. An answer of another model (`sampled` False) may be longer, since that
+    model counted its own tokens.
     """
     ids = chunk.ids
     if len(ids) != len(chunk.logprobs):

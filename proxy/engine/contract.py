@@ -1,7 +1,7 @@
-"""The test suite that every engine passes. To run it on yours: `for check in CHECKS: await check(engine, prompt_ids)`.
+"""The test suite that every engine must pass. To run it: `for check in CHECKS: await check(engine, prompt_ids)`.
 
-A check takes a started engine and a valid prompt, leaves the engine as it found it, and raises AssertionError naming
-the first violation. Checks of features that the engine does not claim (`info().capabilities`) do nothing.
+A check takes a started engine and a valid prompt, leaves the state of the engine unchanged, and raises AssertionError
+naming the first violation. Checks of capabilities that the engine lacks (`info().capabilities`) do nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokengrove.reasons import FinishReason
 ContractCheck = Callable[[Engine, Ids], Awaitable[None]]
 
 TIMEOUT_S = 120.0
-"""The limit in seconds for each of these small requests; an engine that takes longer hangs."""
+"""The limit in seconds for each of these small requests; an engine that takes longer is considered hung."""
 
 _LONG = 1000
 _serials = itertools.count()
@@ -35,7 +35,7 @@ _serials = itertools.count()
 
 @dataclass(slots=True)
 class CollectedReply:
-    """All chunks of one request, joined: per-token lists, and the number of `chunks`."""
+    """The joined chunks of one request: per-token lists, and the number of `chunks`."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -76,13 +76,13 @@ async def complete(engine: Engine, request: GenerateRequest) -> CollectedReply:
 
 
 def request_for(prompt_ids: Ids, max_tokens: int, temperature: float = 1.0, seed: int | None = None) -> GenerateRequest:
-    """A request with a fresh id and no stop tokens, so that it ends at `max_tokens`."""
+    """A request with a new id and no stop tokens, so that it ends at `max_tokens`."""
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     return GenerateRequest(f"contract-{next(_serials)}", PromptIds(prompt_ids), sampling)
 
 
 async def check_info_is_sane(engine: Engine, prompt_ids: Ids) -> None:
-    """`info()` has names, and limits that the prompt keeps."""
+    """`info()` has names, and limits above the prompt."""
     info = engine.info()
     assert isinstance(info, EngineInfo), "info() must return an EngineInfo"
     assert info.name and info.model, "info() must name the engine and its model"
@@ -152,7 +152,7 @@ async def check_temperature_zero_is_deterministic(engine: Engine, prompt_ids: Id
 
 
 async def check_a_seed_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
-    """Equal seeds sample the same tokens, different seeds different ones."""
+    """Equal seeds sample equal tokens, and different seeds sample different tokens."""
     if not {Capability.SEED, Capability.DETERMINISTIC} <= engine.info().capabilities:
         return
     replies = [await complete(engine, request_for(prompt_ids, 12, seed=seed)) for seed in (7, 7, 8)]
@@ -171,7 +171,7 @@ async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids:
 
 
 async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> None:
-    """`top_logprobs` are ordered, and have the sampled token at temperature 0."""
+    """`top_logprobs` are ordered, and include the sampled token at temperature 0."""
     if Capability.TOP_LOGPROBS not in engine.info().capabilities:
         return
     request = replace(request_for(prompt_ids, 6, temperature=0.0), top_logprobs=3)
@@ -189,7 +189,7 @@ async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> N
 
 
 async def check_tokens_stream(engine: Engine, prompt_ids: Ids) -> None:
-    """A longer output comes in several chunks: one of ten does, since tokens that wait for a busy reader are joined."""
+    """At least one of ten longer outputs comes in several chunks. Tokens that wait for a busy reader may be joined."""
     if Capability.STREAMING not in engine.info().capabilities:
         return
     for _ in range(10):
@@ -205,7 +205,7 @@ async def check_versions_are_present(engine: Engine, prompt_ids: Ids) -> None:
 
 
 async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> None:
-    """`abort` ends a request with FinishReason.ABORT, ignores unknown ids, and leaves the engine usable."""
+    """`abort` ends a request with `FinishReason.ABORT`, ignores unknown ids, and leaves the engine usable."""
     request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
     reply = CollectedReply()
     async with asyncio.timeout(TIMEOUT_S):
@@ -255,7 +255,7 @@ async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: 
 
 
 async def check_released_memory_comes_back(engine: Engine, prompt_ids: Ids) -> None:
-    """After memory was released and taken back, the engine samples the same tokens as before."""
+    """After memory is released and resumed, the engine samples the same tokens as before."""
     if Capability.RELEASE_MEMORY not in engine.info().capabilities:
         return
     before = await complete(engine, request_for(prompt_ids, 16, 0.0))
@@ -303,7 +303,7 @@ CHECKS: tuple[ContractCheck, ...] = (
 async def check_grammar_gives_json(
     engine: Engine, prompt_ids: Ids, decode: Callable[[Sequence[int]], str], end_token_ids: Sequence[int]
 ) -> None:
-    """Check JSON under a schema. Not in CHECKS: needs the tokenizer's `decode` and the model's `end_token_ids`."""
+    """Check JSON under a schema. Not in CHECKS: it needs the tokenizer's `decode` and the model's `end_token_ids`."""
     if Capability.GRAMMAR not in engine.info().capabilities:
         return
     schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
@@ -320,9 +320,9 @@ async def check_grammar_gives_json(
 
 
 async def check_images_are_seen(engine: Engine, prompt_ids: Ids, images: PromptImages, others: PromptImages) -> None:
-    """Check that an engine sees the images of a prompt. Not in CHECKS: needs a vision model, and its placeholders.
+    """Check that an engine sees the images of a prompt. Not in CHECKS: it needs a vision model and its placeholders.
 
-    `images` and `others` stand at the same places of `prompt_ids`, and are other pictures of the same sizes.
+    `images` and `others` are different pictures of the same sizes, at the same places of `prompt_ids`.
     """
     if Capability.IMAGES not in engine.info().capabilities:
         return

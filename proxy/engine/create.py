@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proxy.engine.servers.sent_images import Eyes
 
 EngineMaker = Callable[[int, "Speech | None"], Engine]
-"""Creates an engine from the size of the tokenizer's vocabulary and the renderer, which a scripted agent needs."""
+"""Creates an engine from the vocabulary size of the tokenizer and the renderer, which only a scripted agent needs."""
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
@@ -36,7 +36,7 @@ BUILTIN_NAME = "tokengrove-tiny"
 
 
 def model_folder(settings: Settings) -> Path:
-    """Return the model folder. Without `--model`, build the built-in model if need be. Raises ConfigurationError."""
+    """Return the model folder. Without `--model`, it is the built-in model's, built if missing. ConfigurationError."""
     if settings.model is None:
         from proxy.engine.tiny.model import builtin_model_folder
 
@@ -48,25 +48,28 @@ def model_folder(settings: Settings) -> Path:
 
 
 def model_name(settings: Settings) -> str:
-    """Return the model's name in `/v1/models`: `--served-model-name`, else that on the hub, or the folder's."""
+    """Return the model's name in `/v1/models`: `--served-model-name`, else its name on the hub or its folder's name."""
     source = settings.model or settings.tokenizer
     return settings.served_model_name or (short_name(source) if source else BUILTIN_NAME)
 
 
 def tokenizer_folder(settings: Settings) -> Path:
-    """Return the tokenizer's folder: that of `--tokenizer`, else the model's. Raises ConfigurationError."""
+    """Return the folder of `--tokenizer`, else the model's folder. Raises ConfigurationError."""
     return folder_of("tokenizer", settings.tokenizer) if settings.tokenizer else model_folder(settings)
 
 
 def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = None) -> Engine:
-    """Create the engine that `--engine` names, without starting it. Parameters as EngineMaker. ConfigurationError."""
+    """Create the engine that `--engine` names, without starting it. Raises ConfigurationError.
+
+    The other parameters are those of EngineMaker.
+    """
     return prepare_engine(settings)(vocab_size, speech)
 
 
 def prepare_engine(settings: Settings) -> EngineMaker:
     """Check `--engine`, its arguments and its model, and return the function that creates the engine, not started.
 
-    Nothing is loaded or made for it, so that a wrong flag is refused at once. Raises ConfigurationError.
+    This loads and builds nothing, so that a wrong flag is rejected immediately. Raises ConfigurationError.
     """
     name = settings.engine
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
@@ -111,7 +114,7 @@ def prepare_engine(settings: Settings) -> EngineMaker:
 
 
 def _check_model(settings: Settings) -> None:
-    """Raise ConfigurationError unless there is a model to load. The built-in model is not made for that."""
+    """Raise ConfigurationError unless there is a model to load. The built-in model is not built for this check."""
     if settings.model is not None:
         model_folder(settings)
     elif settings.tokenizer is not None:
@@ -122,7 +125,10 @@ def _check_model(settings: Settings) -> None:
 
 
 def _with_weights(create: Callable[[], Engine], settings: Settings) -> EngineMaker:
-    """Return a function that fetches the weights, which takes long: the tokenizer has been checked before that."""
+    """Return a function that fetches the weights and creates the engine.
+
+    Fetching takes long, so it happens only after the tokenizer has been checked.
+    """
 
     def make(vocab_size: int, speech: Speech | None) -> Engine:
         fetch_weights(settings.model)
@@ -176,7 +182,10 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
 
 
 def _eyes(settings: Settings) -> Eyes | None:
-    """What engine servers need of a vision model; None for any other. Told from the folder that renders images."""
+    """The images that engine servers of a vision model need; None for other models.
+
+    The folder of the tokenizer, which also renders images, determines this.
+    """
     if settings.model is None and settings.tokenizer is None:
         return None
     folder = tokenizer_folder(settings)
@@ -188,7 +197,7 @@ def _eyes(settings: Settings) -> Eyes | None:
 
 
 def _model_vocabulary(settings: Settings) -> int | None:
-    """The vocabulary size in `--model`'s config, if any. Servers do not report it, and may crash on larger ids."""
+    """The vocabulary size in the config of `--model`, if any. Servers do not report it, and may crash on larger ids."""
     path = None if settings.model is None else folder_of("model", settings.model) / "config.json"
     if path is None or not path.is_file():
         return None
@@ -225,7 +234,7 @@ def _third_party(name: str, settings: Settings) -> Engine:
 
 
 def _load_class(name: str) -> Any:
-    """Import `package.module:Class`, from the current folder too, as `python -m` does."""
+    """Import `package.module:Class`, also from the current folder, as `python -m` does."""
     module_name, _, class_name = name.partition(":")
     if class_name.isdecimal():
         raise ConfigurationError(f"--engine {name} lacks the scheme of a server's URL: write http://{name}")

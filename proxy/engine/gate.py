@@ -1,11 +1,11 @@
 """The gate between turns and the engine: admits requests, holds them during a pause, and resumes interrupted ones.
 
-A request that a pause or a dead server interrupts is submitted again with its prompt, the tokens sampled so far and the
-rest of its token budget. Readers see one uninterrupted stream: no token is lost or repeated, and each token keeps the
-weight version that sampled it. While no engine server is alive, requests wait as during a pause. The timeout for the
-next token measures a silent engine, so it does not run while a request waits. An output under a grammar cannot be
-continued from its middle, so a pause of mode ABORT waits until such outputs end. What an engine answers is checked
-here, before anybody sees it.
+A request that is interrupted by a pause or a dead server is resubmitted with its prompt, the tokens sampled so far and
+the rest of its token budget. Readers see one uninterrupted stream: no token is lost or repeated, and each token keeps
+the weight version that sampled it. While no engine server is alive, requests wait as during a pause. The timeout for
+the next token detects a silent engine, so it does not run while a request waits. An output under a grammar cannot be
+continued from its middle, so a pause of mode ABORT waits until such outputs end. Every chunk of an engine is validated
+here, before a reader sees it.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from tokengrove.reasons import FinishReason
 
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5
-"""Servers that were lost while they ran a request, after which it fails with EngineLost instead of being submitted
-again: it may be what kills them. A server that was gone before it got the request does not count."""
+"""A request is resubmitted after at most this many servers were lost while they ran it. Then it fails with EngineLost,
+since the request itself may kill servers. A server that was lost before it received the request does not count."""
 
 _WAIT_S = 0.5
-"""Seconds that a request waits after its second lost server, and twice as long after each further one: servers that die
-one after the other then do not use up its losses."""
+"""Seconds that a request waits after its second lost server. The wait doubles with each further lost server, so that
+servers that die one after the other do not exhaust `_MOST_LOSSES`."""
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
     """An admitted request and its output so far.
 
-    - `last_token_at`: the time of the event loop when the latest token came, or when waiting for the first began;
-      infinite while the request waits to be submitted again.
-    - `running`: submitted to the engine. `left`: tokens of the budget (`max_tokens`) that are not sampled yet.
-    - `cut`: a pause aborted it in the engine; it is submitted again afterwards. `interrupted`: the engine has ended it
-      because it was cut. `again`: it was submitted again, after its first token.
-    - `expired`: no token came in time, so `task` was cancelled. `cancels`: how many times others had cancelled that
-      task before. `retried_elsewhere`: it had expired once, and was submitted again to another server.
-    - `vocab_size`: that of the model.
+    - `last_token_at`: the event loop's time of the latest token, or of the start of the wait for the first; infinite
+      while the request waits to be resubmitted.
+    - `running`: submitted to the engine. `left`: the tokens of the budget (`max_tokens`) that are not sampled yet.
+    - `cut`: a pause aborts it in the engine; it is resubmitted afterwards. `interrupted`: the engine has ended it
+      because it was cut. `again`: it was resubmitted after its first token.
+    - `expired`: no token came in time, so `task` was cancelled. `cancels`: the number of earlier cancellations of
+      `task` by others. `retried_elsewhere`: it expired once and was resubmitted to another server.
+    - `vocab_size`: the vocabulary size of the model.
     """
 
     request: GenerateRequest
@@ -76,16 +76,16 @@ class _InFlight:
 
     @property
     def continuable(self) -> bool:
-        """True if the rest can be sampled in a new submission: not under a grammar."""
+        """True if the rest can be sampled in a new submission, which excludes outputs under a grammar."""
         return self.request.grammar is None
 
     def receive(self, chunk: TokenChunk) -> FinishReason | None:
-        """Take a chunk from the engine. Raises EngineFailed for one that cannot be right, and takes nothing of it."""
+        """Take a chunk from the engine. Raises EngineFailed for an invalid chunk, which is ignored."""
         self.last_token_at = self.clock()
         check_chunk(chunk, self.vocab_size, self.left)
         self.output += chunk.ids
         self.left -= len(chunk.ids)
-        if self.again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
+        if self.again and chunk.cached_tokens is not None:  # later submissions also count the output so far
             chunk = replace(chunk, cached_tokens=None)
         if chunk.finish is FinishReason.ABORT and self.cut:
             self.interrupted = True
@@ -99,14 +99,14 @@ class _InFlight:
 
 
 class Load(NamedTuple):
-    """Numbers of requests: `in_flight` in the engine, `waiting` to be admitted or for an engine server."""
+    """Numbers of requests: `in_flight` in the engine; `waiting` to be admitted or for an engine server."""
 
     in_flight: int
     waiting: int
 
 
 class Gate:
-    """The only path of requests to the engine. `EngineAdmin` holds it while it pauses the engine, and lets in again."""
+    """The only path of requests to the engine. `EngineAdmin` closes it while the engine is paused."""
 
     def __init__(self, engine: Engine, settings: Settings, metrics: EngineMetrics | None = None) -> None:
         self._engine, self._sample = engine, sampler(engine)
@@ -142,7 +142,7 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait to be admitted, or for an engine server to go on with what they have."""
+        """The number of requests that wait to be admitted, or for an engine server that continues them."""
         return self._waiting
 
     @property
@@ -156,14 +156,14 @@ class Gate:
         return not self._open.is_set() or (self._servers is not None and not self._servers.alive)
 
     def check_alive(self) -> None:
-        """Raise EngineUnavailable if the engine has died, which no request outlives."""
+        """Raise EngineUnavailable if the engine has died. It never recovers."""
         if isinstance(self._engine, MortalEngine) and self._engine.failure:
             raise EngineUnavailable(f"{self._engine.failure}; restart the server")
 
     def send_away(self) -> None:
-        """Server shutdown: requests that wait to be admitted or for an engine server raise EngineUnavailable at once.
+        """Shut down: all requests that wait to be admitted or for an engine server raise EngineUnavailable immediately.
 
-        So do those that would wait later.
+        So do requests that would have to wait later.
         """
         self._stopping = True
         for timer in self._arrivals:
@@ -176,13 +176,13 @@ class Gate:
             await self._patiently(self._admitted())
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason:
-        """Sample a continuation, across pauses and lost servers; return why it ended.
+        """Sample a continuation, across pauses and lost servers; return the finish reason.
 
-        `take` is called for each chunk. A reason that it returns ends sampling and is the result; what it raises is
-        raised here. The engine is free of the request when this returns, raises or is cancelled.
+        `take` is called for each chunk. A reason that it returns ends sampling and is the result. Its exceptions are
+        propagated. The engine has freed the request when this returns, raises or is cancelled.
 
-        Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and what else the engine raises;
-        EngineLost only after more than five servers that were lost while they ran it, or if one is lost in the middle
+        Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and other errors of the engine;
+        EngineLost only if more than five servers were lost while they ran the request, or if one is lost in the middle
         of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`;
         UnsupportedParameter for images if the engine does not take them.
         """
@@ -217,9 +217,9 @@ class Gate:
             )
 
     async def hold(self, mode: PauseMode) -> None:
-        """Admit no request, and wait until the engine can be paused by `mode`; from then on no timeout runs.
+        """Stop admitting requests, and wait until the engine can be paused in `mode`. Timeouts then stop.
 
-        Not serialised: call it through `EngineAdmin`, which then pauses the engine. A hold that is cancelled is undone.
+        Not serialised: call it through `EngineAdmin`, which then pauses the engine. Cancelling this reopens the gate.
         """
         self._open.clear()
         try:
@@ -242,26 +242,26 @@ class Gate:
         self._mode = None
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
-            if flight.last_token_at < math.inf:  # else it waits to be submitted again, perhaps for a server
+            if flight.last_token_at < math.inf:  # else it waits to be resubmitted, possibly for a server
                 flight.last_token_at = now
         self._look()
         self._open.set()
 
     async def load(self) -> Load:
-        """How many requests are here now."""
+        """The current numbers of requests."""
         return Load(self.running, self.waiting)
 
     async def until_idle(self) -> None:
-        """Wait until the engine runs no request. The gate must be held, or new ones keep coming."""
+        """Wait until the engine runs no request. The gate must be held, or new requests keep arriving."""
         await self._until(lambda: not self.running)
 
     async def _admitted(self) -> None:
-        """Wait until the gate is open and a server is alive. Loop: that may be over before the waiting task runs."""
+        """Wait until the gate is open and a server is alive. Both may change before the waiting task runs, so loop."""
         while self.closed:
             await (self._open.wait() if self._servers is None or self.held else self._servers.until_alive())
 
     async def _patiently(self, waiting: Coroutine[Any, Any, None]) -> None:
-        """Wait as one of `waiting`. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
+        """Await `waiting`, counted in `waiting`. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
         limit_s = self._settings.pause_timeout_s
         self._waiting += 1
         try:
@@ -281,8 +281,9 @@ class Gate:
             self._waiting -= 1
 
     async def _readmitted(self, flight: _InFlight, wait_s: float) -> None:
-        """Wait `wait_s`, then until an interrupted request can be submitted again: through pauses, and patiently for a
-        server. Raises EngineUnavailable.
+        """Wait `wait_s` seconds, then until an interrupted request can be resubmitted.
+
+        The wait for a server is limited to `--pause-timeout-s`, and a pause is not. Raises EngineUnavailable.
         """
         flight.last_token_at = math.inf
         await asyncio.sleep(wait_s)
@@ -293,17 +294,17 @@ class Gate:
             try:
                 await self._patiently(self._servers.until_alive())
             except EngineUnavailable:
-                if self._stopping or not self.held:  # else a pause began meanwhile, and ends first
+                if self._stopping or not self.held:  # else a pause has begun: wait for its end
                     raise
         flight.last_token_at = asyncio.get_running_loop().time()
         if self._alarm is None:
             self._look()
 
     def _look(self) -> None:
-        """Expire requests that no token came for in time; look again when the next one may be due.
+        """Expire requests without a token in time, and set the alarm for the next request that may expire.
 
-        Does nothing during a pause, whose end looks again. One alarm for all requests: a token then costs no more than
-        noting the time.
+        Does nothing during a pause; the end of the pause calls this again. All requests share one alarm, so a token
+        costs no more than noting the time.
         """
         if self._mode is not None:
             return
@@ -359,7 +360,7 @@ class Gate:
                 self._servers.note_resubmission(flight.request.failures[-1])
 
     def _can_retry_elsewhere(self, flight: _InFlight) -> bool:
-        """True if the request was given up here, for the first time, and a server that was not asked can go on."""
+        """True if the request has expired for the first time, and an untried server can continue it."""
         return (
             flight.expired
             and not flight.retried_elsewhere
@@ -370,7 +371,7 @@ class Gate:
         )
 
     def _retry_elsewhere(self, flight: _InFlight) -> None:
-        """Undo that a request was given up, and wait for its next token anew."""
+        """Undo the expiry of a request, and restart the timeout for its next token."""
         flight.task.uncancel()
         flight.expired, flight.retried_elsewhere = False, True
         flight.last_token_at = asyncio.get_running_loop().time()

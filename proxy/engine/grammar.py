@@ -1,4 +1,4 @@
-"""Grammars for constrained output, independent of the library that an engine enforces them with."""
+"""Grammars for constrained output, independent of the library with which an engine enforces them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from proxy.types import Json
 class GrammarPart:
     """One piece of a constrained output: a literal, or a JSON value.
 
-    `schema`: a JSON value that the schema accepts, if set. `token_id`: a literal that is this one marker token, if set.
-    `text`: else, a literal in any tokenisation.
+    `schema`: if set, a JSON value that matches this schema. `token_id`: if set, exactly this marker token. `text`:
+    otherwise, a literal text in any tokenisation.
     """
 
     text: str = ""
@@ -23,9 +23,9 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of a constrained output: one of `alternatives`, or with `repeat` one or more of them in a row.
+    """The form of a constrained output: one of `alternatives`, or with `repeat` one or more in a row.
 
-    `separator` stands between repetitions. Only an end token may follow the last part.
+    `separator`: the text between repetitions. Only an end token may follow the last part.
     """
 
     alternatives: tuple[tuple[GrammarPart, ...], ...]

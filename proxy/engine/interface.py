@@ -24,11 +24,11 @@ def tags_of(kinds: frozenset[str]) -> tuple[str, ...]:
 
 
 class Capability(StrEnum):
-    """Optional features of an engine. A request that needs a missing one is refused with an error that names it.
+    """Optional features of an engine. A request that needs a missing capability fails with an error that names it.
 
-    SEED: it takes a seed. DETERMINISTIC: equal seeds sample equal tokens, whatever else runs. Without it a seed is best
-    effort, and the turn records that. IMAGES: the model sees `GenerateRequest.images`; an engine without it never gets
-    any.
+    SEED: the engine takes a seed. DETERMINISTIC: equal seeds sample equal tokens, regardless of other requests. Without
+    it a seed is best effort, and the turn records that. IMAGES: the model sees `GenerateRequest.images`; an engine
+    without it never receives images.
     """
 
     GRAMMAR = "grammar"
@@ -45,11 +45,11 @@ class Capability(StrEnum):
 
 
 class PauseMode(StrEnum):
-    """What a pause does to requests in flight.
+    """The effect of a pause on requests in flight.
 
     IN_PLACE: they keep their state. RETRACT: they lose their cached keys and values, which are recomputed on resume.
-    ABORT: they end in the engine, and the gate submits them again on resume. DRAIN: the pause waits for them to end.
-    Engines never see DRAIN: the gate waits until the engine is idle, then pauses it IN_PLACE.
+    ABORT: they end in the engine, and the gate resubmits them on resume. DRAIN: the pause waits until they end. Engines
+    never see DRAIN: the gate waits until the engine is idle, which is then paused IN_PLACE.
     """
 
     IN_PLACE = "in_place"
@@ -73,9 +73,10 @@ class WeightTransfer(StrEnum):
 class EngineInfo:
     """Facts about a started engine.
 
-    `vocab_size`: input ids are below it. `context_length`: the most tokens of prompt plus output. `weight_version`: the
-    version that sampled tokens carry now. `detail`: free text for people, for example device and dtype.
-    `max_running_requests`: how many it runs at once, others wait in it; None if it does not say.
+    `vocab_size`: input ids are below it. `context_length`: the maximum of prompt plus output, in tokens.
+    `weight_version`: the version that newly sampled tokens carry. `detail`: free text for people, for example device
+    and dtype. `max_running_requests`: the number of requests that it runs at once, while others are queued; None if
+    unknown.
     """
 
     name: str
@@ -89,28 +90,28 @@ class EngineInfo:
 
 
 class EngineControl(Protocol):
-    """What a trainer does to an engine: pauses, weights, memory and the prefix cache."""
+    """A trainer's control of an engine: pauses, weights, memory and the prefix cache."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`. Raises EngineIncapable if this engine cannot."""
+        """Stop sampling until `resume`. Raises EngineIncapable if this engine cannot pause."""
 
     async def resume(self) -> None:
         """Continue sampling after `pause`."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`; return the version that tokens carry from now on (default: one more)."""
+        """Load the weights in folder `path`; return their version. `version` None: the current version plus one."""
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Do one step of a weight transfer; return the version that tokens carry from now on.
+        """Perform one step of a weight transfer; return the version that tokens carry from now on.
 
-        `fields`: the fields of SGLang's request, unchanged. Raises EngineIncapable if this engine has no such step.
+        `fields`: the unchanged fields of SGLang's request. Raises EngineIncapable if this engine lacks the step.
         """
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Release memory until `resume_memory`: the kinds in `tags`, or all kinds. No request runs meanwhile."""
+        """Release memory until `resume_memory`: the kinds in `tags`, or all. No request may run in between."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take released memory back: the kinds in `tags`, or all kinds."""
+        """Resume released memory: the kinds in `tags`, or all."""
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache."""
@@ -124,16 +125,16 @@ class Engine(EngineControl, Protocol):
     """The interface between the proxy and an inference engine."""
 
     async def start(self) -> None:
-        """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
+        """Start the engine. Raises ConfigurationError if it cannot run here."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout.
 
-        EngineLost, a kind of EngineUnavailable, makes the gate submit the rest of the request again.
+        After EngineLost, a kind of EngineUnavailable, the gate resubmits the rest of the request.
         """
 
     async def abort(self, request_id: str) -> None:
-        """End a request soon: its last chunk has `FinishReason.ABORT`. Unknown ids are ignored."""
+        """Abort a request: it soon ends with a chunk with `FinishReason.ABORT`. Unknown ids are ignored."""
 
     async def close(self) -> None:
         """Free all resources. Requests in flight end with `FinishReason.ABORT`."""
@@ -145,25 +146,26 @@ class MortalEngine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why the engine answers nothing any more; "" while it runs."""
+        """The reason why the engine no longer answers; "" while it runs."""
 
 
 @runtime_checkable
 class SharedEngine(Engine, Protocol):
     """Additional interface of an engine that several processes of one server use at once.
 
-    `leads`: this process administers the engine, or no other uses it. The others follow: they sample, and take over by
-    `adopt` what the leading process has changed. `busy_elsewhere`: other processes have requests in the engine.
+    `leads`: this process administers the engine, or is the only one that uses it. The other processes follow: they
+    sample, and `adopt` the changes of the leading process. `busy_elsewhere`: other processes have requests in the
+    engine.
     """
 
     leads: bool
     busy_elsewhere: bool
 
     def common(self) -> dict[str, Any]:
-        """What all processes agree on, in JSON values: the pause, the weight version, the servers."""
+        """The state that all processes share, in JSON values: the pause, the weight version, the servers."""
 
     async def adopt(self, common: Mapping[str, Any]) -> None:
-        """Take over the `common` of another process; before `start` too, after a restart."""
+        """Adopt the `common` state of another process. After a restart, this is called before `start`."""
 
 
 @runtime_checkable
@@ -175,22 +177,22 @@ class ServerPool(Protocol):
         """True while a server is known to take requests."""
 
     def check_alive(self) -> None:
-        """Raise EngineUnavailable, which says why, unless a server is known to take requests."""
+        """Raise EngineUnavailable with the reason, unless a server is known to take requests."""
 
     async def until_alive(self) -> None:
         """Wait until a server takes requests."""
 
     def has_other(self, failures: Sequence[Failure]) -> bool:
-        """True if a server that has no part in `failures` takes requests."""
+        """True if a server that is not named in `failures` takes requests."""
 
     def note_resubmission(self, failure: Failure) -> None:
-        """Count a request that is submitted again after this failure, for the log."""
+        """Count a request that is resubmitted after this failure, for the log."""
 
     async def show(self) -> list[dict[str, Any]]:
-        """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""
+        """One dict per server: url, state, failure; once reached, also in_flight, served, session_count, version."""
 
     async def add(self, url: str) -> None:
-        """Add the server at `url`. Raises InvalidRequest if it is in the pool already or cannot join."""
+        """Add the server at `url`. Raises InvalidRequest if it is already in the pool or cannot join."""
 
     async def remove(self, url: str) -> None:
-        """Send the server no more requests and drop it after its last one. Raises InvalidRequest if unknown."""
+        """Send the server no more requests, and remove it after its last one. Raises InvalidRequest if unknown."""

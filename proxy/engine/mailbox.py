@@ -1,7 +1,7 @@
 """The mailbox engine: an external worker fetches requests and delivers their answers, as token ids or as text.
 
 Fetching does not consume: a request can be fetched again until it is answered, so a lost poll loses nothing. A request
-is answered once: a second delivery is refused.
+can be answered only once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.
 class Letter:
     """A request that waits for its answer.
 
-    `number`: order of arrival. `fetched`: order of the last fetch, on the same counter; 0 if never fetched.
+    `number`: the order of arrival. `fetched`: the order of the last fetch, on the same counter; 0 if never fetched.
     """
 
     request: GenerateRequest
@@ -50,8 +50,8 @@ class Delivery:
     """A worker's answer: `text`, or `output_ids`, with or without one logprob per id.
 
     `version`: the weight version; None for the mailbox's own. `finish` None: derived from the ids. `given_as`: the
-    field that `output_ids` came from, for errors. `counted_elsewhere`: they are an answer of another model, which has
-    counted its own tokens, so that `max_tokens` says nothing about these.
+    field that `output_ids` came from, for errors. `counted_elsewhere`: `output_ids` encode an answer of another model,
+    which counted its own tokens, so that `max_tokens` does not apply to them.
     """
 
     text: str | None = None
@@ -76,15 +76,15 @@ class Mailbox:
         self._closed = False
         self.leads, self.busy_elsewhere = True, False
         self.polls = 0
-        """`polls`: the number of calls of `fetch` that wait for a request."""
+        """The number of calls of `fetch` that wait for a request."""
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for their answer."""
+        """The number of requests that wait for an answer."""
         return len(self._letters)
 
     async def start(self) -> None:
-        """Nothing: there is no model to load."""
+        """Do nothing: there is no model to load."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the delivered answer as one chunk. Raises the error if the worker delivered one."""
@@ -101,14 +101,14 @@ class Mailbox:
             if self._letters.get(request.request_id) is letter:
                 del self._letters[request.request_id]
             if not letter.answer.cancel() and not letter.answer.cancelled():
-                letter.answer.exception()  # marks an error as retrieved that came just as the agent left
+                letter.answer.exception()  # mark an error that came while the agent disconnected as retrieved
 
     async def fetch(self, session_id: str | None, wait_s: float, ended: asyncio.Event | None = None) -> Letter | None:
-        """Return a waiting request: the oldest of the session, or of all sessions the least recently fetched.
+        """Return a waiting request: the oldest of the session, or the least recently fetched of all sessions.
 
-        None after `wait_s` seconds without one, or as soon as `ended` is set. Of several polls that wait for a request
-        of any session, each new request wakes one. A later poll, or one whose wait ends, may get the same request
-        again, since the first worker may have failed.
+        Returns None after `wait_s` seconds without a request, or as soon as `ended` is set. Among polls that wait for a
+        request of any session, each new request is returned to only one. A later poll, or a poll that times out, may
+        get the same request again, since the first worker may have failed.
         """
         ending = asyncio.create_task(self._notice(ended)) if ended is not None else None
         self.polls += 1
@@ -139,18 +139,18 @@ class Mailbox:
         found = [request.request_id for request in of_session if request.turn_number == turn]
         if not found:
             raise NotFound(f"no request of session {brief(session_id)} is waiting as turn {turn}", param="turn")
-        if len(found) > 1:  # the number of a failed turn is used again
+        if len(found) > 1:  # the number of a failed turn is reused
             raise InvalidRequest(
                 f"{len(found)} requests are waiting as turn {turn}; give 'interaction_id' instead", param="turn"
             )
         return found[0]
 
     def request(self, request_id: str) -> GenerateRequest:
-        """Return a waiting request. Raises NotFound, or InvalidRequest if it is answered already."""
+        """Return a waiting request. Raises NotFound, or InvalidRequest if it is already answered."""
         return self._waiting(request_id).request
 
     def deliver(self, request_id: str, delivery: Delivery | ProxyError) -> None:
-        """Answer a request. Raises NotFound; InvalidRequest for a second answer or one that does not fit."""
+        """Answer a request. Raises NotFound, or InvalidRequest for a second answer or an answer that does not fit."""
         letter = self._waiting(request_id)
         if isinstance(delivery, ProxyError):
             letter.answer.set_exception(delivery)
@@ -167,13 +167,13 @@ class Mailbox:
             letter.answer.set_result(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Nothing: the worker samples, and requests can still be answered during a pause."""
+        """Do nothing: the worker samples, and requests can still be answered during a pause."""
 
     async def resume(self) -> None:
-        """Nothing: `pause` stops nothing."""
+        """Do nothing: `pause` stops nothing."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Set the version of answers that name none. The mailbox has no weights, so `path` is not read."""
+        """Set the version of answers that do not name one. The mailbox has no weights, so `path` is not read."""
         self._version = self._version + 1 if version is None else version
         return self._version
 
@@ -182,7 +182,7 @@ class Mailbox:
         return {"version": self._version}
 
     async def adopt(self, common: Mapping[str, Any]) -> None:
-        """Take over the version of another process."""
+        """Adopt the version of another process."""
         self._version = common["version"]
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -190,18 +190,18 @@ class Mailbox:
         raise EngineIncapable(f"the mailbox has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Nothing: the memory is that of the program that answers. A trainer's sleep is a pause here."""
+        """Do nothing: the worker has the memory. A trainer's sleep is only a pause here."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Nothing: no memory was freed."""
+        """Do nothing: no memory was released."""
 
     async def flush_cache(self) -> None:
-        """Nothing: there is no cache."""
+        """Do nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
-        """Facts about the engine. Workers receive all sampling parameters, so most capabilities are claimed.
+        """Facts about the engine. Workers receive all sampling parameters, so it has most capabilities.
 
-        What they make of a seed is theirs.
+        How a worker uses a seed is up to the worker.
         """
         return EngineInfo(
             name="mailbox",

@@ -1,8 +1,8 @@
-"""Which engine servers this server has paused, noted durably, so that a crash leaves none of them paused for ever.
+"""Durable notes of the engine servers that this server has paused, so that a crash leaves none of them paused forever.
 
-A note is a lease, written before the pause and renewed while it lasts. What is not renewed any more belongs to a server
-that ended within its pause: the next server of the same name finds it at its start, and with a shared database so does
-every other server on it. A server that nobody noted is never continued: somebody else has paused it.
+A note is a lease, written before the pause and renewed while it lasts. A note that is no longer renewed was left by a
+server that ended during its pause: the next server of the same name finds it at its start, and so does every other
+server on a shared database. An engine server without a note is never resumed, since another client has paused it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tokengrove.errors import ProxyError
 logger = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds after which a note that is not renewed belongs to nobody. The clocks of all hosts must agree so far."""
+"""Seconds after which a note that is not renewed expires. The clocks of all hosts must agree within this time."""
 
 _RENEW_S = 10.0
 _DOUBT_S = 16.0
-"""Seconds for which a server that runs must have seen a note expired. After an outage of the database its owner, who
-may be in the middle of a weight update, renews it within `_RENEW_S` and `_WRITE_S`."""
+"""Seconds for which a running server must have seen a note as expired. After an outage of the database, the owner of
+the note, which may be in the middle of a weight update, renews it within `_RENEW_S` plus `_WRITE_S`."""
 
 _WRITE_S = 5.0
-"""Limit in seconds for the database: a pause does not wait for one that is down."""
+"""Limit in seconds for writes to the database: a pause does not wait for an unavailable database."""
 
 
 @runtime_checkable
@@ -40,32 +40,32 @@ class NotedEngine(Protocol):
 
     @property
     def left_over(self) -> tuple[PauseMode, frozenset[str]] | None:
-        """After `start`: the pause of an earlier server that goes on, and the kinds of memory that it had released."""
+        """After `start`: the pause of an earlier server that is still in force, and the memory that it released."""
 
 
 class PauseTable(Protocol):
-    """Where notes are kept. Every method raises StoreUnavailable."""
+    """The storage of notes. Every method may raise StoreUnavailable."""
 
     @property
     def shared(self) -> bool:
-        """True if other servers may have notes in it."""
+        """True if other servers may write notes to it."""
 
     async def note(self, notes: Collection[PauseNote]) -> None:
-        """Write notes, in place of those of the same server and owner."""
+        """Write notes, replacing notes of the same server and owner."""
 
     async def forget(self, notes: Collection[PauseNote]) -> None:
-        """Delete notes, unless they were renewed meanwhile."""
+        """Delete notes, unless they have been renewed."""
 
     async def noted(self) -> list[PauseNote]:
         """All notes."""
 
 
 class Pauses:
-    """The notes of this server. Without a `table` there are none, as for an engine of tests.
+    """The notes of this server. Without a `table` there are none.
 
-    `owner`: a name that this server has at every start and no other one has. `leads`: False for a worker that does not
-    administer the engine; it only reads. `left`: notes of servers that ended within their pause, by the URL of the
-    engine server, as of the last `look`.
+    `owner`: the name of this server, unique and the same at every start. `leads`: False for a worker that does not
+    administer the engine; it only reads notes. `left`: notes of servers that ended during their pause, by the URL of
+    the engine server, as of the last `look`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Pauses:
     async def begin(self, urls: Collection[str], mode: PauseMode, released: Collection[str] = ()) -> None:
         """Note that servers are about to be paused, with the kinds of memory that they are about to release.
 
-        If the database does not take it, that is logged and the pause goes on: a weight update must not fail for it.
+        A failure of the database is only logged, since it must not fail a weight update.
         """
         if self._table is None or not self.leads:
             return
@@ -100,18 +100,21 @@ class Pauses:
         await self._write(self._table.note([self._held[url] for url in urls]), "noted")
 
     async def end(self, urls: Collection[str]) -> None:
-        """Note that servers have been continued."""
+        """Note that servers have been resumed."""
         if self._table is not None and (notes := [self._held.pop(url) for url in urls if url in self._held]):
             await self._write(self._table.forget(notes), "forgotten")
 
     def leave(self, url: str) -> None:
-        """Note that this server lets go of one that may still be paused."""
+        """Note that this server gives up an engine server that may still be paused."""
         if (note := self._held.pop(url, None)) is not None:
             self.left[url] = note
 
     async def look(self, doubt_s: float = 0.0) -> None:
-        """Find what servers have left that ended within their pause. The leases of others were seen expired `doubt_s`
-        seconds ago, so that an owner who was only cut off from the database could renew his."""
+        """Find the notes of servers that ended during their pause.
+
+        The leases of other servers must have been seen as expired `doubt_s` seconds ago, so that an owner that was only
+        cut off from the database had time to renew them.
+        """
         if self._table is None:
             return
         try:
@@ -126,18 +129,18 @@ class Pauses:
         self.left = {note.url: note for note in notes if self._is_left(note, now - doubt_s)}
 
     async def continued(self, url: str) -> None:
-        """Note that a server that was left paused has been continued."""
+        """Note that a server that was left paused has been resumed."""
         if self._table is not None and (note := self.left.pop(url, None)) is not None:
             await self._write(self._table.forget([note]), "forgotten")
 
     def take_over(self) -> None:
-        """What was left is this server's own from now on."""
+        """Make the notes in `left` this server's own."""
         if self.leads:
             self._held |= {url: note._replace(owner=self._owner) for url, note in self.left.items()}
         self.left = {}
 
     async def run(self, found: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled, renew the notes, or call `found` if other servers have left some."""
+        """Renew the notes until cancelled. While there are none, call `found` if other servers have left notes."""
         while self._table is not None and self._table.shared and self.leads:
             await asyncio.sleep(_RENEW_S)
             if self._held:

@@ -1,4 +1,4 @@
-"""Request to an engine: its limits are checked here, and the remainder of an interrupted request is computed."""
+"""Requests to an engine, the check of their limits, and the rest of an interrupted request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokengrove.errors import ContextLengthExceeded, InvalidRequest
 
 
 class Failure(NamedTuple):
-    """An engine server that failed a request: `why`, and when, in seconds of the monotonic clock.
+    """A failure of a request on an engine server. `why`: the reason. `at`: the time, in seconds of the monotonic clock.
 
     `lost`: the server was lost, or it lost the request. `counts`: it may be the server's fault.
     """
@@ -28,16 +28,16 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class GenerateRequest:
-    """A prompt of token ids to continue. `check_request` states the limits of its fields.
+    """A prompt of token ids to continue. `check_request` checks the limits of its fields.
 
     `stop_token_ids`: sampling ends after any of them (unless `ignore_eos` is set), and the output includes it; none is
-    sampled before `min_tokens` other tokens are. Those of `sampling` are among them.
-    `session_id`: "" if none; requests of one session prefer the server that has their prefix cached. `turn`: the
-    client's request, for engines that answer from messages (mailbox, scripted). `turn_number`: the position of the turn
-    in its session, from 0. `whole`: the caller reads the output only when it is complete; ignored if `turn` is set,
-    whose `stream` then decides. `failures`: notes of the pool of engine servers, for when the rest is submitted again.
-    `timeline`: when it was admitted, and what happened to it in the engine. `images`: those of the prompt, whose
-    placeholder tokens are in it already, as the model's own processor writes them; None without images.
+    sampled before `min_tokens` other tokens. They include the stop tokens of `sampling`. `session_id`: "" if none;
+    requests of one session prefer the server that has their prefix cached. `turn`: the client's request, for engines
+    that answer from messages (mailbox, scripted). `turn_number`: the position of the turn in its session, from 0.
+    `whole`: the caller reads the output only when it is complete; ignored if `turn` is set, since its `stream` then
+    decides. `failures`: earlier failures on engine servers, recorded by the pool for the resubmission of the rest.
+    `timeline`: the time of admission, and events in the engine. `images`: the images of the prompt, which already has
+    their placeholder tokens as the model's own processor writes them; None without images.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class GenerateRequest:
         return self.prompt.joined
 
     def trace_headers(self) -> dict[str, str]:
-        """The headers by which an engine server continues the trace of the turn; none without a trace."""
+        """The headers with which an engine server continues the trace of the turn; empty without a trace."""
         trace = self.timeline.trace
         return {} if trace is None else trace.headers(self.request_id)
 
@@ -71,7 +71,7 @@ class GenerateRequest:
 
 
 def check_request(request: GenerateRequest, vocab_size: int, context_length: int) -> None:
-    """Refuse a request that would fail in the batch or crash the engine.
+    """Check a request that would otherwise fail in the batch or crash the engine.
 
     `vocab_size` bounds token ids; `context_length` bounds prompt plus `max_tokens`, in tokens. Raises InvalidRequest
     naming the field, or ContextLengthExceeded.
@@ -98,12 +98,12 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
 
 
 def rest_of(request: GenerateRequest, output: Ids) -> GenerateRequest:
-    """Return the rest of an interrupted request: `output` joins the prompt, its length comes off the token limits."""
+    """Return the rest of an interrupted request: `output` is appended to the prompt and reduces the token limits."""
     if not output:
         return request
     most, least = request.sampling.max_tokens, request.sampling.min_tokens
     sampling = request.sampling._replace(
         max_tokens=None if most is None else most - len(output), min_tokens=max(least - len(output), 0)
     )
-    prompt = request.prompt.extended(output[:])  # a copy: the output may grow on
+    prompt = request.prompt.extended(output[:])  # a copy: the output may still grow
     return replace(request, prompt=prompt, sampling=sampling)

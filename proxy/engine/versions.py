@@ -1,4 +1,4 @@
-"""Weight versions of an output, run-length encoded: (count of tokens, version) in order; adjacent versions differ."""
+"""Weight versions of an output, run-length encoded: ordered pairs (token count, version); adjacent versions differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def divided(runs: VersionRuns, at: int) -> tuple[VersionRuns, VersionRuns]:
 
 
 def corrected(runs: VersionRuns, last: VersionRuns) -> VersionRuns:
-    """Return `runs` with the versions of its final tokens replaced by `last`, which counts how many they are.
+    """Return `runs` with the versions of its final tokens, as many as `last` has, replaced by `last`.
 
     Raises EngineFailed if `last` counts more tokens than `runs`.
     """

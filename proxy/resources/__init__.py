@@ -1,1 +1,1 @@
-"""What all requests share: threads, room and places, in turn by sender, and memory that goes back to the system."""
+"""Resources that all requests share: worker threads and places, scheduled fairly by sender, and freed memory."""

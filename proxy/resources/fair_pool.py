@@ -1,6 +1,7 @@
-"""Worker threads for what takes long, shared fairly: those who wait have their turn one after the other.
+"""Worker threads for long work, shared fairly: waiting senders take turns.
 
-Large work runs one at a time, so that smaller work, whoever it is for, does not wait for it, and memory stays bounded.
+Only one piece of large work runs at a time, so that smaller work of any sender does not wait for it, and memory stays
+bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from proxy.resources.senders import Sender, Tally
 _T = TypeVar("_T")
 
 LARGE = 1_000_000
-"""Work of this size, in characters, takes seconds at worst, and much memory."""
+"""Work of this size, in characters, takes up to seconds, and much memory."""
 
 
 class _Work(NamedTuple):
@@ -29,8 +30,10 @@ class _Work(NamedTuple):
 
 
 class FairPool:
-    """At least two `threads`, of which large work has one. Use it on one event loop. `work`: what each sender has
-    here."""
+    """A pool of at least two `threads`, of which large work uses at most one. Use it on one event loop.
+
+    `work`: the tally of the work of each sender.
+    """
 
     def __init__(self, threads: int, freed: FreedMemory, work: Tally | None = None) -> None:
         self._threads, self._freed = max(threads, 2), freed
@@ -42,13 +45,13 @@ class FairPool:
 
     @property
     def waiting(self) -> int:
-        """How many pieces of work wait for a thread."""
+        """The number of pieces of work that wait for a thread."""
         return sum(1 for _ in self._waiting)
 
     async def run(self, sender: Sender, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `function` in a thread, in turn by sender, and return its result.
+        """Call `function` in a thread, scheduled fairly by sender, and return its result.
 
-        If the caller is cancelled while the function runs, its thread stays taken until it has ended.
+        If the caller is cancelled while the function runs, the thread stays occupied until the function returns.
         """
         work = _Work(sender, size, asyncio.get_running_loop().create_future())
         self._work.add(sender, 1)
@@ -63,17 +66,17 @@ class FairPool:
             else:
                 self._work.add(sender, -1)
             raise
-        # No local holds the future: its error would hold this frame, and what the function was given, in a circle.
+        # No local variable refers to the future: its error would form a cycle with this frame and the arguments.
         return await asyncio.shield(self._begin(work, function, *arguments))
 
     def close(self) -> None:
-        """Start nothing more. What runs goes on to its end."""
+        """Start no more work. Running work continues to its end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, work: _Work) -> bool:
         if self._running == self._threads or (work.size >= LARGE and self._large):
             return False
-        if work.place.cancelled():  # its caller has not run since
+        if work.place.cancelled():  # its caller has not run since the cancellation
             return False
         self._running += 1
         self._large |= work.size >= LARGE

@@ -1,5 +1,7 @@
-"""A queue of several senders' items. Hosts take turns, and so do the senders of a host: who brings many waits
-longest."""
+"""A queue of the items of several senders. Hosts take turns, and so do the senders of a host.
+
+A sender of many items waits longest.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,20 @@ class FairQueue(Generic[_T]):
         return bool(self._hosts)
 
     def __contains__(self, sender: Sender) -> bool:
-        """Whether a sender has an item here."""
+        """True if the sender has an item in the queue."""
         return sender in self._hosts.get(sender.host, ())
 
     def __iter__(self) -> Iterator[_T]:
         return (item for senders in self._hosts.values() for items in senders.values() for item in items)
 
     def put(self, sender: Sender, item: _T) -> None:
-        """Add an item behind the other items of its sender. A sender without items comes after the others."""
+        """Add an item after the other items of its sender. A new sender comes after the others."""
         self._hosts.setdefault(sender.host, OrderedDict()).setdefault(sender, deque()).append(item)
 
     def take(self, fits: Callable[[_T], bool], look: int | None = None) -> _T | None:
-        """Remove and return the first item that `fits` of the first sender who has one; None if no item does.
+        """Remove and return the first item that `fits`, of the first sender with such an item; None if there is none.
 
-        `look`: at so many items of each sender; None at all.
+        `look`: the number of items of each sender to examine; None: all.
         """
         for host, senders in self._hosts.items():
             for sender, items in senders.items():
@@ -49,7 +51,7 @@ class FairQueue(Generic[_T]):
         return None
 
     def discard(self, sender: Sender, item: _T) -> None:
-        """Remove an item, if it is still here."""
+        """Remove an item, if it is still in the queue."""
         senders = self._hosts.get(sender.host)
         items = None if senders is None else senders.get(sender)
         if senders is not None and items is not None and item in items:

@@ -1,4 +1,4 @@
-"""Gives freed memory back to the system: glibc keeps what a large request has freed, for ever."""
+"""Returns freed memory to the system. Otherwise glibc keeps the memory that a large request has freed forever."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 _DELAY_S = 1.0
 _STATM = Path("/proc/self/statm")
 _RESIDENT_PAGES = 1
-# Of glibc's malloc.h. Python's threads seldom allocate at the same time, and those that encode text are two.
+# From glibc's malloc.h. Python's threads seldom allocate at the same time, and only two threads encode text.
 _M_ARENA_MAX, _MOST_ARENAS = -8, 1
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process; 0 on a system that does not tell it."""
+    """The resident memory of this process in bytes; 0 on a system that does not report it."""
     try:
         return int(_STATM.read_text().split()[_RESIDENT_PAGES]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):  # not Linux
@@ -30,13 +30,13 @@ def return_freed_memory() -> None:
 
 
 def limit_arenas() -> None:
-    """Let threads that start from now on share arenas: what a burst leaves in one of its own stays there for ever."""
+    """Make threads that start from now on share one arena. Memory freed in arenas of their own would stay there."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MOST_ARENAS)
 
 
 class FreedMemory:
-    """Returns freed memory some time after work that took much of it. Use it on one event loop."""
+    """Returns freed memory some time after work that used much of it. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None

@@ -1,7 +1,7 @@
-"""Places of choices among those that are generated and committed, shared fairly by senders who are here together.
+"""Places for choices that are generated and committed, shared fairly by concurrent senders.
 
-A sender who is alone has as many as it asks for. While others are here, or were lately, one who has more than its share
-waits once three quarters of the places are taken, so those with less than their share never wait for a place.
+A single sender gets as many places as it needs. While other senders run choices, or have recently, a sender with more
+than its share waits once three quarters of the places are taken, so that senders with less than their share never wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokengrove.errors import brief
 logger = logging.getLogger(__name__)
 
 _LEAST = 8
-"""Places that a sender has in any case, unless they are more than half of all: the choices of a usual group."""
+"""The minimum share of a sender, unless it is more than half of all places: the choices of a usual group."""
 
 _LATELY_S = 60.0
 _MOST_REMEMBERED = 4096
@@ -33,7 +33,10 @@ class _Waiting(NamedTuple):
 
 
 class Places:
-    """Use it on one event loop. `most`: how many places there are while several senders share them."""
+    """The places of one process. Use it on one event loop.
+
+    `most` returns the number of places while several senders share them.
+    """
 
     def __init__(self, senders: Senders, most: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._running, self._queued = senders.running, senders.queued
@@ -44,7 +47,7 @@ class Places:
         self._told: OrderedDict[Sender, None] = OrderedDict()
 
     def take_now(self, sender: Sender) -> bool:
-        """Take a place, unless the sender must wait."""
+        """Take a place and return True, or return False if the sender must wait."""
         if self._waiting and sender in self._waiting:
             return False
         if self._running.total >= (most := self._most()) - most // 4 and not self._may(sender, most):
@@ -53,7 +56,7 @@ class Places:
         return True
 
     async def take(self, sender: Sender) -> None:
-        """Wait for a place, in turn by sender, and take it."""
+        """Wait for a place, scheduled fairly by sender, and take it."""
         if self.take_now(sender):
             return
         waiting = _Waiting(sender, asyncio.get_running_loop().create_future())
@@ -67,13 +70,13 @@ class Places:
             if waiting.place.done() and not waiting.place.cancelled():
                 self.give_back(sender)
             else:
-                self._let_in()  # a place may have been free while this one stood before others
+                self._let_in()  # a place may be free that this choice kept from the choices behind it
             raise
         finally:
             self._queued.add(sender, -1)
 
     def give_back(self, sender: Sender) -> None:
-        """Give a place to whoever is next."""
+        """Give a place back, to the next choice that waits."""
         self._running.add(sender, -1)
         now = self._clock()
         _note(self._seen, sender, now)
@@ -85,7 +88,7 @@ class Places:
             pass
 
     def _start(self, waiting: _Waiting) -> bool:
-        if waiting.place.cancelled():  # its task has not run since
+        if waiting.place.cancelled():  # its task has not run since the cancellation
             return False
         most = self._most()
         if self._running.total >= most - most // 4 and not self._may(waiting.sender, most):
@@ -95,14 +98,14 @@ class Places:
         return True
 
     def _may(self, sender: Sender, most: int) -> bool:
-        """Whether a sender may have one more, though most places are taken."""
+        """True if a sender may have one more place although most places are taken."""
         since = self._clock() - _LATELY_S
         return _is_within(self._running.of_host, sender.host, most, self._hosts_seen, since) and _is_within(
             self._running.of, sender, most, self._seen, since
         )
 
     def _tell(self, sender: Sender) -> None:
-        """Log, once, that a sender waits."""
+        """Log once per sender that it waits."""
         if sender in self._told:
             return
         self._told[sender] = None
@@ -128,7 +131,7 @@ def _note(seen: OrderedDict[Any, float], who: Hashable, now: float) -> None:
 def _is_within(
     running: Mapping[Any, int], who: Hashable, most: int, seen: OrderedDict[Any, float], since: float
 ) -> bool:
-    """Whether `who` has less than an equal share, or no other has run anything since then."""
+    """True if `who` has less than an equal share, or if no other has run anything since `since`."""
     mine, others = running.get(who, 0), len(running) - (who in running)
     if not others:
         others = any(other != who and seen[other] >= since for other in islice(reversed(seen), 2))

@@ -1,7 +1,7 @@
-"""How busy each sender is. Whatever is shared by turns counts here, by one notion of a sender.
+"""The resource use of each sender, in all resources that are shared fairly.
 
-A sender is a session, or what stands for it before it is known: a key, or nothing but the host. The host is the address
-that a request comes from, or the network of 64 bits of an IPv6 address.
+A sender is a session, or until the session is known, a key or only a host. The host is the address that a request comes
+from; for IPv6, it is the /64 network of the address.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class Sender(NamedTuple):
-    """Who sends. `host`: as `host_of` names it. `name`: a session's id, else a key; "" without either."""
+    """A sender of requests. `host`: the result of `host_of`. `name`: a session's id, else a key; "" without either."""
 
     host: str = ""
     name: str = ""
 
 
 class Tally:
-    """An amount of each sender, and of each host. What is zero is not kept."""
+    """An amount for each sender and for each host. Zero amounts are removed."""
 
     __slots__ = ("of", "of_host", "total")
 
@@ -29,7 +29,7 @@ class Tally:
         self.total = 0
 
     def add(self, sender: Sender, amount: int) -> None:
-        """Change the amount of a sender."""
+        """Add to the amount of a sender."""
         of, of_host, host = self.of, self.of_host, sender.host
         self.total += amount
         of[sender] = of.get(sender, 0) + amount
@@ -45,11 +45,11 @@ class Tally:
 
 
 class Senders:
-    """What the senders have here now, in one process.
+    """The current resource use of senders in one process.
 
-    `running`: choices that are generated and committed. `queued`: choices that wait for a place among them.
-    `work`: calls that wait for a worker thread or run in one. `body_bytes`: of request bodies. `wrong_keys`: requests
-    whose answers wait. `connections`: of clients, by host only.
+    `running`: choices that are generated and committed. `queued`: choices that wait for a place among them. `work`:
+    calls that wait for a worker thread or run in one. `body_bytes`: bytes of request bodies. `wrong_keys`: requests
+    with a wrong key whose answers are delayed. `connections`: connections of clients, by host only.
     """
 
     def __init__(self) -> None:

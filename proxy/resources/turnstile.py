@@ -1,6 +1,6 @@
-"""Lets turns and choices begin a few at a time: those that come together must not hold up the streams that run.
+"""Lets turns and choices begin a few at a time, so that a burst of them does not delay running streams.
 
-Those that wait begin in turn by sender, so who sends many at once waits for itself.
+Waiting turns are scheduled fairly by sender, so a sender of many turns delays only itself.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from proxy.resources.fair_queue import FairQueue
 from proxy.resources.senders import Sender
 
 _AT_ONCE = 8
-"""Turns that may begin in one pass of the event loop. Each takes about a third of a millisecond there."""
+"""The number of turns that may begin in one pass of the event loop. Each takes about a third of a millisecond."""
 
 
 class Turnstile:
-    """One for all turns of an event loop. Between its passes, the loop reads and writes for everybody else.
+    """The turnstile for all turns of an event loop. Between its passes, the loop does all other work.
 
-    `passes` grows with each pass after a turn entered: if it did not, that turn has not waited since.
+    `passes` is incremented with each pass after a turn entered. If it is unchanged, the turn has not waited since.
 
-    `_entered` counts from one call of `_next_pass` to the next, `_before` from the call before that to the last one. A
-    pass of the loop has a part of each, so together they stay within the limit.
+    `_entered` counts the turns since the last call of `_next_pass`, and `_before` the turns between the two last calls.
+    A pass of the loop includes a part of each, so their sum must stay within the limit.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Turnstile:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
 
     async def enter(self, sender: Sender) -> None:
-        """Return at once, or in a later pass of the event loop if `_AT_ONCE` turns have entered lately."""
+        """Return immediately, or in a later pass of the event loop if `_AT_ONCE` turns have entered recently."""
         loop, lately = asyncio.get_running_loop(), self._before + self._entered
         if not lately:
             loop.call_soon(self._next_pass)
@@ -40,7 +40,7 @@ class Turnstile:
         await place
 
     def _next_pass(self) -> None:
-        """Wake as many as may begin in the next pass."""
+        """Wake as many turns as may begin in the next pass."""
         self.passes += 1
         self._before, self._entered = self._entered, 0
         while self._waiting and self._entered < _AT_ONCE:

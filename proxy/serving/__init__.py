@@ -1,1 +1,1 @@
-"""Processes that serve: one server, or a supervisor with several workers."""
+"""Server processes: a single server, or a supervisor with several workers."""

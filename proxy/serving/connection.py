@@ -1,7 +1,7 @@
-"""One client's connection, over HTTP/1.1: uvicorn's protocol, which also knows what the connection waits for.
+"""One client's HTTP/1.1 connection: uvicorn's protocol, extended by the stage that the connection is in.
 
-A client that has shut down only its sending side still gets its answer: the end of its data does not end a request
-that has arrived whole. Whether the client has left altogether is asked of the system (`peer`).
+A client that has shut down only its sending side still gets its answer: the end of its data does not end a request that
+has arrived completely. The system is asked whether the client has disconnected (`peer`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MOST_HEADER_BYTES = 64 * 1024
-"""Bytes that may come in a row without a header that ends or a part of a body. The parser keeps all of them."""
+"""The maximum number of bytes in a row without the end of a head or a part of a body. The parser keeps all of them."""
 
 MOST_HEADERS = 256
-"""Headers and trailers of one request. Each takes more memory than its bytes."""
+"""The maximum number of headers and trailers of one request. Each takes more memory than its bytes."""
 
 MOST_WAITING_REQUESTS = 64
-"""Requests of one connection that may wait for the replies of those before them. What comes after them is not read."""
+"""The maximum number of pipelined requests of one connection that wait for earlier replies. Later data is not read."""
 
 
 class Stage(Enum):
-    """What a connection waits for."""
+    """What a connection waits for. The values describe a late client in log lines and errors."""
 
     FRESH = "sent no request"
     HEAD = "sent half of a request's head"
@@ -47,12 +47,12 @@ class Stage(Enum):
 
 
 class Host(Protocol):
-    """What a connection needs of the server that it belongs to. `on_end`: gets the record of a request at its end."""
+    """The server of a connection, as the connection sees it. `on_end`: called with the record of each ended request."""
 
     on_end: RequestEnd | None
 
     def admit(self, connection: Connection) -> None:
-        """Decide about a new connection, which belongs to the server's set of connections already."""
+        """Accept, limit or refuse a new connection, which is already in the server's set of connections."""
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection that was lost."""
@@ -61,18 +61,18 @@ class Host(Protocol):
         """Count a connection that the server closes, for the log."""
 
     def note_failure(self, what: str) -> None:
-        """As `note`, for a fault of the server, which is the exception being handled."""
+        """The same as `note`, for a fault of the server: the exception that is being handled."""
 
 
 class _FullError(Exception):
-    """Ends the work of the parser."""
+    """Stops the parser."""
 
 
 class Connection(HttpToolsProtocol):
     """A connection. `received`: the bytes of bodies so far.
 
-    `stage`, `mark` (which shows progress within the stage) and `since` (when they last changed, in seconds of the event
-    loop's clock) belong to whoever watches the connection. `sender`: the host of its client.
+    `stage`, `mark` (which changes with progress within the stage) and `since` (the time of their last change, in
+    seconds of the event loop's clock) are managed by the watcher of connections. `sender`: the host of its client.
     """
 
     app: ASGIApp
@@ -88,22 +88,22 @@ class Connection(HttpToolsProtocol):
         self.received = 0
         self._unframed = 0
         self._is_full = False
-        self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the newest one
+        self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the newest request
 
     @property
     def host(self) -> Host:
-        """The server's connections."""
+        """The connections of the server."""
         host: Any = self.server_state
         return host  # type: ignore[no-any-return]
 
     @property
     def socket(self) -> socket.socket:
-        """The socket, for options only."""
+        """The socket, only for socket options."""
         return self.transport.get_extra_info("socket")  # type: ignore[no-any-return]
 
     @property
     def local_port(self) -> int | None:
-        """The port of the server that the client has reached; None for a Unix socket."""
+        """The server's port that the client connected to; None for a Unix socket."""
         return None if self.server is None else self.server[1]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self.host.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)  # it tells the newest request only
+        super().connection_lost(exc)  # it notifies only the newest request
         if (cycle := self._running) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
-        except Exception:  # asyncio would log a traceback for each connection
+        except Exception:  # otherwise asyncio would log a traceback for each connection
             self.host.note_failure("the data of a connection was not read")
             self.transport.abort()
             return
@@ -145,7 +145,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_headers(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
 
     def _feed(self, data: bytes) -> None:
-        """Let the parser read `data`, which stops at each head that offers another protocol."""
+        """Feed `data` to the parser, which stops at each head that offers another protocol."""
         unread: bytes | None = data
         while unread is not None:
             try:
@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
                 return
 
     def on_headers_complete(self) -> None:
-        """Begin a request, unless it has too many headers or too many wait before it. An error stops the parser."""
+        """Begin a request, unless it has too many headers, or too many requests wait. An error stops the parser."""
         if len(self.headers) > MOST_HEADERS:
             self._refuse_headers(f"there are more than {MOST_HEADERS} headers; send fewer")
             raise _FullError
@@ -181,14 +181,14 @@ class Connection(HttpToolsProtocol):
         self.cycle, self.scope = newest, newest.scope
 
     def _should_upgrade(self) -> bool:
-        """True: begin no request whose head offers another protocol. `_declined` has that request read again."""
+        """True: begin no request with a head that offers another protocol. `_declined` has it parsed again."""
         return True
 
     def _declined(self, rest: bytes) -> bytes | None:
-        """What the parser shall read in place of an offer of another protocol: the same request without it.
+        """The data to parse instead of a request that offers another protocol: the same request without the offer.
 
-        `rest`: what came after its head. The parser takes the body for data of that protocol. Java's HTTP client offers
-        HTTP/2 with every first request. None if the request is refused.
+        `rest`: the data after its head, which the parser took for data of the other protocol. Java's HTTP client offers
+        HTTP/2 with every first request. Returns None if the request is refused.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
         return b"%s %s HTTP/1.1\r\n%s\r\n%s" % (method, self.url, b"".join(headers), rest)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser cannot read."""
+        """Refuse data that the parser cannot read."""
         self.host.note("sent what is not HTTP")
         error = InvalidRequest("this is not a valid HTTP/1.1 request; the server speaks plain HTTP, without TLS")
         self._refuse_next(error)
@@ -211,7 +211,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, to answer a request that has arrived whole."""
+        """Return True if the connection stays open to answer a request that has arrived completely."""
         if not peer.KNOWN or self.look() not in (Stage.REPLY, Stage.UNREAD):
             return False
         sock, cycle = self.socket, self.cycle
@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def look(self) -> Stage:
-        """What the connection waits for now."""
+        """The current stage of the connection."""
         cycle, pipeline = self.cycle, self.pipeline
         if self.transport.get_write_buffer_size():
             return Stage.UNREAD
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         return Stage.HEAD if cycle is None or cycle.scope is not self.scope else Stage.IDLE
 
     def _refuse_next(self, error: ProxyError) -> None:
-        """Refuse what comes next. Replies to whole requests before it are finished first, and nothing follows them."""
+        """Refuse the next request. Replies to complete requests before it are finished first; nothing follows them."""
         running = self._running
         if running is None or running.response_complete or (running is self.cycle and running.more_body):
             self.refuse(error)
@@ -242,7 +242,7 @@ class Connection(HttpToolsProtocol):
             self._read_no_more(self.pipeline[0][0] if self.pipeline else running)
 
     def refuse(self, error: ProxyError) -> None:
-        """Answer a request that has not arrived whole with `error`, and close."""
+        """Answer a request that has not arrived completely with `error`, and close the connection."""
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.response_complete:
             scope = self._refused()
@@ -255,7 +255,7 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _refused(self) -> MutableMapping[str, Any]:
-        """The scope of the request that is refused; one of its own if its head has not arrived whole."""
+        """The scope of the refused request, or a new scope if its head has not arrived completely."""
         known: MutableMapping[str, Any] | None = self.scope if self.scope and "path" in self.scope else None  # type: ignore[assignment]
         if known is not None and not (self.cycle is not None and self.cycle.response_complete):
             return known
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _written(scope: MutableMapping[str, Any], error: ProxyError) -> bytes:
-    """A whole reply that closes its connection."""
+    """A complete reply that closes its connection."""
     response = error_response(scope, error)
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [b"%s: %s\r\n" % header for header in headers]

@@ -1,11 +1,11 @@
-"""All connections of one server: how many there may be, and how long a client may keep the server waiting.
+"""All connections of one server: the limit of their number, and the timeouts of clients.
 
-A connection that is not being served ends, in time or to make room. One sweep a second looks at all of them, so a turn
-pays nothing. At the limit those that wait for their client make room, first those of the host that has the most; if all
-are in use, further ones get a 503 at once. `SPARE` connections beyond the limit are for the endpoints that watch the
-server.
+A connection that is not being served is closed after a timeout or to make room. One sweep per second examines all
+connections, so it costs a turn nothing. At the limit, connections that wait for their clients make room, first those of
+the host with the most; if all are in use, further connections get a 503 immediately. `SPARE` connections beyond the
+limit are for the endpoints that monitor the server.
 
-Many connections are one line in the log.
+Closed connections are summarised in one log line.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, NotFound, ProxyE
 logger = logging.getLogger(__name__)
 
 SPARE = 16
-"""Connections beyond the limit, which only `WATCHED` answers."""
+"""The number of connections beyond the limit, which can only request `WATCHED`."""
 
 WATCHED = frozenset({"/health", "/ready", "/metrics"})
 LEAST_BODY_BYTES = 1024
 SWEEP_S = 1.0
 _LOG_EVERY_S = 10.0
 _LARGEST_SHARE = 16
-"""One in so many connections makes room at once, so that a flood is not a search for each."""
+"""Up to one in this many connections is closed at a time to make room, so that a flood does not need a search each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a client may take: for the head of a request, for `LEAST_BODY_BYTES` of a body, to read anything of
-    a reply, and between requests. `ending_s`: to read anything once the server is stopping."""
+    """The timeouts of clients in seconds.
+
+    `head_s`: for the head of a request. `body_s`: for `LEAST_BODY_BYTES` of a body. `unread_s`: to read any part of a
+    reply. `idle_s`: between requests. `ending_s`: to read any part of a reply once the server is stopping.
+    """
 
     head_s: float = 10.0
     body_s: float = 10.0
@@ -53,9 +56,9 @@ class Patience:
 
 
 class Connections(ServerState):
-    """The connections of one server, of which uvicorn keeps the set. `patience`: None trusts the clients.
+    """The connections of one server, of which uvicorn manages the set. `patience` None: no timeouts.
 
-    `on_end`: gets the records of requests that are refused before they reach the application.
+    `on_end`: called with the records of requests that are refused before they reach the application.
     """
 
     connections: set[Connection]  # type: ignore[assignment]
@@ -73,8 +76,9 @@ class Connections(ServerState):
         self._log_at = 0.0
 
     def show(self, metrics: ProcessMetrics, senders: Senders) -> None:
-        """Let the metrics read how many connections there are, by what they wait for, and how many there may be; count
-        them among what the `senders` have. Before the first connection.
+        """Expose the numbers of connections by state, and their limit, to `metrics`, and count them by `senders`.
+
+        Call it before the first connection.
         """
         self._by_host = senders.connections
         metrics.connections.watch(self._by_state)
@@ -85,9 +89,9 @@ class Connections(ServerState):
         return {(state,): states[state] for state in _STATES.values()}
 
     def admit(self, connection: Connection) -> None:
-        """Find room for a connection that has just been made; else let it have only `WATCHED`, or refuse it.
+        """Make room for a new connection. Without room, restrict the connection to `WATCHED`, or refuse it.
 
-        A connection to `metrics_port` has only `WATCHED` in any case.
+        A connection to `metrics_port` is always restricted to `WATCHED`.
         """
         self._by_host.add(connection.sender, 1)
         if self.metrics_port is not None and connection.local_port == self.metrics_port:
@@ -112,7 +116,7 @@ class Connections(ServerState):
         self._events[what] += 1
 
     def note_failure(self, what: str) -> None:
-        """As `note`, for the exception being handled. The log has the traceback of the first one only."""
+        """The same as `note`, for the exception that is being handled. Only the first traceback is logged."""
         if what not in self._failures:
             self._failures.add(what)
             logger.exception("%s; further ones are counted only", what)
@@ -129,7 +133,7 @@ class Connections(ServerState):
                 logger.exception("a sweep of the connections failed")
 
     def sweep(self, now: float) -> None:
-        """Close the connections whose clients have kept the server waiting for too long at `now`."""
+        """Close the connections of clients that have exceeded a timeout at `now`."""
         self._all_used = False
         if self._patience is not None:
             for connection in list(self.connections):
@@ -139,7 +143,7 @@ class Connections(ServerState):
             self.log()
 
     def log(self) -> None:
-        """Say how many connections were closed since the last time, and why."""
+        """Log how many connections were closed since the last call, and why."""
         if self._events:
             reasons = ", ".join(f"{count} {what}" for what, count in self._events.most_common())
             left = sum(not connection.transport.is_closing() for connection in self.connections)
@@ -147,20 +151,20 @@ class Connections(ServerState):
             self._events.clear()
 
     def end(self, now: float) -> None:
-        """The server is stopping: close what is not being served. A request that has not arrived whole gets a 503."""
+        """Begin to stop: close connections that are not being served. An incomplete request gets a 503."""
         if self._patience is not None:
             self._ending = True
             self.sweep(now)
 
     def cut(self) -> None:
-        """Close all connections at once."""
+        """Close all connections immediately."""
         if self.connections:
             self._events["cut at the end of the shutdown"] += len(self.connections)
         for connection in list(self.connections):
             connection.transport.abort()
 
     def in_use(self) -> list[str]:
-        """The path of each request that has not been answered whole."""
+        """The path of each request that has not been answered completely."""
         busy = (connection for connection in self.connections if connection.look() in _WITH_REQUEST)
         return [connection.cycle.scope["path"] for connection in busy if connection.cycle is not None]
 
@@ -196,8 +200,9 @@ class Connections(ServerState):
         return math.inf
 
     def _make_room(self, newest: Connection) -> bool:
-        """Close connections that wait for their clients: those without a request first, then those of the host with the
-        most, then those that have waited the longest. Return False if there are none.
+        """Close connections that wait for their clients. Return False if there are none.
+
+        Connections without a request come first, then connections of the host with the most, then the longest waiting.
         """
         if self._all_used or self._patience is None:
             return False
@@ -211,14 +216,14 @@ class Connections(ServerState):
         chosen = waiting[: max(1, len(self.connections) // _LARGEST_SHARE)]
         for *_, connection in chosen:
             self.note("made room for others")
-            self.connections.discard(connection)  # or the next one would look for room, too
+            self.connections.discard(connection)  # or the next connection would also look for room
             connection.transport.abort()
         self._all_used = not chosen
         return bool(chosen)
 
 
 class _Limited:
-    """What answers a connection that has only `WATCHED`, and gets `error` for anything else."""
+    """The application of a connection that is restricted to `WATCHED`. Other paths get `error`."""
 
     def __init__(self, app: ASGIApp, error: ProxyError, on_end: RequestEnd | None) -> None:
         self._app, self._error, self._on_end = app, error, on_end
@@ -237,7 +242,7 @@ class _Limited:
 _WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})
 _WITH_REQUEST = frozenset({Stage.BODY, Stage.REPLY, Stage.UNREAD})
 _SPARED_S = {**dict.fromkeys(_WITHOUT_REQUEST, 0.0), Stage.BODY: 2.0, Stage.UNREAD: 10.0, Stage.REPLY: math.inf}
-"""Seconds without progress after which a connection may have to make room."""
+"""Seconds without progress after which a connection may be closed to make room."""
 
 _STATES = {
     **dict.fromkeys(_WITHOUT_REQUEST, "idle"),
@@ -245,13 +250,13 @@ _STATES = {
     Stage.REPLY: "replying",
     Stage.UNREAD: "unread",
 }
-"""What a metric calls the stages."""
+"""The names of the stages in metrics."""
 
 _ORDER = {Stage.FRESH: 0, Stage.HEAD: 0, Stage.IDLE: 1, Stage.BODY: 2, Stage.UNREAD: 2}
 
 
 def _mark(connection: Connection, stage: Stage) -> object:
-    """What changes while the client makes progress in a stage."""
+    """A value that changes while the client makes progress in a stage."""
     if stage is Stage.UNREAD:
         return connection.transport.get_write_buffer_size(), peer.taken_bytes(connection.socket)
     if stage is Stage.BODY:
@@ -263,7 +268,7 @@ def _mark(connection: Connection, stage: Stage) -> object:
 
 
 def _close(connection: Connection, stage: Stage, limit_s: float) -> None:
-    """Close a connection whose client is late; who has begun a request learns why."""
+    """Close the connection of a client that exceeded a timeout. A client that has begun a request gets an error."""
     if stage in (Stage.HEAD, Stage.BODY):
         connection.refuse(RequestTimeout(f"the request did not arrive: it {stage.value} within {limit_s:g} s"))
     elif stage is Stage.UNREAD:

@@ -1,4 +1,4 @@
-"""The limit of open files of a process: raised to what is allowed, and how many connections fit into it."""
+"""The limit of open files of a process: raising it to the maximum, and the number of connections that it allows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _LEAST = 8
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard one, for this process and those that it starts."""
+    """Raise the soft limit to the hard limit, for this process and its children."""
     if sys.platform == "win32":
         return
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS takes no more than OPEN_MAX, whatever it says
+    with suppress(OSError, ValueError):  # macOS accepts no more than OPEN_MAX, whatever it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def room_for_connections(each: int) -> int:
-    """How many clients may be connected, where each needs `each` descriptors, with the files that are open by now."""
+    """The number of client connections, each with `each` descriptors, that fit beside the files that are open now."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource
@@ -39,5 +39,5 @@ def _open_files() -> int:
         return len(os.listdir("/dev/fd"))
     except (
         FileNotFoundError
-    ):  # a bare /dev, as a chroot may have it; the reserve has room for what is open at the start
+    ):  # a minimal /dev, as in a chroot; the reserve has room for the files that are open at start
         return 0

@@ -1,9 +1,9 @@
-"""The other end of a TCP connection: whether it has left, and how much it has taken.
+"""The other end of a TCP connection: whether it has disconnected, and how many bytes it has received.
 
-A client that leaves and one that only shuts down its sending side look alike on the wire: their data ends. A socket
-that was closed answers what is written to it with a reset; nothing shows it before. So the system is asked, which knows
-more in two cases. If the other end is on this machine, its socket belongs to no process any more. Or its system, which
-remembers a closed socket for a minute at most, has answered a keep-alive probe with a reset.
+A client that disconnects and a client that only shuts down its sending side look the same on the wire: their data ends.
+A closed socket answers data with a reset, and nothing shows that it is closed before. So the system is asked, which
+knows more in two cases. If the other end is on this machine, no process has its socket open any more. Otherwise its
+system, which remembers a closed socket for at most a minute, may have answered a keep-alive probe with a reset.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import sys
 from contextlib import suppress
 
 KNOWN = hasattr(socket, "AF_NETLINK") and hasattr(socket, "TCP_INFO")
-"""Whether the system tells. On others the end of the data means that the client has left."""
+"""True if the system reports this. Otherwise the end of the data means that the client has disconnected."""
 
 _PROBE_S, _PROBES = 5, 3
 _TCP_CLOSE = 7
 _SOCK_DIAG, _ANSWERED = 4, 20
-"""Linux's NETLINK_SOCK_DIAG, and SOCK_DIAG_BY_FAMILY: the type of its questions and answers."""
+"""Linux's NETLINK_SOCK_DIAG, and SOCK_DIAG_BY_FAMILY, the type of its requests and answers."""
 
 _REQUEST = 1
 _ANY_STATE, _ANY_COOKIE = 0xFFFFFFFF, b"\xff" * 8
 _BYTES_ACKED_AT = 120
-"""Where a `tcp_info` has the number of bytes that the other end has acknowledged."""
+"""The offset in a `tcp_info` of the number of bytes that the other end has acknowledged."""
 
 _INODE_AT = 84
-"""Where an `inet_diag_msg` with its `nlmsghdr` has the inode of the socket: 0 when no process has it open."""
+"""The offset in an `inet_diag_msg` with its `nlmsghdr` of the inode of the socket: 0 if no process has it open."""
 
 
 def ask_often(sock: socket.socket) -> None:
-    """Let the system probe the other end every `_PROBE_S` seconds, and give up after `_PROBES` without an answer."""
+    """Make the system probe the other end every `_PROBE_S` seconds, and give up after `_PROBES` without an answer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, _PROBE_S),
@@ -42,14 +42,14 @@ def ask_often(sock: socket.socket) -> None:
 
 
 def has_left(sock: socket.socket) -> bool:
-    """Whether it is known that nobody reads at the other end of `sock`, which has received the end of its data."""
-    with suppress(OSError):  # the system does not answer that
+    """True if the other end of `sock` is known to have disconnected. `sock` must have received the end of its data."""
+    with suppress(OSError):  # the system does not support this
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE or _abandoned(sock)
     return False
 
 
 def taken_bytes(sock: socket.socket) -> int:
-    """How many bytes the other end has taken so far; 0 if the system does not tell."""
+    """The number of bytes that the other end has received so far; 0 if the system does not report it."""
     if KNOWN:
         with suppress(OSError):
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED_AT + 8)
@@ -58,7 +58,7 @@ def taken_bytes(sock: socket.socket) -> int:
 
 
 def _abandoned(sock: socket.socket) -> bool:
-    """Whether the other end is a socket of this machine that no process has open. Raises OSError if it is not ours."""
+    """True if the other end is a socket of this machine that no process has open. Raises OSError if it is remote."""
     (host, port), (own_host, own_port) = sock.getpeername()[:2], sock.getsockname()[:2]
     addresses = (socket.inet_pton(sock.family, address).ljust(16, b"\0") for address in (host, own_host))
     ends = struct.pack("!HH16s16s", port, own_port, *addresses)

@@ -1,10 +1,10 @@
 """One server process: bind the port, start, and shut down gracefully on SIGTERM or SIGINT.
 
-Shutdown answers long polls at once, lets running turns finish within `--shutdown-timeout-s`, and cancels the others.
-Then the lifespan of `app` closes the engine, and the store last, with every write flushed. A second signal cancels all
-running turns at once. `proxy.serving.stop` tells all this.
+The shutdown answers long polls immediately, lets running turns finish within `--shutdown-timeout-s`, and cancels the
+others. Then the lifespan of `app` closes the engine, and the store last, with every write flushed. A second signal
+cancels all running turns immediately. `proxy.serving.stop` logs all this.
 
-Every reason not to start is a ConfigurationError with a one-line message, raised before the first request is served.
+Every failure to start is a ConfigurationError with a one-line message, raised before the first request is served.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tokengrove.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
-# uvicorn cancels what runs for so long after `--shutdown-timeout-s`. All is cut earlier, so it never comes to that.
+# Seconds after `--shutdown-timeout-s` until uvicorn cancels what still runs. Everything is cut before that.
 BACKSTOP_S = 5
 PATIENCE = Patience()
 _LOOKS, _LOOK_S = 30, 0.01
@@ -46,11 +46,11 @@ _GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
 _EXPORTS = ("/trajectories/export", "/export_trajectories")
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
-"""How the warnings begin that uvicorn writes for each of such requests."""
+"""The beginnings of uvicorn's warnings about single requests, which are counted instead."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which re-raise the signal at the end: the exit code would not be 0."""
+    """uvicorn without its signal handlers. They re-raise the signal at the end, so the exit code would not be 0."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
@@ -58,13 +58,13 @@ class Server(uvicorn.Server):
         self.exiting = asyncio.Event()
 
     def ask_to_exit(self) -> None:
-        """Shut down gracefully; when called a second time, at once."""
+        """Shut down gracefully. A second call shuts down immediately."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self.exiting.set()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until asked to exit, and watch the connections meanwhile."""
+        """Serve and watch the connections until asked to exit."""
         watching = asyncio.create_task(self.connections.watch())
         try:
             await super().serve(sockets)
@@ -72,12 +72,12 @@ class Server(uvicorn.Server):
             watching.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, and wait for those that have arrived whole."""
+        """Accept no more requests, and wait for requests that have arrived completely."""
         self.connections.end(asyncio.get_running_loop().time())
         await super().shutdown(sockets)
 
     async def cut(self) -> None:
-        """End what still runs: close every connection, after 0.3 s at most for replies that are being written."""
+        """Close every connection and cancel every request, after at most 0.3 s for replies that are being written."""
         await self._settle()
         self.connections.cut()
         await self._settle()
@@ -155,7 +155,7 @@ def serving(settings: Settings) -> Iterator[str]:
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
-    """The listening sockets of a server: that of `--port`, and that of `--metrics-port` if there is one.
+    """The listening sockets of a server: for `--port`, and for `--metrics-port` if set.
 
     Raises ConfigurationError if a port is in use or the address is not local.
     """
@@ -167,7 +167,7 @@ def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
 
 
 def bind(settings: Settings, port: int, flag: str) -> socket.socket:
-    """Return a listening socket; `flag` chose its port. Raises ConfigurationError."""
+    """Return a listening socket. `flag`: the flag of its port. Raises ConfigurationError."""
     listener = new_socket(settings)
     try:
         listener.bind((settings.host, port))
@@ -189,7 +189,7 @@ def _way_out(settings: Settings, error: OSError, flag: str) -> str:
 
 
 def new_socket(settings: Settings) -> socket.socket:
-    """A socket of the family of `--host`, not bound yet."""
+    """A socket of the family of `--host`, not yet bound."""
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return listener
@@ -226,11 +226,11 @@ async def _serve(
 def new_server(
     app: ASGIApp, settings: Settings, patience: Patience | None = PATIENCE, on_end: RequestEnd | None = None
 ) -> Server:
-    """A server of `app`, which still has to be given its sockets. `patience`: with its clients; None for a trusted one.
-    `on_end`: gets the records of requests that do not reach `app`.
+    """A server of `app`, without sockets. `patience`: the timeouts of clients; None for trusted clients.
 
-    uvicorn's own limits do not do: `limit_concurrency` refuses `/health` too and keeps silent connections, a silent
-    connection has no timeout before its first request, and its limits of headers are those of another parser.
+    `on_end`: called with the records of requests that do not reach `app`. uvicorn's own limits are not sufficient:
+    `limit_concurrency` also refuses `/health` and keeps silent connections, a silent connection has no timeout before
+    its first request, and its header limits apply to another parser.
     """
     config = uvicorn.Config(
         app,
@@ -251,15 +251,15 @@ def new_server(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn is neither counted already nor the traceback of a request that a shutdown cancels."""
+    """True unless a record of uvicorn is already counted, or is the traceback of a request cancelled at shutdown."""
     if record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False
     return not str(record.msg).startswith(_COUNTED)
 
 
 def limit_connections(server: Server, settings: Settings) -> None:
-    """Let a server have `--max-connections`, or as many of them as its limit of open files has room for."""
-    elsewhere = "//" in settings.engine or settings.workers > 1  # a request then has a connection of its own there
+    """Set the limit of connections of a server: `--max-connections`, or fewer if the limit of open files is lower."""
+    elsewhere = "//" in settings.engine or settings.workers > 1  # each request may then need a second connection
     room, wanted = room_for_connections(2 if elsewhere else 1), settings.max_connections
     if wanted > room:
         logger.warning(
@@ -281,10 +281,10 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
 def tune_interpreter() -> None:
     """Tune the interpreter for latency: collect garbage in small steps, and switch threads sooner.
 
-    The imported libraries hold a million objects that are never freed; a full collection over them would stall every
-    request for 0.1 s, so they are excluded. The default thresholds collect too often for a server that leaves next to
-    no cycles. Every second collection is one of the middle generation: it looks at what the one before left, too, at
-    40,000 objects at most, in 10 ms. So only every other object that stays is looked at twice.
+    The imported libraries have a million objects that are never freed. A full collection of them would stall every
+    request for 0.1 s, so they are excluded. The default thresholds collect too often for a server that creates almost
+    no cycles. Every second collection is one of the middle generation, which also examines the objects that the
+    previous collection left: at most 40,000 objects, in 10 ms. So only every other surviving object is examined twice.
 
     The database writer thread releases the interpreter lock at each database call. While the event loop is busy, it
     would get the lock back only after the default switch interval of 5 ms, several times per commit.
@@ -297,7 +297,7 @@ def tune_interpreter() -> None:
 
 
 class Stopping:
-    """The end of all requests of one server process. `told`: False if another process tells what a stop does."""
+    """The end of all requests of one server process. `told` False: another process logs the progress of the stop."""
 
     def __init__(self, app: Starlette, settings: Settings, *, told: bool = True) -> None:
         self._app, self._timeout_s, self._told = app, settings.shutdown_timeout_s, told
@@ -311,15 +311,15 @@ class Stopping:
         return Ended(self._app.state.turns.finished - self._finished_before, self._interrupted)
 
     async def end_requests(self, *servers: Server) -> None:
-        """When the first server is asked to exit, end long polls, and let running requests finish within the timeout.
+        """Wait until the first server is asked to exit. Then end long polls, and wait for requests within the timeout.
 
-        Turns that take longer are cancelled; their clients get an error. Then everything else is cut.
+        Turns that take longer are cancelled, and their clients get an error. Then everything else is cut.
         """
         await servers[0].exiting.wait()
         turns = self._app.state.turns
         self._finished_before = turns.finished
         self._app.state.polls.end()
-        self._app.state.store.database.absence.stop()  # no call waits any more for a database that is away
+        self._app.state.store.database.absence.stop()  # calls no longer wait for an unavailable database
         if self._told:
             self._stop = Stop(self._timeout_s, self._left(servers))
         telling = asyncio.create_task(self._tell(servers))
@@ -334,7 +334,7 @@ class Stopping:
             telling.cancel()
 
     async def cut(self, *servers: Server) -> None:
-        """End what still runs: turns that have no client, and everything if a second signal came."""
+        """End everything that still runs: turns without a client, or after a second signal, everything."""
         if self._stop is not None and servers[0].force_exit:
             self._stop.at_once()
         await self._drain(0.0)
@@ -342,7 +342,7 @@ class Stopping:
             await server.cut()
 
     def end(self) -> None:
-        """Say that the server has stopped, once its engine and its store are closed."""
+        """Log that the server has stopped, once its engine and its store are closed."""
         if self._stop is not None:
             self._stop.end(self.ended)
 

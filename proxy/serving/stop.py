@@ -1,6 +1,7 @@
-"""What a stop tells: what it waits for, whom it interrupts, and what it has done.
+"""The log lines of a stop: what it waits for, what it interrupts, and its result.
 
-It says at once what it waits for, again when that has changed, at most once a second, and every five seconds anyway.
+What it waits for is logged immediately, again when it has changed, at most once per second, and at least every five
+seconds.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOOK_S = 1.0
-"""Seconds between two looks at what is left."""
+"""Seconds between checks of what still runs."""
 
 _AGAIN_S = 5.0
 
 
 class Left(NamedTuple):
-    """What a stop waits for: turns that run, exports that are sent, and connections that have a request."""
+    """What a stop waits for: running turns, exports in progress, and connections with a request."""
 
     turns: int = 0
     exports: int = 0
@@ -41,10 +42,10 @@ class Ended(NamedTuple):
 
 
 class Stop:
-    """The lines of one stop, which may take `timeout_s` seconds. `clock` gives seconds."""
+    """Logs one stop, which may take `timeout_s` seconds. `clock` returns seconds."""
 
     def __init__(self, timeout_s: float, left: Left, clock: Callable[[], float] = time.monotonic) -> None:
-        """Say that the stop begins, and what it waits for."""
+        """Log that the stop begins, and what it waits for."""
         self._clock, self._said, self._said_at = clock, left, clock()
         self._ends_at = self._said_at + timeout_s
         if any(left):
@@ -53,7 +54,7 @@ class Stop:
             logger.info("stopping: nothing runs")
 
     def look(self, left: Left) -> None:
-        """Say what is left, if it has changed or was not said for a while."""
+        """Log what still runs, if it has changed or was not logged for a while."""
         now = self._clock()
         if any(left) and (left != self._said or now - self._said_at >= _AGAIN_S):
             self._said, self._said_at = left, now
@@ -61,37 +62,37 @@ class Stop:
             logger.info(f"stopping: still {_named(left)}, up to %(left_s)d s more", {**_counts(left), "left_s": left_s})
 
     def at_once(self) -> None:
-        """Say that a second signal ends the wait."""
+        """Log that a second signal ends the wait."""
         logger.warning("stopping at once: a second signal came")
 
     def interrupt(self, turns: int) -> None:
-        """Say how many turns are interrupted, if any are."""
+        """Log how many turns are interrupted, if any."""
         if turns:
             logger.warning(f"stopping: interrupted {_count('turns', turns)}", {"turns": turns})
 
     def end(self, ended: Ended) -> None:
-        """Say that the stop is over."""
+        """Log that the server has stopped."""
         named = _count("finished", ended.finished, "turn")
         logger.info(f"stopped: {named} finished, %(interrupted)d interrupted", ended._asdict())
 
 
 def end_at_signal() -> None:
-    """Until the server has its own handlers, end this process at once at SIGTERM or SIGINT, with exit code 0.
+    """Until the server has its own handlers, end this process immediately on SIGTERM or SIGINT, with exit code 0.
 
-    Nothing has been answered yet that could be lost, and what is being loaded cannot be waited for.
+    Nothing has been answered yet, so nothing is lost, and loading cannot be interrupted otherwise.
     """
     for number in SIGNALS:
         signal.signal(number, _end_start)
 
 
 def end_process() -> NoReturn:
-    """End this process with exit code 0, after its exit handlers. All has been closed and written before.
+    """End this process with exit code 0, after its exit handlers. Everything must be closed and written before.
 
-    The interpreter would free what the libraries hold, object by object: with torch that takes more than a second.
+    Otherwise the interpreter would free the objects of libraries one by one, which takes more than a second with torch.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
     os._exit(0)
 
@@ -111,6 +112,6 @@ def _named(left: Left) -> str:
 
 
 def _count(name: str, count: int, noun: str | None = None) -> str:
-    """The field `name` in a sentence, with its noun: the name itself, without its last letter for one."""
+    """The field `name` in a sentence, with its noun: the name itself, in the singular for a count of one."""
     noun = noun or name.removesuffix("s")
     return f"%({name})d {noun}" if count == 1 else f"%({name})d {noun}s"

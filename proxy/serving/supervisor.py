@@ -1,8 +1,9 @@
-"""Several workers on one port: start all or none, start again what dies, and stop all.
+"""The supervisor of several workers on one port: starts all or none, restarts workers that die, and stops all.
 
-The supervisor serves nothing. It forks the workers before it has a thread or an event loop, so it can fork again when
-one dies. A worker that dies unexpectedly is logged and started again, as in gunicorn and uvicorn; the others serve on.
-At SIGTERM or SIGINT all workers stop gracefully at once, at a second one immediately.
+The supervisor does not serve requests. It forks the workers before it has a thread or an event loop, so it can fork
+again when a worker dies. A worker that dies unexpectedly is logged and restarted, as in gunicorn and uvicorn, while the
+others continue to serve. On SIGTERM or SIGINT, all workers stop gracefully at the same time; on a second signal,
+immediately.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tokengrove.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
-"""Seconds before a worker is started again that has died before it was ready; they double each time."""
+"""Seconds before the restart of a worker that died before it was ready, doubled each time, and their maximum."""
 
 _KILL_S = 10.0
 """Seconds beyond all timeouts after which a worker that does not stop is killed."""
@@ -46,12 +47,12 @@ _KILL_S = 10.0
 def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None:
     """Serve with `--workers` processes until SIGTERM or SIGINT. `show` is called with the banner once all listen.
 
-    Raises ConfigurationError if a worker cannot start; no worker runs then.
+    Raises ConfigurationError if a worker cannot start; then no worker is left running.
     """
     if not hasattr(os, "fork") or not hasattr(socket, "SO_REUSEPORT"):
         raise ConfigurationError("--workers needs fork and SO_REUSEPORT, which this system does not have")
     raise_limit()
-    settings = pinned(settings)  # once: all workers take the same commit
+    settings = pinned(settings)  # here, so that all workers use the same commit
     check(settings)
     with _reserved(settings) as addresses, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
         supervisor = _Supervisor(settings, banner, addresses, Path(folder))
@@ -61,7 +62,7 @@ def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None
 
 @dataclass(slots=True)
 class _Running:
-    """A worker process. `listening`: it serves the port. `tries`: starts in a row that have failed."""
+    """A worker process. `listening`: it serves the port. `tries`: the number of consecutive failed starts."""
 
     process: BaseProcess
     pipe: Connection
@@ -79,7 +80,7 @@ class _Supervisor:
         self._banner_text = ""
 
     def stop(self) -> None:
-        """Stop all workers gracefully; when called again, at once."""
+        """Stop all workers gracefully. A second call stops them immediately."""
         self._stops += 1
 
     def run(self, show: Callable[[str], None], wakened: socket.socket) -> None:
@@ -121,7 +122,7 @@ class _Supervisor:
                     raise ConfigurationError(text)
 
     def _look(self, wakened: socket.socket, show: Callable[[str], None]) -> None:
-        """Wait for news of a worker or a signal, and start again what is due."""
+        """Wait for a report of a worker or a signal, and restart the workers that are due."""
         due = [at for at, _ in self._again.values()]
         for number in self._speaking(wakened, max(0.0, min(due) - time.monotonic()) if due else None):
             running = self._workers[number]
@@ -144,7 +145,7 @@ class _Supervisor:
         return all(running.listening for running in self._workers.values())
 
     def _bury(self, number: int, why: str) -> None:
-        """A worker has died: forget what it ran, and start it again, later each time that it does not come up."""
+        """Handle the death of a worker: clear its attempts, and schedule its restart, later after each failed start."""
         dead = self._workers.pop(number)
         dead.process.join()
         dead.pipe.close()
@@ -155,7 +156,7 @@ class _Supervisor:
         logger.error("%s; worker %d is started again", why, number)
 
     def _end(self, wakened: socket.socket) -> None:
-        """Stop all workers and wait for them; kill those that do not end."""
+        """Stop all workers and wait for them. Kill workers that do not end in time."""
         told = 0
         stop = Stop(self._settings.shutdown_timeout_s, self._left()) if self._stops else None
         limit = time.monotonic() + self._settings.shutdown_timeout_s + server.BACKSTOP_S + _KILL_S
@@ -187,7 +188,7 @@ class _Supervisor:
         return Left(self._attempt_table.turns())
 
     def _speaking(self, wakened: socket.socket, timeout_s: float | None) -> Sequence[int]:
-        """Wait; return the workers that have said something or have ended."""
+        """Wait; return the workers that have sent a report or have ended."""
         pipes: dict[Any, int] = {running.pipe: number for number, running in self._workers.items()}
         heard = wait([wakened, *pipes], timeout=timeout_s)
         _drain(wakened)
@@ -195,13 +196,13 @@ class _Supervisor:
 
 
 def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> None:
-    """The main function of a worker process, which ends at once when `work` has: no thread may delay the supervisor."""
+    """The main function of a worker process. The process ends with `work`, so no thread can delay the supervisor."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for pipe in inherited:  # else the others would not notice that the supervisor is gone
+        for pipe in inherited:  # else the others would not notice the end of the supervisor
             pipe.close()
         worker.work(settings, post)
         code = 0
@@ -213,10 +214,10 @@ def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> No
 
 
 def _hear(running: _Running) -> tuple[Report, str]:
-    """What a worker says; FAILED with the way that it ended, if it did."""
+    """The report of a worker, or FAILED with the reason if it has ended."""
     with suppress(EOFError, OSError):
         report: tuple[Report, str] = running.pipe.recv()
-        while report[0] is Report.STOPPED:  # by a signal to it alone: the end of the process follows
+        while report[0] is Report.STOPPED:  # by a signal to this worker alone; the end of the process follows
             report = running.pipe.recv()
         return report
     running.process.join()
@@ -226,7 +227,7 @@ def _hear(running: _Running) -> tuple[Report, str]:
 
 
 def _ended(running: _Running) -> Ended:
-    """The turns that ended on a worker during its stop, as it has told before it ended."""
+    """The turns that ended on a worker during its stop, from its last report."""
     with suppress(EOFError, OSError):
         while True:
             report, what = running.pipe.recv()
@@ -248,7 +249,7 @@ def _drain(wakened: socket.socket) -> None:
 
 @contextmanager
 def _reserved(settings: Settings) -> Iterator[Sequence[Address]]:
-    """Hold the addresses for the workers, which bind to them too. Raises ConfigurationError for one that is taken."""
+    """Reserve the addresses for the workers, which also bind to them. Raises ConfigurationError if one is in use."""
     with server.listening(settings) as alone:  # without SO_REUSEPORT, so it fails if another server has a port
         addresses = [listener.getsockname() for listener in alone]
     with ExitStack() as stack:
@@ -259,7 +260,7 @@ def _reserved(settings: Settings) -> Iterator[Sequence[Address]]:
 
 @contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
-    """Call `stop` at SIGTERM and SIGINT, and make the socket readable at any signal, which wakes a wait."""
+    """Call `stop` on SIGTERM and SIGINT. Yields a socket that any signal makes readable, which wakes a wait."""
     wakened, waking = socket.socketpair()
     with wakened, waking:
         wakened.setblocking(False)
@@ -276,7 +277,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Hold signals back. A worker that is forked meanwhile gets them once it has given up the supervisor's handlers."""
+    """Block signals. A worker forked meanwhile receives them once it has removed the supervisor's handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Tells systemd when the server listens (`Type=notify`): until then, the unit is starting.
+"""Notifies systemd when the server listens (`Type=notify`). Until then, the unit is starting.
 
-The protocol is that of sd_notify(3): one datagram to the socket that `NOTIFY_SOCKET` names. Without the variable nobody
-asked, and nothing is sent.
+The protocol is sd_notify(3): one datagram to the socket that `NOTIFY_SOCKET` names. Without this variable, nothing is
+sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell_ready() -> None:
-    """Say that the start is complete. A manager that cannot be told is one line in the log."""
+    """Notify systemd that the start is complete. A failure is only logged."""
     address = os.environ.get(VARIABLE)
     if not address:
         return

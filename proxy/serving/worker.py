@@ -1,8 +1,8 @@
-"""One of several worker processes, as its supervisor runs it: build the server, wait for the others, serve, stop.
+"""One of several worker processes, run by a supervisor: build the server, wait for the others, serve, stop.
 
-The worker says on a pipe that it is ready, listens when it is told to, and stops at a signal or when it loses its
-supervisor. The signal may come twice for one stop, from a terminal and from the supervisor, so only an order of the
-supervisor ends a worker at once.
+The worker reports on a pipe that it is ready, listens on an order of the supervisor, and stops on a signal or when it
+loses its supervisor. The signal may come twice for one stop, from a terminal and from the supervisor, so only an order
+of the supervisor ends a worker immediately.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Address = tuple[str, int]
 
 
 class Order(Enum):
-    """What the supervisor tells a worker: to serve the port, or to end a graceful stop at once."""
+    """An order of the supervisor to a worker: serve the port, or end a graceful stop immediately."""
 
     LISTEN = 0
     STOP_NOW = 1
 
 
 class Report(Enum):
-    """What a worker tells its supervisor. READY comes with the banner, FAILED with the reason, STOPPED with `Ended`."""
+    """A report of a worker to its supervisor. READY has the banner, FAILED the reason, and STOPPED an `Ended`."""
 
     READY = 0
     LISTENING = 1
@@ -51,7 +51,7 @@ class Report(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Where a worker works: its place among the others, the pipe to its supervisor, and the addresses to listen on."""
+    """The post of a worker: its place among the others, the pipe to its supervisor, and the addresses to listen on."""
 
     place: Place
     pipe: Connection
@@ -60,8 +60,8 @@ class Post:
 
 
 def work(settings: Settings, post: Post) -> None:
-    """Run until the worker is stopped. Call it in a new process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it: the supervisor got it too
+    """Run a worker until it is stopped. Call it in a new process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it; the supervisor also receives it
     limit_arenas()
     log.start_writing(post.place.number)
     if not post.place.leads:
@@ -78,7 +78,7 @@ def work(settings: Settings, post: Post) -> None:
 
 
 class _Worker:
-    """A worker that has been built."""
+    """A worker with a built application."""
 
     def __init__(self, app: App, settings: Settings, post: Post) -> None:
         self._app, self._settings, self._post = app, settings, post
@@ -88,7 +88,7 @@ class _Worker:
         self._stopping = False
 
     async def serve(self, private: socket.socket) -> None:
-        """Answer the other workers, start the engine, then serve the port. Raises ConfigurationError."""
+        """Answer the other workers, start the engine, and then serve the port. Raises ConfigurationError."""
         server.tune_interpreter()
         answering = asyncio.create_task(self._private.serve(sockets=[private]))
         try:
@@ -114,7 +114,7 @@ class _Worker:
                     listener.listen(server.BACKLOG)
                 self._say(Report.LISTENING, "")
                 await self._public.serve(sockets=listeners)
-            await answering  # requests of other workers, too, have been answered
+            await answering  # the requests of other workers have also been answered
             ending.cancel()
             await stopping.cut(self._public, self._private)
             self._say(Report.STOPPED, stopping.ended)
@@ -128,7 +128,7 @@ class _Worker:
     def _take_order(self) -> None:
         try:
             order = self._post.pipe.recv()
-        except (EOFError, OSError):  # the supervisor is gone
+        except (EOFError, OSError):  # the supervisor has ended
             asyncio.get_running_loop().remove_reader(self._post.pipe.fileno())
             self._stop()
             return
@@ -146,12 +146,12 @@ class _Worker:
                 each.ask_to_exit()
 
     def _say(self, report: Report, what: object) -> None:
-        with suppress(OSError):  # the supervisor is gone; the worker notices it as an order to stop
+        with suppress(OSError):  # the supervisor has ended; the worker then stops on its own
             self._post.pipe.send((report, what))
 
 
 def shared_socket(settings: Settings, address: Address) -> socket.socket:
-    """A socket of this process's own on a common port. It gets its share of the connections once it listens."""
+    """This process's own socket on the shared port. It gets its share of the connections once it listens."""
     listener = server.new_socket(settings)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(address)
@@ -159,9 +159,9 @@ def shared_socket(settings: Settings, address: Address) -> socket.socket:
 
 
 def private_socket(path: Path) -> socket.socket:
-    """A listening Unix socket, in place of the one that this worker had before it was started again.
+    """A listening Unix socket, which replaces the socket of this worker before a restart.
 
-    Raises ConfigurationError if the system cannot have a socket there.
+    Raises ConfigurationError if the socket cannot be created.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

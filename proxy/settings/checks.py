@@ -1,4 +1,4 @@
-"""Checks of one value each. Each raises ConfigurationError that names the flag and the way out."""
+"""Checks of single values. Each raises a ConfigurationError that names the flag and the way out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 from tokengrove.errors import ConfigurationError
 
 HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
-# `https://*` would be every site. Sandboxed pages of every site have the origin `null`, which is no URL.
+# `https://*` would match every site. Sandboxed pages of every site have the origin `null`, which is not a URL.
 ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 
 
 def listed(text: str | None) -> list[str]:
-    """The parts of a setting that are separated by commas."""
+    """The comma-separated parts of a setting."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
@@ -38,7 +38,7 @@ def check_proxies(text: str | None) -> None:
 
 
 def check_public_url(url: str | None) -> None:
-    """A path is allowed: a gateway may serve this server below one."""
+    """Check the public URL. It may have a path, since a gateway may serve this server under one."""
     if url is None:
         return
     try:
@@ -69,7 +69,7 @@ def check_text(flag: str, text: str) -> None:
 
 
 def check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: str) -> None:
-    """Raise ConfigurationError for the first part of a list that does not have the form, or if there is none."""
+    """Raise ConfigurationError for the first part of a list that does not match `form`, or for an empty list."""
     parts = listed(text)
     wrong = next((part for part in parts if not form.fullmatch(part.lower())), None if parts or text is None else text)
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Settings from a TOML file. Its keys are the names of the settings, at the top level: there are no tables."""
+"""Settings from a TOML file. Its keys are the names of the settings, at the top level, without tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.errors import ConfigurationError
 
 
 def read_config_file(path: Path) -> Mapping[str, tuple[Any, str]]:
-    """The value of each setting in the file, and its place. Raises ConfigurationError naming file, line and key."""
+    """The value and the place of each setting in the file. Raises ConfigurationError naming file, line and key."""
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text)
@@ -31,7 +31,7 @@ def read_config_file(path: Path) -> Mapping[str, tuple[Any, str]]:
 
 
 def readable_secret(path: Path, found: Mapping[str, tuple[Any, str]]) -> str | None:
-    """A warning if the file has a secret and other users of this machine can read it; None otherwise."""
+    """A warning if the file has a secret and other users of this machine can read it, else None."""
     secret = next((name for name, (value, _) in found.items() if masked(name, value) != value), None)
     if secret is None or os.name != "posix" or not path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         return None
@@ -48,7 +48,7 @@ def _checked(path: Path, text: str, name: str, value: Any) -> tuple[Any, str]:
 
 
 def _line(text: str, name: str) -> str:
-    """The line of a key or a table, as far as it can be told: tomllib does not say."""
+    """The line of a key or a table, found by a search, since tomllib does not report it; "" if it is not found."""
     key = re.compile(rf"\s*\[*\s*[\"']?{re.escape(name)}[\"']?\s*[].=]")
     numbers = (number for number, line in enumerate(text.splitlines(), 1) if key.match(line))
     number = next(numbers, None)

@@ -1,4 +1,4 @@
-"""How settings are read from a variable or a configuration file, and how they are shown."""
+"""Conversion of settings from variables and configuration files, and their masked form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = options_of(Settings)
 
 
 def read_variable(variable: str, text: str, setting: Option) -> Any:
-    """The value that the text of a variable stands for. Raises ConfigurationError naming the variable."""
+    """The value of a setting from the text of a variable. Raises ConfigurationError naming the variable."""
     try:
         return read_text(setting, text)
     except ValueError as error:
@@ -25,7 +25,7 @@ def read_variable(variable: str, text: str, setting: Option) -> Any:
 
 
 def convert(source: str, value: Any, setting: Option) -> Any:
-    """The value of a setting from one of TOML. Raises ConfigurationError naming `source`."""
+    """The value of a setting from a TOML value. Raises ConfigurationError naming `source`."""
     try:
         return read_value(setting, value)
     except ValueError as error:
@@ -33,9 +33,9 @@ def convert(source: str, value: Any, setting: Option) -> Any:
 
 
 def convert_named(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of settings by name, as Python, JSON or TOML has them. Raises ConfigurationError naming the setting.
+    """The values of settings, from Python, JSON or TOML values by name. Raises ConfigurationError naming the setting.
 
-    A list of one may be its value. `prefix`: stands before the name in errors.
+    A single text may replace a list of one. `prefix`: a prefix of the name in errors.
     """
     values = {}
     for name, value in given.items():
@@ -47,7 +47,7 @@ def convert_named(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def masked(name: str, value: Any) -> Any:
-    """A setting's value without keys and passwords."""
+    """The value of a setting with keys and passwords masked."""
     if isinstance(value, tuple):
         return tuple(_ARGUMENT_KEY.sub(r"\1***", part) for part in value)
     if name == "database_url":
@@ -56,7 +56,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` if there is a similar name, else nothing."""
+    """`; did you mean X?` if there is a similar name, else ""."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [*known], 1)

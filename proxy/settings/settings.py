@@ -14,13 +14,13 @@ from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
 
-# Above it Pillow takes an image for a decompression bomb.
+# Pillow treats a larger image as a decompression bomb.
 _MOST_PIXELS = 89_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one server runs. Build it with keyword arguments, or with `read_settings`. Raises ConfigurationError."""
+    """The settings of one server, from keyword arguments or `read_settings`. Raises ConfigurationError."""
 
     host: str = option("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
     port: int = option(8080, "Port to listen on; 0 picks a free port.", least=0, most=65535)
@@ -199,7 +199,7 @@ class Settings:
 
     @property
     def weak_key(self) -> str | None:
-        """What is said of an admin key that can be guessed; None without such a key."""
+        """The warning about an admin key that can be guessed, else None."""
         if self.admin_key is None or all(len(key) >= _KEY_LENGTH for key in self.admin_key.split(",")):
             return None
         return (
@@ -209,12 +209,12 @@ class Settings:
 
     @property
     def all_body_bytes(self) -> int:
-        """How many bytes of request bodies one process holds at once."""
+        """The limit of request bodies that one process holds at once, in bytes."""
         return self.max_inflight_body_bytes or 8 * self.max_body_bytes
 
     @property
     def agents_may_reward(self) -> bool:
-        """True if the agent's key (on an open server: anybody) may set rewards and end its session."""
+        """True if the agent's key may set rewards and end its session; on an open server, any caller may."""
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
 
 
@@ -275,7 +275,7 @@ def _check(settings: Settings) -> None:
 
 
 def _check_open(settings: Settings) -> None:
-    """Raise ConfigurationError for what has no effect on a server that takes any key or none."""
+    """Raise ConfigurationError for settings that have no effect on a server that takes any key or none."""
     for name in ("require_key", "key_lifetime_s"):
         if getattr(settings, name):
             raise ConfigurationError(

@@ -1,5 +1,5 @@
-"""Where settings come from: a flag overrides its TOKENGROVE_* variable, that the configuration file, and that the
-default.
+"""The sources of settings. A flag overrides its TOKENGROVE_* variable, which overrides the configuration file, which
+overrides the default.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tokengrove.options.option import flag_of
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Settings with the places that they come from.
+    """Settings with their origins.
 
-    `origins`: for each setting that has not its default: its flag, its variable, or its place in the file. `warning`:
-    what the operator should know of the file.
+    `origins`: the flag, the variable or the place in the file of each setting that was given. `warning`: a warning
+    about the file for the operator.
     """
 
     settings: Settings
@@ -34,7 +34,7 @@ class Sources:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Add to each ConfigurationError of the block where the settings come from whose flags it names."""
+        """Add the origins of the settings that are named in a ConfigurationError of the block to its message."""
         try:
             yield
         except ConfigurationError as error:
@@ -48,10 +48,10 @@ def read_sources(
     config: Path | None = None,
     only: Collection[str] = tuple(SETTINGS),
 ) -> Sources:
-    """Read settings from flags (None: not given), variables, and a file, which TOKENGROVE_CONFIG names if not `config`.
+    """Read settings from flags (None: not given), variables, and the file `config`, or else TOKENGROVE_CONFIG.
 
-    `only`: the settings to use; the others have their defaults, so they need not fit. Raises ConfigurationError that
-    names the flag, the variable or the place in the file.
+    `only`: the settings to use. The others have their defaults, so their given values need not be valid together.
+    Raises ConfigurationError naming the flag, the variable or the place in the file.
     """
     environ = initial_block.environment() if environ is None else environ
     path = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
@@ -72,12 +72,12 @@ def read_sources(
 def read_settings(
     flags: Mapping[str, Any], environ: Mapping[str, str] | None = None, *, config: Path | None = None
 ) -> Settings:
-    """Read settings as `read_sources` does."""
+    """Read settings like `read_sources`."""
     return read_sources(flags, environ, config=config).settings
 
 
 def _with_origins(error: ConfigurationError, origins: Mapping[str, str]) -> ConfigurationError:
-    """The same error, with the origin of each setting whose flag it names and that was not given as a flag."""
+    """The same error, with the origins of the flags that it names, for settings that were not given as flags."""
     flags = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", str(error)))
     by_flag = {flag_of(name): origin for name, origin in origins.items()}
     told = [f"{flag} is {by_flag[flag]}" for flag in flags if by_flag.get(flag, flag) != flag]

@@ -1,7 +1,8 @@
-"""Settings from TOKENGROVE_* variables. A variable that is none of ours is an error: it would have no effect.
+"""Settings from TOKENGROVE_* variables. An unknown variable is an error, since it would have no effect.
 
-Kubernetes puts variables for each Service into the containers of its namespace. Those of a Service whose name begins
-with `tokengrove` look like ours, and `TOKENGROVE_PORT=tcp://10.0.0.1:80` even is one by name. They are left alone.
+Kubernetes sets variables for each Service in the containers of its namespace. The variables of a Service with a name
+that begins with `tokengrove` look like ours; `TOKENGROVE_PORT=tcp://10.0.0.1:80` even has the name of a setting. They
+are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def variable_of(name: str) -> str:
 
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The values of the settings that have a variable; an empty one is none. Raises ConfigurationError naming it."""
+    """The values of the settings with a nonempty variable. Raises ConfigurationError naming the variable."""
     values = {}
     for variable in sorted(environ):
         text = environ[variable]

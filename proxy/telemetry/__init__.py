@@ -1,1 +1,1 @@
-"""What the server tells its operator. Nothing here imports another part of the server."""
+"""Logs, metrics and traces for the operator of the server. This package imports no other part of the server."""

@@ -1,4 +1,4 @@
-"""The engine as the server sees it: its servers, its pauses, and requests that wait for it or are submitted again."""
+"""Metrics of the engine: its servers, its pauses, and requests that wait for it or are resubmitted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STATES = ("alive", "failing", "ejected", "leaving", "missing")
 """The states of an engine server."""
 
 _MOST_SERVERS = 256
-"""How many engine servers are shown one by one."""
+"""The maximum number of engine servers that are shown individually."""
 
 
 class EngineMetrics(Group):
-    """Counted by the gate and by whoever administers the engine."""
+    """Counted by the gate and by the administration of the engine."""
 
     def __init__(self) -> None:
         self.waiting = Gauge("tokengrove_waiting", "Requests that wait for a paused engine, or for an engine server.")
@@ -49,7 +49,7 @@ class EngineMetrics(Group):
         )
 
     def see(self, servers: Sequence[Mapping[str, Any]]) -> None:
-        """Take the servers of a pool as they are now: url, state, and once reached in_flight and version."""
+        """Update the gauges from the servers of a pool: url, state, and once reached also in_flight and version."""
         states = Counter(server["state"] for server in servers)
         self.servers.by = {(state,): states[state] for state in STATES}
         shown = servers[:_MOST_SERVERS]

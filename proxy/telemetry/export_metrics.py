@@ -1,4 +1,4 @@
-"""Exports: how long they take and what they carry."""
+"""Metrics of exports: their duration and their content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Families of metrics: a name, its meaning, and plain numbers by the values of the labels.
 
-A number is counted where something happens, and becomes one of Prometheus' metrics only when it is read. What is read
-(`now`) is plain data, which the processes of one server send each other and add up (`total`).
+Events are counted as plain numbers, which are converted to Prometheus metrics only when they are read. The result of
+`now` is plain data, which the processes of one server exchange and sum up (`total`).
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in their order; () without labels."""
+"""The values of a family's labels, in the order of the labels; () without labels."""
 Numbers = Mapping[Labels, float]
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Bounds for what a client or a model takes."""
+"""Bucket bounds for durations that depend on a client or a model."""
 SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Bounds for what the server takes itself."""
+"""Bucket bounds for durations of the server itself."""
 
 
 class Family(ABC):
-    """A family. `labels` have few values: never ids, model names or paths as clients send them."""
+    """A family of metrics. `labels` must have few values: never ids, model names or paths sent by clients."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
-        """`name`: that of Prometheus, without the `_total` of a counter. `text`: what it means, for its HELP line."""
+        """`name`: the Prometheus name, without the `_total` of a counter. `text`: its meaning, for the HELP line."""
         self.name, self.text, self.labels = name, text, labels
 
     @abstractmethod
     def now(self) -> Any:
-        """The numbers at this moment, as plain data that later counts do not change."""
+        """The current numbers, as plain data that later counts do not change."""
 
     @abstractmethod
     def total(self, alive: Sequence[Any], gone: Sequence[Any]) -> Any:
-        """The numbers of several processes as one: those that are `alive`, the one that answers first, and those gone.
+        """The combined numbers of several processes.
 
-        Counts of a process that is gone still count, or a sum would fall.
+        `alive`: the numbers of processes that are alive, the answering process first. `gone`: the numbers of processes
+        that have ended. Their counts are included, or a sum would fall.
         """
 
     @abstractmethod
     def metric(self, data: Any) -> Metric:
-        """Numbers of this family as Prometheus has them."""
+        """The numbers of this family as a Prometheus metric."""
 
 
 class Numbered(Family):
-    """A family of one number for each label. `by`: the numbers, by labels; what is missing is not shown."""
+    """A family with one number per label values. `by`: the numbers, by labels; missing labels are not shown."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         super().__init__(name, text, *labels)
@@ -58,7 +59,7 @@ class Numbered(Family):
         self._read: Callable[[], Numbers | float] | None = None
 
     def watch(self, read: Callable[[], Numbers | float]) -> None:
-        """Read the numbers from whoever has them, each time that they are asked for."""
+        """Call `read` for the numbers whenever they are read."""
         self._read = read
 
     def now(self) -> Numbers:
@@ -67,7 +68,7 @@ class Numbered(Family):
 
 
 class Counts(Numbered):
-    """A counter: how often something has happened, in whole numbers where it is counted here."""
+    """A counter of events, in whole numbers where this server counts them."""
 
     by: Counter[Labels]  # type: ignore[assignment]
 
@@ -76,7 +77,7 @@ class Counts(Numbered):
         self.by = Counter() if labels else Counter({(): 0})
 
     def expect(self, known: Iterable[Labels]) -> None:
-        """Show these labels with 0 until they are counted: to Prometheus, only then is the first count an increase."""
+        """Show these labels with 0 until they are counted. Otherwise Prometheus would not see the first increase."""
         for labels in known:
             self.by[labels] += 0
 
@@ -91,7 +92,7 @@ class Counts(Numbered):
 
 
 class Merge(Enum):
-    """What the gauge of several processes is: the sum, the extreme, or that of the process which answers."""
+    """How the gauges of several processes are merged: the sum, an extreme, or the value of the answering process."""
 
     SUM = 0
     MOST = 1
@@ -100,7 +101,7 @@ class Merge(Enum):
 
 
 class Gauge(Numbered):
-    """A gauge: how much there is of something."""
+    """A gauge: a current value."""
 
     def __init__(self, name: str, text: str, *labels: str, merge: Merge = Merge.SUM) -> None:
         super().__init__(name, text, *labels)
@@ -127,7 +128,7 @@ class Gauge(Numbered):
 
 
 Distribution = tuple[Sequence[int], float]
-"""How many values are in each bucket, the last one without a bound; and their sum."""
+"""The number of values in each bucket, the last of which has no bound, and the sum of the values."""
 
 
 class Histogram(Family):
@@ -162,7 +163,7 @@ class Histogram(Family):
         return found
 
     def metric(self, data: Mapping[Labels, Distribution]) -> Metric:
-        """Each bucket of Prometheus counts all values up to its bound."""
+        """The numbers as a Prometheus histogram, in which each bucket counts all values up to its bound."""
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         for labels, (counts, values) in data.items():
@@ -174,12 +175,12 @@ class Histogram(Family):
         return family
 
     def _begin(self, labels: Labels) -> None:
-        self._sums[labels] = 0.0  # before the counts, by which another thread knows that they are there
+        self._sums[labels] = 0.0  # before the counts, from which another thread takes the labels
         self._counts[labels] = [0] * (len(self._bounds) + 1)
 
 
 class Group:
-    """Families that belong together: the attributes of an object."""
+    """A group of families, which are the attributes of an object."""
 
     def families(self) -> list[Family]:
         """The families, in the order of their definition."""

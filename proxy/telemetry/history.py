@@ -1,7 +1,7 @@
-"""The last hour in samples of five seconds: what was counted in each, and what was there at its end.
+"""The last hour in samples of five seconds: the counts of each interval, and measurements at its end.
 
-A sample is taken by every process at the same moments of the clock, so those of several processes add up. Taking one
-reads a few dozen numbers, whatever the server does; nothing else runs while nobody looks.
+Every process takes samples at the same times, so the samples of several processes can be added. A sample reads a few
+dozen numbers, whatever the load of the server. Nothing else runs while nobody watches.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ COUNTED = (
     *("turns", "failed", "aborted", "prompt_tokens", "output_tokens", "cached_tokens"),
     *("retries", "forks", "errors"),
 )
-"""What is counted in a sample, by its place in it."""
+"""The counts of a sample, in order."""
 MEASURED = ("in_flight", "waiting")
-"""What there is at the end of a sample."""
+"""The measurements at the end of a sample, in order."""
 FIRST_TOKEN = len(COUNTED)
-"""Where the turns by time to first token begin: one number for each bucket of the histogram."""
+"""The index of the counts of turns by time to first token: one count for each bucket of the histogram."""
 
 _STATUSES = ("complete", "failed", "aborted")
 """The values of `reasons.Status` that are counted, in the order of COUNTED."""
 _NO_FORK = frozenset({"first", "continued", "new_root"})
-"""Those of `reasons.Reason` that are no fork."""
+"""The values of `reasons.Reason` that are not forks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample. `slot`: its end, in units of EVERY_S since 1970. `counted`: COUNTED, then the buckets from FIRST_TOKEN
-    on. `measured`: MEASURED."""
+    """A sample. `slot`: its end, in units of EVERY_S since 1970.
+
+    `counted`: the counts of COUNTED, then the buckets from index FIRST_TOKEN on. `measured`: the values of MEASURED.
+    """
 
     slot: int
     counted: Sequence[float]
@@ -48,18 +50,18 @@ class Sample:
 
     @property
     def at(self) -> float:
-        """The end of the sample, Unix seconds."""
+        """The end of the sample in Unix seconds."""
         return float(self.slot * EVERY_S)
 
     def plus(self, other: Sample) -> Sample:
-        """This sample and one of another process at the same time."""
+        """The sum of this sample and a sample of another process at the same time."""
         return Sample(
             self.slot, list(map(add, self.counted, other.counted)), list(map(add, self.measured, other.measured))
         )
 
 
 class History:
-    """The samples of one process. Use it on the event loop only."""
+    """The samples of one process. Use it only on the event loop."""
 
     def __init__(self, turns: TurnMetrics, engine: EngineMetrics, http: HttpMetrics) -> None:
         self._turns, self._engine, self._http = turns, engine, http
@@ -73,7 +75,7 @@ class History:
             self.take(time.time())
 
     def take(self, now: float) -> None:
-        """Take the sample that ends at `now` (Unix seconds). A clock that was set back lengthens the last one."""
+        """Take the sample that ends at `now` (Unix seconds). If the clock was set back, extend the last sample."""
         counts = self._counts()
         counted = [after - before for after, before in zip(counts, self._before, strict=True)]
         self._before = counts
@@ -103,7 +105,7 @@ class History:
 
 
 def added(histories: Iterable[Sequence[Sample]]) -> list[Sample]:
-    """The samples of several processes as those of one, oldest first."""
+    """The sums of the samples of several processes, oldest first."""
     by_slot: dict[int, Sample] = {}
     for samples in histories:
         for sample in samples:

@@ -1,4 +1,4 @@
-"""HTTP requests: how many, with what answer, and how long they took."""
+"""Metrics of HTTP requests: their number, their answers, and their duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.telemetry.http_request import HttpRequest
 
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
 _FAILURES = ("429", "500", "503")
-"""Statuses that each route is shown with once it was called, before they have come."""
+"""Statuses that are shown with 0 for each route that was called, before they occur."""
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0)
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request as its log line and its counts need it: made at the entrance, ended once, whatever happens to it."""
+"""The record of one HTTP request for its log line and its counts, created on arrival and ended exactly once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from tokengrove.spans import Tracing
 
 MetadataOf = Callable[[str], "Mapping[str, Any] | None"]
-"""Returns the metadata of a session by its id, or by the part of a path that names it; None if it is not at hand."""
+"""Returns the metadata of a session by its id, or by the part of a path that names it; None if it is not in memory."""
 
 RequestEnd = Callable[["HttpRequest"], None]
-"""Called with each request once it has ended, on the event loop."""
+"""A callback for each request that has ended, on the event loop."""
 
 CLIENT_LEFT = 499
-"""The status of a request whose client left before its answer began, as nginx counts it."""
+"""The status of a request if its client disconnected before the answer began, as in nginx."""
 
 UNMATCHED = "unmatched"
-"""The route of a request that no route takes, or that was refused before one was looked for."""
+"""The route of a request that matches no route, or that was rejected before routing."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +38,14 @@ _SECRET = re.compile(r"(?<![^/])~.*(?=/(?:v1|rl)/)|(?<![^/])~.*|~[^/]*", re.DOTA
 
 
 class HttpRequest:
-    """One request. What is not known yet is None.
+    """One request. Unknown values are None.
 
-    `id`: its request id, as the client sent it (`client_id`) or as the answer has it. `route`: the template of its
-    path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
-    `session`: the id of its session, and `metadata` that of the session, once it is found. `client`: the address that
-    it came from. `left`: the client left before the end of its answer. `elsewhere`: another worker answers it, and
-    tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what there is to say of
-    it at its end, in place of the line that every request has.
-    `trace`: of a turn's request, if traces are made.
+    `id`: its request id, as sent by the client (`client_id`) or as in the answer. `route`: the template of its path,
+    which never has a session or a secret. `code` and `message`: the error that it was answered with. `session`: the id
+    of its session; `metadata`: the metadata of the session, once it is found. `client`: the address that it came from.
+    `left`: the client disconnected before the end of the answer. `elsewhere`: another worker answers and logs it.
+    `started`: the start in seconds of the monotonic clock; `began`: in Unix seconds. `tell`: logs the end of the
+    request instead of the line that every request has. `trace`: the trace of a turn's request, if tracing is on.
     """
 
     __slots__ = (
@@ -60,7 +59,7 @@ class HttpRequest:
         on_end: RequestEnd | None = None,
         metadata_of: MetadataOf | None = None,
     ) -> None:
-        """Put the record into the `scope` of its request. `metadata_of`: finds what no endpoint has noted."""
+        """Store the record in the `scope` of its request. `metadata_of`: finds metadata that no endpoint has noted."""
         scope[_SCOPE] = self
         self.method: str = scope["method"]
         self.route = UNMATCHED
@@ -78,7 +77,7 @@ class HttpRequest:
         self._on_end, self._metadata_of, self._ended = on_end, metadata_of, False
 
     def begin_trace(self, tracing: Tracing, scope: MutableMapping[str, Any]) -> None:
-        """Begin the trace of this request; its end ends the trace. If that fails, the request goes on without one."""
+        """Begin the trace of this request, which ends with it. On failure, the request continues without a trace."""
         route = scope.get(_ROUTE, UNMATCHED)
         attributes = {
             "http.request.method": self.method,
@@ -87,45 +86,45 @@ class HttpRequest:
             "url.scheme": scope["scheme"],
         }
         try:
-            from proxy.telemetry.spans import begin_trace  # only a process that makes traces has OpenTelemetry
+            from proxy.telemetry.spans import begin_trace  # OpenTelemetry is imported only for tracing
 
             self.trace = begin_trace(tracing, f"{self.method} {route}", scope["headers"], self.started, attributes)
         except Exception:
             logger.exception("a trace could not be begun")
 
     def enter(self, session: str, metadata: Mapping[str, Any]) -> None:
-        """Note the session that it belongs to."""
+        """Note the session of the request."""
         self.session, self.metadata = session, metadata
 
     @property
     def labels(self) -> dict[str, Value]:
-        """The training run of its session."""
+        """The labels of its session's training run."""
         if self.metadata is None and self.session is not None and self._metadata_of is not None:
             self.metadata = self._metadata_of(self.session)
         return labels_of(self.metadata or {})
 
     @property
     def trace_id(self) -> str | None:
-        """The id of its trace, 32 hex digits."""
+        """The id of its trace in 32 hex digits, or None."""
         return None if self.trace is None else self.trace.context.hex_id
 
     def name(self) -> str:
-        """Return its id; one is made if the client sent none."""
+        """Return the request id. A new one is created if the client sent none."""
         if self.id is None:
             self.id = f"req_{uuid.uuid4().hex}"
         return self.id
 
     def fail(self, status: int, code: str, message: str) -> None:
-        """Note the error that it is answered with."""
+        """Note the error that the request is answered with."""
         self.status = status
         self.break_off(code, message)
 
     def break_off(self, code: str, message: str) -> None:
-        """Note the error that came once the answer had begun, whose status stays as it was sent."""
+        """Note an error that occurred after the answer had begun. The status that was sent is kept."""
         self.code, self.message = code, message
 
     def end(self, scope: MutableMapping[str, Any]) -> None:
-        """Tell of the request. What is called a second time does nothing. A failure is logged: the reply is sent."""
+        """Report the end of the request, once. A failure is only logged, since the reply has been sent."""
         if self._ended or self.elsewhere:
             return
         self._ended = True
@@ -153,17 +152,17 @@ class HttpRequest:
 
 
 def without_secret(path: str) -> str:
-    """A path, or the part of one that names a session, with `~...` for the key or the secret in it."""
+    """A path, or the part of a path that names a session, with its key or secret replaced by `~...`."""
     return _SECRET.sub("~...", path) if "~" in path else path
 
 
 def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:
-    """The record of the request with this ASGI scope, if it has reached the entrance."""
+    """The record of the request with this ASGI scope, if it has one."""
     return scope.get(_SCOPE)
 
 
 def request_of(scope: MutableMapping[str, Any]) -> HttpRequest:
-    """The record of the request with this ASGI scope; a new one, of which nobody is told, if it has none."""
+    """The record of the request with this ASGI scope, or a new one that is not reported."""
     return scope.get(_SCOPE) or HttpRequest(scope)
 
 
@@ -173,7 +172,7 @@ def set_route(scope: MutableMapping[str, Any], template: str) -> None:
 
 
 def _sent_id(headers: list[tuple[bytes, bytes]]) -> str | None:
-    """The client's id of a request, if it is at most 200 visible ASCII characters: it goes into headers and logs."""
+    """The client's id of a request, if it has at most 200 visible ASCII characters, as headers and logs need."""
     for name, value in headers:
         if name == _ID:
             return value.decode("ascii") if _SANE.fullmatch(value) else None

@@ -1,7 +1,7 @@
-"""What the server says: every record of the standard library's logging, its own and of libraries, as lines on stderr.
+"""The log of the server: all records of the standard library's logging, including libraries, as lines on stderr.
 
-Modules use `logging.getLogger(__name__)`. Only `tokengrove serve` calls `set_up`; as a library the server leaves
-logging to its program.
+Modules use `logging.getLogger(__name__)`. Only `tokengrove serve` calls `set_up`; used as a library, the server leaves
+the configuration of logging to the program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FORMATS = ("pretty", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 AUDIT = "tokengrove.audit"
-"""The logger of audit lines, which are written at any level."""
+"""The logger of audit lines, which are written at every log level."""
 
 _OWN = ("proxy", "tokengrove")
 _TALKATIVE = ("httpx", "httpcore", "sqlalchemy", "alembic", "urllib3", "asyncio", "filelock", "huggingface_hub")
-"""Libraries whose info lines are about each call of theirs, with URLs or texts in them: from warnings on."""
+"""Libraries that log each call at level info, with URLs or texts. Only their warnings and errors are logged."""
 
 logger = logging.getLogger(__name__)
 _writer: LogWriter | None = None
@@ -33,10 +33,10 @@ _lock: Any = None
 
 
 def set_up(form: str, level: str, *, workers: bool = False) -> None:
-    """Write the records of this process, and of those that it forks, to stderr from now on.
+    """Write the records of this process, and of processes that it forks, to stderr from now on.
 
-    `form`: one of FORMATS. `level`: of this server's own records, one of LEVELS; libraries say nothing below `info`.
-    `workers`: several processes will write.
+    `form`: one of FORMATS. `level`: the level of this server's own records, one of LEVELS; libraries log nothing below
+    `info`. `workers`: several processes will write.
     """
     global _writer, _lock
     least = logging.getLevelNamesMapping()[level.upper()]
@@ -53,13 +53,13 @@ def set_up(form: str, level: str, *, workers: bool = False) -> None:
     logging.getLogger(AUDIT).setLevel(logging.INFO)
     logging.captureWarnings(True)
     sys.excepthook, threading.excepthook, sys.unraisablehook = _on_crash, _on_thread_crash, _on_unraisable
-    # No line has what these look up for each record; they are the switches that logging's documentation names.
+    # No line needs the values that these look up for each record. The documentation of logging names these switches.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def start_writing(worker: int | None = None) -> None:
-    """Write in a thread from now on, so that a stalled reader stalls nothing. Call it once nothing will fork any more.
+    """Write in a thread from now on, so that a stalled reader blocks nothing. Call it after the last fork.
 
     `worker`: the number of this process among the workers of its server.
     """
@@ -69,13 +69,13 @@ def start_writing(worker: int | None = None) -> None:
 
 
 def flush() -> None:
-    """Wait until what was said is written, before something else is."""
+    """Wait until all earlier records are written."""
     if _writer is not None:
         _writer.flush()
 
 
 def is_json() -> bool:
-    """Whether `set_up` was asked for JSON: then nothing else may be printed."""
+    """True if `set_up` has selected JSON; then nothing else may be printed."""
     return _writer is not None and isinstance(_writer.formatter, JsonLines)
 
 

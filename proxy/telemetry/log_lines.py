@@ -1,7 +1,7 @@
-"""Records of the standard library's logging as lines: JSON for collectors, or `pretty` for people.
+"""Records of the standard library's logging as lines: JSON for log collectors, or `pretty` for people.
 
-No text of a client can begin a line or steer a terminal: control characters and line ends are escaped in both formats.
-Whatever it is called with, a formatter returns a line, cut to a length that a collector takes.
+No text of a client can begin a line or control a terminal: control characters and line ends are escaped in both
+formats. A formatter returns a line for any record, cut to a length that a collector accepts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _MOST_OF_TRACEBACK = 16_000
 _SHORT = 100
 _BARE = re.compile(r"[\w.:/+-]+", re.ASCII)
 _SECRETS = re.compile(r"(?<=/~)[^/\s]+|(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@)")
-"""What follows `~` in a path, keys that this server has made, and the login in a URL: a library's error may quote them.
-"""
+"""Secrets that an error of a library may quote: text after `~` in a path, keys of this server, and logins in URLs."""
 
-# A quote that is not closed reaches to the end: to look for its end again from each quote would take quadratic time.
+# A quote that is not closed extends to the end. Searching for its end from each quote would take quadratic time.
 _QUOTED = re.compile(r"""(?<!\w)b?(['"])((?:(?!\1)[^\\]|\\.)*)(?:\1|\\?\Z)""", re.DOTALL)
 _WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
@@ -34,15 +33,15 @@ _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
 
 
 class LineFormatter(logging.Formatter):
-    """What both formats share. `worker`: the number of this process among the workers of its server, if it is one."""
+    """The base of both formats. `worker`: the number of this process among the workers of its server, or None."""
 
     worker: int | None = None
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without a line end that is not its own."""
+        """Return the line of a record."""
         try:
             return self.line(record, event_of(record), self._fields(record))
-        except Exception as error:  # a broken line must not end the thread that writes
+        except Exception as error:  # a malformed record must not end the writing thread
             told = f"a record of {record.pathname} could not be written: {type(error).__name__}"
             bare = logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, told, None, None)
             return self.line(bare, told, {})
@@ -56,7 +55,7 @@ class LineFormatter(logging.Formatter):
         if not record.exc_info or record.exc_info[0] is None:
             return None
         lines = self.formatException(record.exc_info).split("\n")
-        # Lines of code and places are indented; the others are what the errors say.
+        # Lines of code and of locations are indented; the others are error messages.
         text = without_secrets("\n".join(line if line.startswith(" ") else without_texts(line) for line in lines))
         return text if len(text) <= _MOST_OF_TRACEBACK else f"...{text[-_MOST_OF_TRACEBACK:]}"
 
@@ -66,7 +65,7 @@ class LineFormatter(logging.Formatter):
             for name, value in record.args.items():
                 if value is None:
                     continue
-                # Each turn has a line: numbers, and what is short and cannot hold a secret, cost no call.
+                # Every turn logs a line, so numbers and short texts that cannot have a secret skip the call.
                 if isinstance(value, str):
                     short = len(value) <= _SHORT and _BARE.fullmatch(value) is not None and "k-" not in value
                     fields[name] = value if short else plain(value)
@@ -76,7 +75,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonLines(LineFormatter):
-    """One JSON object a line, in ASCII: `time`, `level`, `logger`, `event`, the fields, and `traceback`."""
+    """One JSON object per line, in ASCII: `time`, `level`, `logger`, `event`, the fields, and `traceback`."""
 
     def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
         head = {"time": moment(record), "level": record.levelname.lower(), "logger": record.name, "event": event}
@@ -87,7 +86,7 @@ class JsonLines(LineFormatter):
 
 
 class PrettyLines(LineFormatter):
-    """`TIME level event name=value ...`; a traceback follows, indented. `colour`: levels are coloured."""
+    """`TIME level event name=value ...`, followed by an indented traceback. `colour`: colour the levels."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class PrettyLines(LineFormatter):
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """The name of an event, or the sentence of a record that is none."""
+    """The event name of a record, or its message if it has none."""
     message = record.msg
     if type(record.args) is dict:
         if not isinstance(message, str) or "%" not in message:
@@ -123,7 +122,7 @@ def event_of(record: logging.LogRecord) -> str:
 
 
 def plain(value: Any) -> Value:
-    """A value that fits into a line: a number, or a text that is cut."""
+    """The value as a field of a line: a number, or a text cut to a maximum length."""
     if isinstance(value, str):
         return cut(without_secrets(value), _MOST_CHARACTERS)
     if isinstance(value, bool | int):
@@ -137,31 +136,33 @@ def plain(value: Any) -> Value:
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a text, with `...` where something is left out."""
+    """The first `most` characters of a text, with `...` if it is longer."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def without_secrets(text: str) -> str:
-    """A text with `...` for what looks like a secret."""
+    """A text with everything that looks like a secret replaced by `...`."""
     return _SECRETS.sub("...", text) if "~" in text or "k-" in text or "://" in text else text
 
 
 def without_texts(message: str) -> str:
-    """The message of an error: what it quotes of a request is left out unless it is a word, as names of fields, types
-    and tools are. The client, who has sent it, gets the whole message."""
+    """An error message without the texts that it quotes, except single words such as names of fields, types and tools.
+
+    The client, which has sent the texts, gets the whole message.
+    """
     return _QUOTED.sub(
         lambda quoted: quoted[0] if _WORD.fullmatch(quoted[2]) else f"{quoted[1]}...{quoted[1]}", message
     )
 
 
 def printable(text: str) -> str:
-    """A text with its control characters, line ends and lone surrogates escaped."""
+    """A text with control characters, line ends and lone surrogates escaped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def moment(record: logging.LogRecord) -> str:
-    """When a record was made, in RFC 3339: UTC, with milliseconds."""
+    """The creation time of a record in RFC 3339: UTC, with milliseconds."""
     seconds, milliseconds = divmod(int(record.created * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"

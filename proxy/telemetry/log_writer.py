@@ -1,8 +1,8 @@
-"""Log lines on their way to a file descriptor: a reader that stalls never holds up the process.
+"""The writer of log lines to a file descriptor. A stalled reader never blocks the process.
 
 While the writer runs, records go into a queue, and a thread writes them, several at a time. If the queue is full, lines
-are dropped, counted, and the count is written once there is room. Without the thread (in a supervisor, which forks, and
-in a process that was forked) lines are written at once, and dropped after a second's wait.
+are dropped and counted, and the count is written once there is room. Without the thread (in a supervisor, which forks,
+and in a forked process) lines are written immediately, and dropped after a wait of one second.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from queue import SimpleQueue
 from proxy.telemetry.log_lines import LineFormatter
 
 MOST_WAITING = 10_000
-"""Records that wait for a reader at most."""
+"""The maximum number of records that wait for a reader."""
 
 _GATHER_S = 0.02
-"""Seconds in which records are gathered for one write: a thread that wakes for each line would take the interpreter
-from the event loop each time."""
+"""Seconds in which records are gathered for one write. A thread that wakes for each line would take the interpreter
+lock from the event loop each time."""
 _AT_ONCE = 200
 _FLUSH_S = 2.0
 _DIRECT_S = 1.0
@@ -34,7 +34,7 @@ _DIRECT_S = 1.0
 class LogWriter(logging.Handler):
     """Writes the lines of all records to `descriptor`. `lock`: a file that several processes lock for each write.
 
-    What a pipe takes at once is 4 KiB, so longer lines of processes that share one would be mixed.
+    A write to a pipe is atomic only up to 4 KiB, so longer lines of processes that share a pipe would be mixed.
     """
 
     def __init__(self, descriptor: int, lines: LineFormatter, lock: int | None = None) -> None:
@@ -46,7 +46,7 @@ class LogWriter(logging.Handler):
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Begin without a thread and with an empty queue: what waits here, the process that forked this one writes."""
+        """Begin without a thread and with an empty queue. After a fork, the parent writes the records in its queue."""
         self._queue: SimpleQueue[logging.LogRecord | threading.Event] = SimpleQueue()
         self._hurry = threading.Event()
         self._dropped = self._told = 0
@@ -58,7 +58,7 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Take a record. Without the lock of `logging.Handler`: the queue needs none."""
+        """Take a record, without the lock of `logging.Handler`, which the queue does not need."""
         if self._thread is None:
             self._write_at_once(record)
         elif self._queue.qsize() >= MOST_WAITING:
@@ -68,7 +68,7 @@ class LogWriter(logging.Handler):
         return True
 
     def flush(self) -> None:
-        """Wait until all that was said is written, for two seconds at most."""
+        """Wait until all earlier records are written, for two seconds at most."""
         if self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread():
             written = threading.Event()
             self._queue.put(written)
@@ -95,19 +95,19 @@ class LogWriter(logging.Handler):
             yield f"{self.formatter.format(_dropped_lines(dropped))}\n"
 
     def _write(self, data: bytes) -> None:
-        """Write all of `data`, however long that takes; nothing if nobody reads it any more."""
+        """Write all of `data`, however long that takes. Do nothing if the reader is gone."""
         with contextlib.suppress(OSError), self._alone():
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # somebody has made it non-blocking
+                except BlockingIOError:  # another process has made it non-blocking
                     select.select((), (self._descriptor,), ())
 
     @contextlib.contextmanager
     def _alone(self, until: float = math.inf) -> Iterator[None]:
-        """Hold the lock of all processes that write here. The system releases it if this process dies.
+        """Hold the lock that all writing processes share. The system releases it if this process dies.
 
-        Raises TimeoutError if another process holds it at `until`, in seconds of the monotonic clock.
+        Raises TimeoutError if another process still holds it at `until`, in seconds of the monotonic clock.
         """
         if self._lock_file is None:
             yield
@@ -128,7 +128,7 @@ class LogWriter(logging.Handler):
             fcntl.lockf(self._lock_file, fcntl.LOCK_UN)
 
     def _write_at_once(self, record: logging.LogRecord) -> None:
-        """Write a record here; drop it if the reader takes nothing for a second."""
+        """Write a record in this thread. Drop it if it cannot be written within a second."""
         until = time.monotonic() + _DIRECT_S
         data = "".join(self._lines([record])).encode("utf-8", "backslashreplace")
         try:
@@ -140,13 +140,13 @@ class LogWriter(logging.Handler):
         except TimeoutError:
             self._dropped += 1
         except OSError:
-            pass  # nobody reads it any more
+            pass  # the reader is gone
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """The same record with its text: its arguments may change before it is written.
+    """A copy of a record with its message formatted, since its arguments may change before it is written.
 
-    A record whose text cannot be made is left as it is: the formatter says so, and who has logged it goes on.
+    A record that cannot be formatted is returned unchanged: the formatter reports it, and the caller continues.
     """
     settled = copy.copy(record)
     with contextlib.suppress(Exception):

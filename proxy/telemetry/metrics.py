@@ -1,4 +1,4 @@
-"""The metrics of one server for Prometheus, at `/metrics`, in groups by the part that counts them."""
+"""The Prometheus metrics of one server, at `/metrics`, in groups by the part that counts them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from proxy.telemetry.store_metrics import StoreMetrics
 from proxy.telemetry.turn_metrics import TurnMetrics
 
 Snapshot = Mapping[str, Any]
-"""The numbers of all families at one moment, by name: plain data that can be pickled."""
+"""The numbers of all families at one time, by name, as plain data that can be pickled."""
 
 
 class Metrics:
-    """The metrics of one process. Use it on the event loop only, but for `text`."""
+    """The metrics of one process. Use it only on the event loop, except `text`."""
 
     def __init__(self, store: StoreMetrics | None = None) -> None:
-        """`store`: what the store counts."""
+        """`store`: the metrics that the store counts."""
         self.http = HttpMetrics()
         self.turns = TurnMetrics()
         self.engine = EngineMetrics()
@@ -45,20 +45,20 @@ class Metrics:
         return [family for group in groups for family in group.families()]
 
     async def now(self) -> Snapshot:
-        """The numbers at this moment. What `sources` ask for is asked for first."""
+        """The current numbers. The `sources` are updated first."""
         for source in self.sources:
             await source()
         return {family.name: family.now() for family in self.families}
 
     def total(self, alive: Sequence[Snapshot], gone: Sequence[Snapshot]) -> Snapshot:
-        """The numbers of several processes as one: of those `alive`, this one first, and of those that are gone."""
+        """The combined numbers of several processes: of those `alive`, this process first, and of those that ended."""
         return {
             family.name: family.total([each[family.name] for each in alive], [each[family.name] for each in gone])
             for family in self.families
         }
 
     def text(self, numbers: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """Numbers as Prometheus or OpenMetrics text, as an `Accept` header asks; and the media type."""
+        """Numbers as Prometheus or OpenMetrics text, as selected by an `Accept` header, and the media type."""
         encode, media_type = choose_encoder(accept)
         registry = CollectorRegistry()
         registry.register(_Read([family.metric(numbers[family.name]) for family in self.families]))
@@ -66,7 +66,7 @@ class Metrics:
 
 
 class _Read:
-    """A collector of prometheus_client for metrics that were read."""
+    """A collector of prometheus_client for metrics that have been read."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics

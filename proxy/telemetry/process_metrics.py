@@ -1,7 +1,7 @@
-"""The process itself: what the system says of it, how late its event loop is, and what its requests share.
+"""Metrics of the process: numbers of the system, the lag of the event loop, and resources that requests share.
 
-With several workers the numbers of the system are sums over them, except for the start: that of the youngest, so that a
-worker which was started again shows.
+With several workers the numbers of the system are sums, except for the start time, which is that of the youngest
+worker, so that it shows a restart.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histog
 from tokengrove import __version__
 
 _TICK_S = 0.25
-"""Seconds from one look at the event loop to the next: what blocks it for longer never passes unseen."""
+"""Seconds between checks of the event loop. A longer block is always detected."""
 
 
 class ProcessMetrics(Group):
-    """Read from the system, and from the parts that share out room, threads and connections."""
+    """Read from the system, and from the parts that manage memory limits, threads and connections."""
 
     def __init__(self) -> None:
         self.build = Gauge("tokengrove_build_info", "Always 1; the version is a label.", "version", merge=Merge.OWN)
@@ -55,16 +55,16 @@ class ProcessMetrics(Group):
         self._system: dict[str, Numbered] = {family.name: family for family in system}
 
     async def look(self) -> None:
-        """Read what the system says, once for all; where it says nothing, nothing is shown.
+        """Read all numbers of the system. Numbers that the system does not provide are not shown.
 
-        In a thread: the system lists each open file, and there may be tens of thousands.
+        This runs in a thread, since the system lists each open file, of which there may be tens of thousands.
         """
         for metric in await asyncio.to_thread(lambda: list(self._collector.collect())):
             if (family := self._system.get(metric.name)) is not None:
                 family.by[()] = metric.samples[0].value
 
     async def watch_loop(self) -> None:
-        """Look how late the event loop is, until cancelled."""
+        """Measure the lag of the event loop until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _TICK_S

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> float | None:
-    """The value below which `share` of the values lie; None without values.
+    """The value below which the fraction `share` of the values lie; None without values.
 
-    `counts`: values in each bucket, the last one without a bound. What lies in that one is taken for the last bound.
+    `counts`: the number of values in each bucket, the last of which has no bound. Its values count as the last bound.
     """
     rank, below = share * sum(counts), 0.0
     if not rank:

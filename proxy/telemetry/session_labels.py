@@ -1,6 +1,6 @@
-"""What log lines and spans say of the training run that a session belongs to: some keys of its metadata, and no other.
+"""The labels of a session's training run in log lines and spans: selected keys of the session's metadata.
 
-Trainers set them at the start of a session. They are bounded, because metadata may hold anything.
+Trainers set them at the start of a session. Their values are limited in size, since metadata may have any value.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 from proxy.telemetry.log_lines import Value, cut, plain, without_secrets
 
 LABELS = ("project", "experiment", "step", "sample_index", "rollout_n", "validate")
-"""Keys of `metadata` in `start_session`, by the names that verl and its trackers have for them."""
+"""Keys of `metadata` in `start_session`, under the names of verl and its trackers."""
 
 _MOST_CHARACTERS = 100
-_MOST_INTEGER = 2**63  # collectors of traces take integers of 64 bits
+_MOST_INTEGER = 2**63  # trace collectors accept 64-bit integers
 
 
 def labels_of(metadata: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the labels that `metadata` has: numbers and booleans as they are, texts cut and without secrets.
+    """Return the labels in `metadata`: numbers and booleans unchanged, texts cut and without secrets.
 
-    Lists, objects and null are no labels.
+    Lists, objects and null are ignored.
     """
     if not metadata:
         return {}

@@ -1,4 +1,4 @@
-"""Sessions: those in memory, and what of them is left to do in the database."""
+"""Metrics of sessions: in memory, and in the database by state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from proxy.telemetry.families import Gauge, Group, Merge
 
 
 class Backlog(Protocol):
-    """Sessions of the database by state; and the end of the one that waits the longest, in Unix seconds."""
+    """The numbers of sessions in the database by state.
+
+    `oldest_end`: the end of the session that has waited the longest, in Unix seconds.
+    """
 
     @property
     def active(self) -> int: ...
@@ -44,7 +47,7 @@ class SessionMetrics(Group):
         )
 
     def see(self, backlog: Backlog | None, now: float, *, up: bool) -> None:
-        """Take what the database says at `now` (Unix seconds); None if it does not answer."""
+        """Update the gauges at `now` (Unix seconds). `backlog` None: the database does not answer."""
         self.database_up.by = {(): up}
         self.stored.by, self.claim_wait.by = {}, {}
         if backlog is not None:

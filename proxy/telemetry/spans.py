@@ -1,7 +1,7 @@
-"""The spans of a request, made after its end from the timelines of its turns.
+"""The spans of a request, created after its end from the timelines of its turns.
 
-The server pays for a span when a turn is over and its reply is written. This module imports OpenTelemetry, so only
-traced requests import it.
+The cost of spans arises only after a turn has ended and its reply is written. This module imports OpenTelemetry, so
+only traced requests import it.
 
 Names follow the semantic conventions of OpenTelemetry for HTTP servers and for generative AI, 1.41.
 """
@@ -27,7 +27,7 @@ _GENERATE = "generate"
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn of a traced request, as `Trace.add_turn` gets it."""
+    """A turn of a traced request, with the arguments of `Trace.add_turn`."""
 
     id: str
     timeline: Timeline
@@ -38,7 +38,7 @@ class _Turn:
 def begin_trace(
     tracing: Tracing, name: str, headers: Iterable[tuple[bytes, bytes]], started: float, attributes: Attributes
 ) -> Trace:
-    """Begin the trace of a request, or continue that of its client. `started`: of the monotonic clock, in seconds."""
+    """Begin the trace of a request, or continue its client's trace. `started`: seconds of the monotonic clock."""
     carried: dict[str, str] = {}
     for key, value in headers:
         if key in _CARRIED:
@@ -53,8 +53,8 @@ def begin_trace(
 class Trace:
     """The trace of one request: one span for the request, and one for each phase of its turns.
 
-    `context`: the span of the request. `timeline`: that of the request, once it is parsed. `begun`: it is answered by
-    turns, new or earlier ones. `describe` returns further attributes of its span, once these have ended.
+    `context`: the span of the request. `timeline`: the timeline of the request, once it is parsed. `begun`: new or
+    earlier turns answer the request. `describe` returns further attributes of its span, once these turns have ended.
     """
 
     __slots__ = (
@@ -82,22 +82,25 @@ class Trace:
         ended: asyncio.Future[Any],
         describe: Callable[[], Mapping[str, Attributes]],
     ) -> None:
-        """Add a turn that the request has begun. `describe` returns the attributes of its spans by phase, once it has
-        `ended`."""
+        """Add a turn that the request has begun. `describe` returns the attributes of its spans by phase.
+
+        It is called once the turn has `ended`.
+        """
         self._turns.append(_Turn(turn_id, timeline, ended, describe))
 
     def link(self, other: TraceContext) -> None:
-        """Refer to another request."""
+        """Link the span to the span of another request."""
         self._span.add_link(SpanContext(other.trace_id, other.span_id, False, TraceFlags(other.flags)))
 
     def end(self, error: str | None, attributes: Attributes, labels: Attributes = MappingProxyType({})) -> None:
-        """End the request, with the code of its error if it failed. Its spans are made once its turns have ended, too:
-        those of a client that left go on for a while. Each of them has the `labels`.
+        """End the request, with the code of its error if it failed. Each span has the `labels`.
+
+        The spans are created once all turns have ended: after a client disconnects, its turns continue for a while.
         """
         self._end, self._error, self._labels = time.monotonic(), error, labels
         self._span.set_attributes({**attributes, **labels})
         if self.timeline is not None and not self.begun:
-            self.timeline.ended = self._end  # it was refused in the middle of a phase
+            self.timeline.ended = self._end  # it was rejected in the middle of a phase
         self._write_if_over()
 
     def _write_if_over(self, _: object = None) -> None:
@@ -133,9 +136,9 @@ class Trace:
         described: Mapping[str, Attributes],
         turn_id: str,
     ) -> None:
-        """Write the spans of the phases that are not `written` yet: the choices of a reply share some.
+        """Write the spans of the phases that are not `written` yet. The choices of a reply share some phases.
 
-        The last of them failed if there is an `error`. An event belongs to the phase in which it happened.
+        With an `error`, the last phase has failed. An event belongs to the phase in which it happened.
         """
         parent = set_span_in_context(self._span)
         events = list(timeline.events)
@@ -167,6 +170,6 @@ class Trace:
 
 
 def _code_of(ended: asyncio.Future[Any]) -> str | None:
-    """The code of the error that ended a turn, None if it ended well."""
+    """The code of the error that ended a turn, or None if it succeeded."""
     error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
     return None if error is None else str(getattr(error, "code", type(error).__name__))

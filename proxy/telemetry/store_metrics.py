@@ -1,4 +1,4 @@
-"""Commits: how long they take, how many changes share one, and what they did to sessions."""
+"""Metrics of commits: their duration, the changes that share one, and their effects on sessions."""
 
 from __future__ import annotations
 

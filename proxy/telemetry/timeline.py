@@ -1,6 +1,6 @@
-"""The moments of a turn. Its log line, its metrics and its spans are made of them after its end.
+"""The timeline of a turn, from which its log line, its metrics and its spans are created after its end.
 
-A moment is noted by storing `time.monotonic()` in its attribute, so a turn pays no call of a Python function for it.
+A time is noted by storing `time.monotonic()` in an attribute, which avoids the cost of a Python call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.telemetry.trace_context import TraceContext
 
 
 class Event(NamedTuple):
-    """Something that happened to a turn at a moment `at`, such as a submission to another engine server."""
+    """An event of a turn at the time `at`, such as a submission to another engine server."""
 
     at: float
     name: str
@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A part of a turn from `start` to `end`."""
+    """A phase of a turn from `start` to `end`."""
 
     name: str
     start: float
@@ -31,25 +31,25 @@ class Phase(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Timeline:
-    """When a turn reached what. Seconds of `time.monotonic()`; None: not reached, or not passed by this turn.
+    """The times of a turn in seconds of `time.monotonic()`. None: not reached yet, or never reached by this turn.
 
-    received      the head of its request has come
+    received      the head of its request has arrived
     read          its body has been read
-    begun         the body is parsed and the session found: the turn begins
-    held          it waits before its prompt is made, because the engine is paused or no engine server is alive
-    let_in        that wait is over
+    begun         the body is parsed and the session found; the turn begins
+    held          it waits before its prompt is built, because the engine is paused or no engine server is alive
+    let_in        this wait has ended
     matched       its parent in the tree is found
-    rendered      its prompt is made
+    rendered      its prompt is built
     admitted      it has passed the gate, and is submitted to the engine
-    first_token   the engine has given the first token
+    first_token   the engine has returned the first token
     sampled       the output has ended
     commit_begun  the commit begins
     committed     the commit is durable, and readers see the end
-    failed        it failed or was cancelled, and that is now recorded
-    ended         all is over, also the recording of a failure
+    failed        it failed or was cancelled, and the failure is about to be recorded
+    ended         everything has ended, including the recording of a failure
 
-    `events`: what happened besides, in order. `trace`: where its request is in a trace, if traces are made. The choices
-    of one reply share the moments until `rendered`.
+    `events`: further events, in order. `trace`: the place of its request in a trace, if tracing is on. The choices of
+    one reply share the times up to `rendered`.
     """
 
     received: float | None = None
@@ -70,15 +70,15 @@ class Timeline:
     trace: TraceContext | None = None
 
     def note(self, name: str, **attributes: str | int) -> None:
-        """Add an event of now."""
+        """Add an event at the current time."""
         self.events += (Event(time.monotonic(), name, attributes),)
 
     def phases(self) -> list[Phase]:
-        """What the turn has spent its time with, in order; the last phase of a failed turn ends with the failure.
+        """The phases of the turn, in order. The last phase of a failed turn ends with the failure.
 
-        queue: the wait for the gate, before the prompt is made or after; match: the search for the parent; render: the
-        making of the prompt; generate: the engine; commit: the database. A phase that was not begun, or that has not
-        ended, is left out.
+        queue: the wait for the gate, before or after the prompt is built; match: the search for the parent; render:
+        building the prompt; generate: the engine; commit: the database. A phase that has not begun or not ended is left
+        out.
         """
         over = self.failed if self.failed is not None else self.ended
         parts = (

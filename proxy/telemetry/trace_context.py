@@ -1,4 +1,4 @@
-"""Where a request stands in its trace, as W3C Trace Context writes it: for log lines, engine servers and links."""
+"""The place of a request in its trace, in terms of W3C Trace Context, for log lines, engine servers and links."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class TraceContext:
     """The span of a request. `trace_id` has 128 bits, `span_id` 64; `flags` and `state` as in the W3C headers.
 
-    `promised`: the ids that the spans of generations will have, by turn. Engine servers are told of them before they
-    are made.
+    `promised`: the ids that the spans of generations will have, by turn. They are sent to engine servers before the
+    spans are created.
     """
 
     trace_id: int
@@ -22,11 +22,11 @@ class TraceContext:
 
     @property
     def hex_id(self) -> str:
-        """The trace id, 32 hex digits."""
+        """The trace id in 32 hex digits."""
         return f"{self.trace_id:032x}"
 
     def headers(self, turn_id: str) -> dict[str, str]:
-        """The headers by which an engine server makes its spans children of the generation of a turn."""
+        """The headers with which an engine server makes its spans children of the generation of a turn."""
         span_id = self.promised.setdefault(turn_id, random.getrandbits(64) or 1)
         headers = {"traceparent": f"00-{self.hex_id}-{span_id:016x}-{self.flags:02x}"}
         if self.state:

@@ -1,4 +1,4 @@
-"""Turns: how they end, what they cost in tokens and time, and what their retries became."""
+"""Metrics of turns: how they end, their cost in tokens and time, and their retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token budget of a turn: the minimum of the requested `max_tokens`, all limits and the room in the context."""
+"""The token budget of a turn: the least of the requested `max_tokens`, all limits and the room left in the context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, SamplingParams
 from tokengrove.errors import ContextLengthExceeded, LimitReached, brief
 
-# A prompt of so many times the context is still counted.
+# The tokens of a prompt are counted exactly up to this many times the context length.
 _COUNTED = 4
 _ALWAYS_COUNTED = 131_072
 
@@ -24,7 +24,7 @@ def apply_budgets(
     settings: Settings,
     context_length: int,
 ) -> SamplingParams:
-    """Return `sampling` with `max_tokens` set for each of the `choices`.
+    """Return `sampling` with the `max_tokens` of each of the `choices`.
 
     `max_tokens` is at least 1, or 0 if the prompt fills the context and the session's `on_context_overflow` is
     `length`. All lengths are in tokens. Raises ContextLengthExceeded, or LimitReached for a limit of the session.
@@ -51,9 +51,9 @@ def apply_budgets(
 def check_images(
     session: LiveSession, placed: Iterable[PlacedImage], files: Mapping[str, ImageFile], settings: Settings
 ) -> None:
-    """Raise LimitReached if the images of a prompt, with those that the session has, are too many or too large.
+    """Raise LimitReached if the images of a prompt and the images of its session are together too many or too large.
 
-    Those of turns that run at the same time are not counted.
+    Images of concurrent turns are not counted.
     """
     new = {image.digest for image in placed} - session.images.keys()
     if not new:
@@ -73,25 +73,30 @@ def check_images(
 
 
 def context_of(session: LiveSession | None, settings: Settings, context_length: int) -> int:
-    """Return the most tokens of prompt and output together, in a session or outside of any."""
+    """Return the context length in tokens, prompt plus output, of `session` or of a request without a session."""
     of_session = None if session is None else session.record.limits.get("max_context_tokens")
     return _least(context_length, settings.max_context_tokens, of_session)
 
 
 def most_in_prompt(session: LiveSession, context: int) -> int:
-    """Return the most tokens for which a prompt is built: `context`, or several times as many where a prompt that fills
-    the context ends the turn with `length`."""
+    """Return the maximum length in tokens of a prompt that is built.
+
+    This is `context`, or several times `context` if a prompt that fills the context ends the turn with `length`.
+    """
     return _COUNTED * context if _ends_quietly(session) else context
 
 
 def most_counted(context: int) -> int:
-    """Return the most tokens of a prompt that is only counted: clients ask how much too long it is."""
+    """Return the maximum length in tokens of a prompt that is only counted.
+
+    It is above `context`, so that clients learn by how much a prompt is too long.
+    """
     return max(_COUNTED * context, _ALWAYS_COUNTED)
 
 
 @contextmanager
 def fits(context: int) -> Iterator[None]:
-    """Raise ContextLengthExceeded for a prompt whose counting was given up because it cannot fit the context."""
+    """Raise ContextLengthExceeded instead of TooManyTokens, which stops the rendering of a prompt that cannot fit."""
     try:
         yield
     except TooManyTokens as found:
@@ -103,7 +108,7 @@ def _ends_quietly(session: LiveSession) -> bool:
 
 
 def with_most(sampling: SamplingParams, most: int) -> SamplingParams:
-    """Return `sampling` with these `max_tokens`, and no more `min_tokens` than that."""
+    """Return `sampling` with `max_tokens` set to `most`, and `min_tokens` lowered to `most` if it is higher."""
     return sampling._replace(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
@@ -133,7 +138,7 @@ def _check_session(session: LiveSession, choices: int) -> None:
 
 
 def _left_in_session(session: LiveSession, choices: int) -> int | None:
-    """Return the tokens that each choice may sample, so that all together stay within `max_total_tokens`, or None."""
+    """Return how many tokens each choice may sample within `max_total_tokens`, or None without that limit."""
     most = session.record.limits.get("max_total_tokens")
     if most is None:
         return None

@@ -1,10 +1,10 @@
 """The end of a turn: prove its alignment and commit it, or record its failure.
 
-A turn becomes visible only after its commit is durable. The choices of one reply are committed by index, once all have
-ended, so `seq` is the order of the turns. A failed turn is stored with its status and its sampled tokens; it never
-becomes a parent, and exports only count it.
+A turn becomes visible only after its commit is durable. The choices of one reply are committed in the order of their
+indexes, once all have ended, so `seq` is the order of the turns. A failed turn is stored with its status and its
+sampled tokens. It never becomes a parent, and exports only count it.
 
-Optimistic locking: if another replica changed the session first, the turn is placed and committed again.
+Commits use optimistic locking: if another replica has changed the session, the turn is placed and committed again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
 
-# Failed turns that are kept until the database takes them; each has the tokens that it sampled. While there are so
-# many, no turn starts: it could not be committed either.
+# The maximum number of failed turns, each with its sampled tokens, that are kept while the database is unavailable. At
+# this number no turn starts, because it could not be committed either.
 _MOST_UNRECORDED = 1000
 _RECORD_EVERY_S = 1.0
-# A failure is recorded as one that nobody retried after this long.
+# A failed turn that was not retried within this time is recorded.
 _RETRIED_WITHIN_S = 60.0
 
 
 class Commits:
-    """Commits ended turns. `in_background` starts a task that shutdown waits for."""
+    """Commits ended turns. `in_background` starts a task that the shutdown waits for."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Commits:
         self._recording = False
 
     async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
-        """Commit a turn that the engine finished. Raises EngineFailed if it aborted the turn, or StoreUnavailable."""
+        """Commit a turn that the engine finished. Raises EngineFailed if the engine aborted it, or StoreUnavailable."""
         interaction, session = turn.interaction, turn.session
         if finish is FinishReason.ABORT:
             raise EngineFailed("the engine aborted this reply")
@@ -73,7 +73,7 @@ class Commits:
         self._describe(turn, finish)
         turn.prove()
         if turn.order is not None:
-            # It was sampled whole, so it is kept even if the choices that it waits for are cancelled.
+            # The choice is completely sampled, so it is kept even if the choices that it waits for are cancelled.
             turn.committing = True
             self._places.give_back(turn.request.sender)  # the choices that it waits for may need it
             turn.placed = False
@@ -90,7 +90,7 @@ class Commits:
         return interaction
 
     async def _commit(self, turn: Turn) -> Node:
-        """Optimistic locking: when another replica commits first, refresh the session, decide the reason, retry."""
+        """Commit a turn. If another replica commits first, refresh the session, decide the reason again and retry."""
         turn.committing = True  # no longer cancelled: the commit may already be durable
         turn.timeline.commit_begun = time.monotonic()
         try:
@@ -108,7 +108,7 @@ class Commits:
         return node
 
     async def _place(self, turn: Turn) -> Node | None:
-        """Place a turn in the tree and commit it. Return None if another replica changed the session meanwhile."""
+        """Place a turn in the tree and commit it. Return None if another replica has changed the session."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
@@ -126,7 +126,7 @@ class Commits:
         note_commit(session, seq)
         if files:
             self._images.put(files)  # for later turns, whose requests may refer to them
-            new = session.record_images(files)  # other choices of the reply may have brought them too
+            new = session.record_images(files)  # other choices of the reply may have recorded some of them
             self._metrics.images.by[()] += len(new)
             self._metrics.image_bytes.by[()] += sum([len(file.data) for file in new])
         return node
@@ -140,7 +140,7 @@ class Commits:
         turn.timeline.committed = time.monotonic()
         try:
             self._count(turn)
-        except Exception:  # it is durable, whatever a metric makes of it
+        except Exception:  # the turn is durable, so an error in a metric must not fail it
             logger.exception(
                 "a turn could not be counted",
                 {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
@@ -151,13 +151,13 @@ class Commits:
             self._record_soon()
 
     def check_backlog(self) -> None:
-        """Raise StoreUnavailable while too many failed turns wait for the database, and try to record them."""
+        """Raise StoreUnavailable, and try again to record failed turns, if too many wait for the database."""
         if len(self._unrecorded) >= _MOST_UNRECORDED:
             self._record_soon()
             raise StoreUnavailable(f"{len(self._unrecorded)} failed turns wait for the database; try again")
 
     async def record_rest(self) -> None:
-        """Before the server stops, record the failures that the database refused, and say how many it still refuses."""
+        """Record the failures that the database refused, before the server stops. Log how many it still refuses."""
         await self._record_late(waiting=False)
         if self._unrecorded:
             logger.warning("failed turns could not be recorded", {"turns": len(self._unrecorded)})
@@ -165,14 +165,15 @@ class Commits:
     def _record_soon(self) -> None:
         if time.monotonic() >= self._record_at and not self._recording:
             self._record_at = time.monotonic() + _RECORD_EVERY_S
-            # If there are too many, none waits for its retry.
+            # At the maximum, failures are recorded without waiting for their retries.
             self._in_background(self._record_late(waiting=len(self._unrecorded) < _MOST_UNRECORDED))
 
     async def _record_late(self, *, waiting: bool) -> None:
-        """Record failures that the database refused, until it refuses all again.
+        """Record the failures that the database refused, until it is unavailable again.
 
-        With `waiting`, each only once a retry had time to be answered elsewhere. Of one that a retry has answered
-        nothing stays. A turn leaves the queue when the database has it, or when nothing of it is to be recorded.
+        With `waiting`, a failure is recorded only after another replica has had time to answer a retry. A failure that
+        a retry has answered is marked as superseded and not recorded. A turn leaves the queue once it is recorded, or
+        once there is nothing to record.
         """
         self._recording = True
         try:
@@ -182,7 +183,7 @@ class Commits:
                 except StoreUnavailable:
                     if self._log.refused:
                         return
-                    kept = True  # it is refused alone, and holds up no other
+                    kept = True  # the database refuses only this turn; the others do not wait for it
                 turn = self._unrecorded.popleft()
                 if kept:
                     self._unrecorded.append(turn)
@@ -190,7 +191,7 @@ class Commits:
             self._recording = False
 
     async def _record(self, turn: Turn, *, waiting: bool) -> bool:
-        """Record a failure; return True if it is to wait for its retry. Raises StoreUnavailable."""
+        """Record a failure. Return True if it must still wait for its retry. Raises StoreUnavailable."""
         try:
             session = self._registry.find(turn.session.id) or turn.session
             await self._registry.refresh(session)
@@ -215,7 +216,7 @@ class Commits:
         return False
 
     async def _files(self, turn: Turn) -> Sequence[ImageFile]:
-        """The images of a turn that its session does not surely have yet. Raises ProxyError for one that is nowhere."""
+        """The images of a turn that its session may not have yet. Raises ProxyError for an image that is not found."""
         if not turn.interaction.images:
             return ()
         files, had = turn.request.files, turn.session.images
@@ -224,7 +225,7 @@ class Commits:
         return [*read, *(files[digest] for digest in new if digest in files)]
 
     async def _files_of_failure(self, turn: Turn) -> Sequence[ImageFile]:
-        """As `_files`. If one is nowhere, the turn is recorded without its images: better than not at all."""
+        """The images as in `_files`. If one is not found, the failure is recorded without any images."""
         try:
             return await self._files(turn)
         except InvalidRequest:
@@ -232,7 +233,7 @@ class Commits:
             return ()
 
     def _hold(self, turn: Turn) -> None:
-        """Keep a failed turn until the database takes it; its images only as long as the pool has room for them."""
+        """Keep a failed turn until the database takes it. Its images are kept only while the pool has room for them."""
         if turn.request.files:
             self._images.put(turn.request.files.values())
             turn.request = replace(turn.request, files={})
@@ -265,8 +266,8 @@ class Commits:
         if turn.session.deleted:
             self._log.note_deleted(interaction.id)
             return
-        turn.attempt.stage = Stage.ENDING  # from here on, no retry attaches to it
-        turn.committing = True  # no longer cancelled, so that the failure is recorded
+        turn.attempt.stage = Stage.ENDING  # from now on, no retry attaches to it
+        turn.committing = True  # can no longer be cancelled, so that the failure is recorded
         turn.timeline.failed = time.monotonic()
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
         turn.prove()
@@ -281,7 +282,7 @@ class Commits:
                 self._registry.forget_deleted(turn.session)
                 self._log.note_deleted(interaction.id)
                 return
-            if isinstance(problem, StoreUnavailable):  # told as the database's outage; recorded when it is over
+            if isinstance(problem, StoreUnavailable):  # logged as an outage of the database; recorded after it
                 self._hold(turn)
             else:
                 logger.error(
@@ -333,7 +334,7 @@ class Commits:
 
 
 def _answered_since(session: LiveSession, turn: Turn) -> bool:
-    """Whether an equal request was answered after a turn had failed."""
+    """True if an equal request was answered after the turn failed."""
     failed_at = turn.interaction.completed_at or 0.0
     same = session.attempts.get(turn.attempt.key, ())
     return any(

@@ -1,5 +1,7 @@
-"""What a turn has from its session: sampling defaults, template options and the format of tool calls; and whether the
-engine supports what is asked."""
+"""The defaults that a turn takes from its session, and the check that the engine supports the request.
+
+A session sets sampling defaults, template options and the format of tool calls.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
 
 def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Return the request's sampling parameters, with the session's `defaults` for those that it does not set."""
+    """Return the request's sampling parameters; the session's `defaults` replace the fields that it does not set."""
     if not defaults:
         return request.sampling
     rest = {name: value for name, value in defaults.items() if name not in request.given}
     if isinstance(stop := rest.get("stop"), list):
-        rest["stop"] = tuple(stop)  # JSON, as it is stored, has no tuples
+        rest["stop"] = tuple(stop)  # stored as JSON, which has no tuples
     return request.sampling._replace(**rest) if rest else request.sampling
 
 
 def sampling_of_choice(sampling: SamplingParams, k: int) -> SamplingParams:
-    """Return the sampling parameters of choice `k`. Each choice gets its own seed, or all would be equal.
+    """Return the sampling parameters of choice `k`. Each choice has its own seed; otherwise all would be equal.
 
-    Seeds are 64-bit integers: after the largest one comes the smallest.
+    Seeds are 64-bit integers, and the largest wraps around to the smallest.
     """
     if sampling.seed is None or k == 0:
         return sampling
@@ -38,7 +40,11 @@ def sampling_of_choice(sampling: SamplingParams, k: int) -> SamplingParams:
 
 
 def stop_tokens(request: TurnRequest, models: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the token ids that end the output: the `models` own, and the request's, beside or instead of them."""
+    """Return the token ids that end the output.
+
+    `models`: the end tokens of the model. The stop tokens of a request are added to them, or replace them in the
+    generate API. With `ignore_eos` there are none.
+    """
     sampling = request.sampling
     if sampling.ignore_eos:
         return ()
@@ -50,15 +56,15 @@ def stop_tokens(request: TurnRequest, models: tuple[int, ...]) -> tuple[int, ...
 
 
 def best_effort(sampling: SamplingParams, info: EngineInfo) -> tuple[str, ...]:
-    """Return the sampling fields that the engine gets but does not promise to honour."""
+    """Return the sampling fields that the engine receives but does not guarantee to honour."""
     return ("seed",) if sampling.seed is not None and Capability.DETERMINISTIC not in info.capabilities else ()
 
 
 def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: EngineInfo, *, strict: bool) -> None:
-    """Raise UnsupportedParameter for a field that the engine lacks, InvalidRequest for an unknown token or for more
-    `min_tokens` than `max_tokens`.
+    """Raise UnsupportedParameter for a field that the engine does not support.
 
-    `strict`: what the engine takes only as best effort counts as lacking.
+    Raise InvalidRequest for an unknown token, or if `min_tokens` is above `max_tokens`. `strict`: fields that the
+    engine takes only as best effort are not supported.
     """
     if strict:
         for name in best_effort(sampling, info):
@@ -120,17 +126,17 @@ _SHAPING = frozenset(
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     }
 )
-"""The fields of SamplingParams that say how likely each token is, or which one is drawn. `min_tokens` is among them, as
-it rules end tokens out."""
+"""The fields of SamplingParams that determine the probabilities of tokens, or which token is drawn. `min_tokens` is one
+of them because it excludes end tokens."""
 _NOTHING_GIVEN = SamplingParams()._asdict()
 
 
 def follow_session(request: TurnRequest, record: SessionRecord) -> None:
-    """Change a request as its session says.
+    """Apply the turn options of a session to a request, in place.
 
-    With the sampling policy `override`, every parameter that shapes the distribution is the session's or the default,
-    `max_tokens` is at most the session's, and the session's template options win. What the client set without effect is
-    named in `dropped`. Otherwise the session's template options are those that the request leaves out.
+    With the sampling policy `override`, every parameter that shapes the distribution has the session's value or the
+    default, `max_tokens` is at most the session's, and the session's template options take precedence. `dropped` then
+    names the fields of the request that have no effect. Without it, the request's template options take precedence.
     """
     if not record.turn_options:
         return

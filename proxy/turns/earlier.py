@@ -1,4 +1,4 @@
-"""Answers of earlier attempts: a request that repeats one gets its choices, running or stored, and samples nothing."""
+"""Earlier attempts: a request that repeats one gets the running or stored choices of that attempt, without sampling."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EarlierAttempts:
         self.running: dict[Attempt, Sequence[Turn]] = {}
 
     async def repeated(self, session: LiveSession, request: TurnRequest, key: str) -> Sequence[Choice] | None:
-        """The choices of an earlier attempt of this session that the request repeats, None if it asks for new ones."""
+        """The choices of the attempt in this session that the request repeats, or None if it must be sampled."""
         if session.follows is not None and not request.retry:
             session.tried.add(key)
         self.check_elsewhere(session, key)
@@ -63,10 +63,10 @@ class EarlierAttempts:
         return await self.answering(session, request, decide(session.attempts[key], request))
 
     async def _wait_for_commits(self, session: LiveSession, request: TurnRequest, key: str) -> None:
-        """Before a retry is sampled, wait for what is being committed to its session, perhaps its earlier attempt.
+        """Before a retry is sampled, wait for commits in progress to its session, which may include the attempt.
 
-        The database may still be at the commit of a connection that was lost. A session that it does not have yet is
-        created, so that this waits for whoever does the same.
+        The database may still be processing the commit of a lost connection. A session that is not stored yet is
+        created first, so that this also waits for a concurrent transaction that creates it.
         """
         if isinstance(decide(session.attempts.get(key, ()), request), NewSample):
             self._named.ensure_stored(session)
@@ -74,10 +74,10 @@ class EarlierAttempts:
             await self._registry.refresh(session)
 
     async def of_predecessor(self, session: LiveSession, request: TurnRequest) -> Sequence[Choice] | None:
-        """The choices of an attempt of the ended session before this one in its series, if the request is its retry.
+        """The choices of the attempt that the request retries in the previous, ended session of the series, or None.
 
-        Equal requests have equal hashes in both. What was tried here first is retried here, unless its Idempotency-Key
-        says where it was.
+        Equal requests have equal hashes in both sessions. A request that was first sent in this session is retried
+        here, unless it has an Idempotency-Key, which identifies the attempt.
         """
         assert session.follows is not None
         try:
@@ -92,7 +92,7 @@ class EarlierAttempts:
         return await self.answering(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
 
     def check_elsewhere(self, session: LiveSession, key: str) -> None:
-        """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""
+        """Raise RunsElsewhere if another worker runs an equal attempt. That worker applies the rules of `retries`."""
         if self._worker_attempts is None:
             return
         if (worker := self._worker_attempts.find(digest_of(session.id, key))) is not None:
@@ -103,7 +103,7 @@ class EarlierAttempts:
     ) -> Sequence[Choice] | None:
         """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled.
 
-        Only a replay lets others run meanwhile.
+        Only a replay yields to the event loop.
         """
         match decision:
             case Attach(attempt):
@@ -120,6 +120,6 @@ class EarlierAttempts:
         return None
 
     async def yield_to_others(self) -> None:
-        """Let others run: of all replies that are written again, one does a part of its work in a pass of the loop."""
+        """Yield to the event loop. In each pass of the loop, only one of all replays does a part of its work."""
         async with self._parts:
             await asyncio.sleep(0)

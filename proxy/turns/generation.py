@@ -20,7 +20,7 @@ from tokengrove.reasons import FinishReason
 
 @dataclass(slots=True)
 class Generation:
-    """The output so far. `versions`: runs (token count, weight version). `sampled` False: it has no logprobs."""
+    """The output so far. `versions`: runs of (token count, weight version). `sampled` False: there are no logprobs."""
 
     ids: Ids = field(default_factory=ids_of)
     logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
@@ -30,7 +30,7 @@ class Generation:
     sampled: bool = True
 
     def take(self, chunk: TokenChunk) -> None:
-        """Add a chunk. Raises EngineFailed for text, which needs a session."""
+        """Add a chunk. Raises EngineFailed for a chunk of text, which needs a session."""
         if chunk.text is not None:
             raise EngineFailed("the answer came as text; without a session it must be token ids ('output_ids')")
         self.ids += chunk.ids
@@ -42,7 +42,7 @@ class Generation:
 
 
 async def sample(gate: Gate, request: GenerateRequest, context_tokens: int | None = None) -> Generation:
-    """Sample to the end, within the engine's context length and `context_tokens` (prompt plus output).
+    """Sample a complete output, within the engine's context length and `context_tokens` (prompt plus output).
 
     Raises ContextLengthExceeded and the errors of `Gate.sample`.
     """

@@ -1,6 +1,6 @@
-"""The history that a request of the Responses API only names: `previous_response_id` and item references.
+"""The history that a Responses request refers to by id: `previous_response_id` and item references.
 
-Both name interactions of the request's own session. The resolved request equals a request with all its messages.
+Both refer to interactions of the request's own session. The resolved request equals a request that has all messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokengrove.errors import PreviousResponseNotFound, brief
 
 
 def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
-    """Return the request with its whole conversation: `previous_response_id` and item references are resolved.
+    """Return the request with its whole conversation, with `previous_response_id` and item references resolved.
 
     As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
     PreviousResponseNotFound.
@@ -30,18 +30,18 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
         node = _find(session, request.previous_id, "previous_response_id")
         lead = 1 if messages and _is_instructions(messages[0]) else 0
         history = session.cache.conversation(node)
-        first = 1 if _is_instructions(history[0]) else 0  # they begin a conversation and stand nowhere else
+        first = 1 if _is_instructions(history[0]) else 0  # they can only be the first message of a conversation
         messages = (*messages[:lead], *history[first:], *messages[lead:])
     return with_messages(request, messages)
 
 
 def with_messages(request: TurnRequest, messages: tuple[Message, ...]) -> TurnRequest:
-    """Return the request with other messages, and with the purpose that they state if it has none yet."""
+    """Return the request with other messages, and with the purpose that they state if it has none."""
     return replace(request, messages=messages, purpose=request.purpose or purpose_of_prompt(messages))
 
 
 def identified(session: LiveSession, request: TurnRequest, *, keep: bool = True) -> Identity:
-    """Return the identity of a request; its messages become those of an earlier request where they are equal."""
+    """Return the identity of a request. Its messages are replaced by equal messages of an earlier request, if any."""
     request.messages, identity = session.cache.recent.identify(
         request.messages, request.tools, request.template_options, keep=keep
     )
@@ -49,9 +49,10 @@ def identified(session: LiveSession, request: TurnRequest, *, keep: bool = True)
 
 
 def _dereferenced(session: LiveSession, message: Message) -> Sequence[Message]:
-    """Return the answer that an item reference names; return any other message unchanged.
+    """Return the answer that an item reference names, or any other message unchanged.
 
-    What the client sent in full beside the reference counts as sent. Calls of other answers follow in a message.
+    Content and calls that the client sent in full with the reference replace the stored ones. Calls of other answers
+    follow in a message of their own.
     """
     if message.name != ITEM_REFERENCE or message.origin is None:
         return (message,)
@@ -66,7 +67,10 @@ def _dereferenced(session: LiveSession, message: Message) -> Sequence[Message]:
 
 
 def _sent_calls(ours: Message, sent: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    """Return our calls as the client sent them. Those that it left out are referenced, unless it renamed some."""
+    """Return our calls as the client sent them, and our own for calls that it left out.
+
+    If the client sent a call with an unknown id, only the calls that it sent are returned.
+    """
     by_id = {call.id: call for call in sent}
     known = {call.id for call in ours.tool_calls}
     return tuple(by_id.get(call.id, call) for call in ours.tool_calls) if known.issuperset(by_id) else sent

@@ -1,4 +1,4 @@
-"""Logprobs of visible tokens for clients that ask for them: streamed once each, and all together in a unary reply."""
+"""Logprobs of visible tokens, for clients that request them: each is streamed once; a unary reply has them all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from proxy.types import TurnRequest
 
 @dataclass(slots=True)
 class LogprobReport:
-    """Collects logprobs. `piece` gives the bytes of a token; `hidden` are end tokens, which clients never see.
+    """Collects logprobs. `piece` returns the bytes of a token; `hidden` are the end tokens, which clients never see.
 
-    `names_ids`: an entry names its token `token_id:N`, as in vLLM, instead of by its text.
+    `names_ids`: the token of an entry is written as `token_id:N`, as in vLLM, instead of as text.
     """
 
     piece: Callable[[int], bytes]
@@ -23,7 +23,7 @@ class LogprobReport:
     _unreported: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()) -> None:
-        """Add a visible token with its logprob and the likeliest alternatives, highest first."""
+        """Add a token with its logprob and the likeliest alternatives, highest first. Hidden tokens are ignored."""
         if token in self.hidden:
             return
         entry = self._entry(token, logprob, tuple(self._entry(other, value) for other, value in top))
@@ -31,13 +31,13 @@ class LogprobReport:
         self._unreported.append(entry)
 
     def attach(self, delta: Delta) -> Delta:
-        """Return the delta; a text delta carries all logprobs that no delta carried before."""
+        """Return the delta. A text delta gets all logprobs that no earlier delta has."""
         if not isinstance(delta, TextDelta) or not self._unreported:
             return delta
         return TextDelta(delta.text, self.unreported())
 
     def unreported(self) -> tuple[TokenLogprob, ...]:
-        """Return the logprobs that no delta carried before; the caller's delta carries them."""
+        """Return the logprobs that no earlier delta has. The caller must add them to a delta."""
         taken = tuple(self._unreported)
         self._unreported.clear()
         return taken
@@ -49,5 +49,5 @@ class LogprobReport:
 
 
 def new_report(request: TurnRequest, ends: Collection[int], piece: Callable[[int], bytes]) -> LogprobReport:
-    """Return the report of a choice, whose output ends at the token ids `ends`."""
+    """Return the report of a choice. `ends`: the token ids that end its output."""
     return LogprobReport(piece, () if request.per_token else ends, request.names_ids)

@@ -1,4 +1,4 @@
-"""The turns of one reply before they start: the data that its choices share, and the differences of choice `k`."""
+"""The turns of one reply before they start: the data that its choices share, and the data of choice `k`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NO_ANSWER = Message(Role.ASSISTANT)
 
 @dataclass(slots=True, kw_only=True)
 class ReplyPlan:
-    """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets.
+    """The data that the `n` choices of one reply share. `sampling` includes the session's defaults and the budgets.
 
-    `pool`: where engines find the images of the prompt that did not come with the request.
+    `pool`: the images of the prompt that did not come with the request.
     """
 
     session: LiveSession
@@ -50,7 +50,7 @@ class ReplyPlan:
 
 def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
     """Return one turn per choice, not yet started."""
-    if "seed" not in plan.request.given:  # one of the session: with one seed, equal prompts would get equal answers
+    if "seed" not in plan.request.given:  # vary the session's seed, or equal prompts would get equal answers
         plan.sampling = sampling_of_choice(plan.sampling, plan.session.turns_taken)
     number = plan.request.n
     order = ChoiceOrder(number) if number > 1 else None
@@ -94,7 +94,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
 def new_parser(
     renderer: Renderer, request: TurnRequest, sampling: SamplingParams, prompt_ids: Ids, call_id: Callable[[], str]
 ) -> OutputParser:
-    """Return the parser of a choice. `prompt_ids`: the end of the prompt. `call_id` makes the ids of tool calls."""
+    """Return the parser of a choice. `prompt_ids`: the end of the prompt. `call_id` returns a new tool call id."""
     if request.api is Api.COMPLETIONS:
         parser = renderer.plain_parser(sampling.stop)
     else:
@@ -108,7 +108,7 @@ def new_parser(
 
 
 def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> Interaction:
-    """Make the interaction of a turn before sampling; its tokens and its place in the tree are filled in at the end."""
+    """Return the interaction of a turn before sampling. Its tokens and its place in the tree are set at the end."""
     request, match = plan.request, plan.prompt.match
     parent, new_messages = match.parent, match.new_messages(request.messages)
     return Interaction(

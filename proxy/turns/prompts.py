@@ -1,4 +1,4 @@
-"""The prompt of a turn: find its parent in the tree, and make the exact token ids for the engine.
+"""The prompt of a turn: its parent in the tree, and the exact token ids for the engine.
 
 With a parent, the prompt is the parent's stored token ids plus the tokens of the new messages. Earlier text is never
 tokenized again.
@@ -48,8 +48,8 @@ from proxy.types import (
 from tokengrove.errors import InvalidRequest
 from tokengrove.reasons import Echo, FinishReason
 
-# Longer conversations are rendered in a worker thread, so that they do not block the event loop for other turns. A
-# message and a tool take as long as some hundred characters.
+# Longer conversations are rendered in a worker thread, so that they do not block the event loop. Each message and tool
+# takes as long as some hundred characters.
 _INLINE_CHARS = 40_000
 _CHARS_A_MESSAGE, _CHARS_A_TOOL = 200, 800
 _INLINE_TOKENS = 8_000
@@ -61,10 +61,10 @@ _role_of = attrgetter("role")
 
 
 class Prompt(NamedTuple):
-    """Token ids for the engine, and the parent that they are meant to continue. `bridged` False: rendered in full.
+    """Token ids for the engine, and the parent that they should continue. `bridged` False: rendered in full.
 
-    `messages`: the conversation that the ids stand for, with our own answers in the place of echoes that the client
-    changed as `echo` says. `identity` is that of `messages`. `images`: all of the prompt, in order.
+    `messages`: the conversation of the ids, with our own answers in place of the echoes that the client changed.
+    `echo`: those changes. `identity`: the identity of `messages`. `images`: all images of the prompt, in order.
     """
 
     ids: PromptIds
@@ -77,7 +77,7 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Builds prompts with one renderer, those that take long in the threads of `pool`."""
+    """Builds prompts with one renderer. Long prompts are built in the threads of `pool`."""
 
     def __init__(self, renderer: Renderer, pool: FairPool) -> None:
         self._renderer, self._pool = renderer, pool
@@ -93,11 +93,12 @@ class Prompts:
     ) -> Prompt:
         """Bridge from the parent if there is one and the template allows it, else render all messages.
 
-        Raises TooManyTokens for a prompt that surely has more than `most` tokens, and may return one that has.
+        Raises TooManyTokens for a prompt that is certain to have more than `most` tokens. A returned prompt may still
+        have more.
         """
         match = session.cache.find_parent(request, identity)
         echo: tuple[Echo, ...] = ()
-        # Only an answer that has no node, or whose node has other call ids, can be an echo that the client changed.
+        # Only an answer without a node, or with other call ids than its node, can be an echo that the client changed.
         if match.renamed or _ASSISTANT in map(_role_of, request.messages[match.covered :]):
             exact = 0 if match.renamed else match.covered
             restored = restore(session.cache, request.messages, identity, request.tools, exact)
@@ -118,13 +119,13 @@ class Prompts:
         return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo, images=images)
 
     async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
-        """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens as `build`."""
+        """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens like `build`."""
         ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, request.sender))
         images = () if self._images is None else self._images.placed(ids.joined, images_of(prompt.messages))
         return prompt._replace(ids=ids, bridged=False, images=images)
 
     async def render(self, request: TurnRequest, most: int, sender: Sender, generation_prompt: bool = True) -> Ids:
-        """Return the ids of all messages. Raises TooManyTokens as `build`."""
+        """Return the ids of all messages. Raises TooManyTokens like `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
         if self._images is not None:
             work += self._images.work(images_of(request.messages))
@@ -136,10 +137,10 @@ class Prompts:
         return self._with_prefill(ids, request)
 
     async def given(self, session: LiveSession, request: TurnRequest, ids: Ids) -> Prompt:
-        """Return the prompt of a request that sends token ids.
+        """Return the prompt of a request that has token ids.
 
-        The parent is the deepest node whose tokens and images are a prefix of those of the request. The conversation is
-        that of the parent, plus one user message with the text of the remaining tokens.
+        The parent is the deepest node with tokens and images that are a prefix of the request's. The conversation is
+        the parent's, plus one user message with the text of the remaining tokens.
         """
         images: tuple[PlacedImage, ...] = ()
         if request.images or self._images is not None:
@@ -169,9 +170,9 @@ class Prompts:
     async def located(
         self, ids: Ids, images: Sequence[ImagePart], sender: Sender
     ) -> tuple[Ids, tuple[PlacedImage, ...]]:
-        """Return the ids of a prompt with its images expanded, and where they are. `images`: those of the ids.
+        """Return the ids of a prompt with its images expanded, and the places of the images.
 
-        Raises InvalidRequest if the ids do not have the tokens of these images.
+        Raises InvalidRequest if the ids do not have the tokens of `images`.
         """
         if self._images is None:
             if images:
@@ -183,7 +184,7 @@ class Prompts:
     async def _read(
         self, ids: Ids, known: int, images: Sequence[PlacedImage], sender: Sender
     ) -> tuple[str, tuple[ImagePart, ...]]:
-        """Return the text of the ids after the `known` ones, and the images that stand in it."""
+        """Return the text of the ids after the first `known` ones, and the images in it."""
         text, parts = "", list[ImagePart]()
         for image in images:
             if image.start < known:
@@ -196,9 +197,9 @@ class Prompts:
     async def continued(
         self, request: TurnRequest, known: Continued, most: int, sender: Sender, generation_prompt: bool
     ) -> Ids:
-        """Return the ids of `known`, then those of the messages after them.
+        """Return the ids of `known`, followed by the ids of the messages after it.
 
-        Raises InvalidRequest if the chat template does not only append here, TooManyTokens as `build`.
+        Raises InvalidRequest if the chat template does more than append here, and TooManyTokens like `build`.
         """
         cut = len(known.ids) - known.output_tokens
         answer, new = request.messages[known.messages - 1], request.messages[known.messages :]
@@ -215,7 +216,7 @@ class Prompts:
                 images_before=len(images_of(request.messages[: known.messages])) if self._images is not None else 0,
             )
             if suffix is None:
-                self._render(request)  # raises if the template cannot express these messages at all
+                self._render(request)  # raises if the template cannot render these messages at all
                 raise InvalidRequest(
                     "the chat template rewrites what stands before these messages, so 'continue_from' cannot go on "
                     "with its ids; leave it out, and all messages are rendered",
@@ -229,14 +230,14 @@ class Prompts:
         return known.ids + await self._do(sender, work, most - len(known.ids), append)
 
     async def parse(self, ids: Ids, wanted: Parsing, sender: Sender) -> tuple[Message, FinishReason]:
-        """Return the message of an output that is no turn, as `Renderer.parse`."""
+        """Return the message of an output outside of turns, and its finish reason, like `Renderer.parse`."""
         parse = self._renderer.parse
         if len(ids) <= _INLINE_TOKENS:
             return parse(ids, wanted)
         return await self._pool.run(sender, len(ids), parse, ids, wanted)
 
     async def encode(self, prompt: PromptText, most: int, sender: Sender) -> Ids:
-        """Return the ids of a prompt that is no chat. Raises TooManyTokens as `build`."""
+        """Return the ids of a text prompt. Raises TooManyTokens like `build`."""
         encode = partial(self._renderer.encode_prompt, special=prompt.special)
         return await self._do(sender, len(prompt.text), most, encode, prompt.text)
 
@@ -246,7 +247,7 @@ class Prompts:
         return decode(ids) if len(ids) <= _INLINE_TOKENS else await self._pool.run(sender, len(ids), decode, ids)
 
     async def _do(self, sender: Sender, work: int, most: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a rendering function: inline for little work, in turn by `sender` in a worker thread for much."""
+        """Call a rendering function: inline if it is short, else in a worker thread, scheduled fairly by `sender`."""
         if work <= _INLINE_CHARS:
             return function(*arguments)
         return await self._pool.run(sender, work, _bounded, most, function, *arguments)
@@ -260,9 +261,9 @@ class Prompts:
         most: int,
         generation_prompt: bool,
     ) -> PromptIds | None:
-        """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
+        """Return the parent's exact tokens, then the tokens of the new messages; None if they cannot be bridged."""
         answer = parent.interaction
-        # The bridge reads no more of the parent's prompt, which may be long.
+        # The bridge needs only the end of the parent's prompt, which may be long.
         before = parent.ids.tail(TAIL + len(answer.output_ids))[: -len(answer.output_ids) or None]
         new = match.new_messages(request.messages)
 
@@ -287,13 +288,13 @@ class Prompts:
         return None if suffix is None else parent.ids.extended(suffix)
 
     def _with_prefill(self, ids: Ids, request: TurnRequest) -> Ids:
-        """Return the end of a prompt with the beginning of the answer, if the client wrote one."""
+        """Return the end of a prompt, followed by the beginning of the answer if the client wrote one."""
         if request.prefill is None:
             return ids
         return self._renderer.prefilled(ids, request.prefill, request.tools, request.template_options)
 
     def check_vocabulary(self, ids: PromptIds, most: int, request: TurnRequest) -> None:
-        """Raise InvalidRequest for a token id of `most` or more, which the model lacks and some engines crash on."""
+        """Raise InvalidRequest for a token id of `most` or more: no such token exists, and some engines crash."""
         rendered = request.input_ids is None
         if (not rendered or self._renderer.vocab_size > most) and ids.largest >= most:
             param = "messages" if rendered else "prompt" if request.api is Api.COMPLETIONS else "input_ids"
@@ -302,7 +303,10 @@ class Prompts:
             )
 
     def grammar(self, request: TurnRequest) -> Grammar | None:
-        """Return the grammar of the output: a forced tool call, JSON, or either if tools may be called; else None."""
+        """Return the grammar of the output, or None.
+
+        It is a forced tool call, JSON, or either of the two if the model may call tools.
+        """
         renderer = self._renderer.reading(request.tool_parser)
         forced = renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
@@ -322,14 +326,14 @@ def _bounded(most: int, function: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def _extended(images: ImageTokens, match: Match, request: TurnRequest, ids: PromptIds) -> tuple[PlacedImage, ...]:
-    """Return the images of a bridged prompt: those of the parent, and those of the new messages."""
+    """Return the images of a bridged prompt: the parent's images, then the images of the new messages."""
     assert match.parent is not None
     added, new = ids.last, match.new_messages(request.messages)
     return match.parent.images + images.placed(added, images_of(new), len(ids) - len(added))
 
 
 def _work(messages: Sequence[Message], prefill: Message | None) -> int:
-    """Return how long rendering takes, in characters."""
+    """Return the cost of rendering messages, in characters."""
     work = 0 if prefill is None else len(prefill.content) + len(prefill.reasoning or "")
     for message in messages:
         work += _CHARS_A_MESSAGE + len(message.content) + len(message.reasoning or "")
@@ -339,9 +343,9 @@ def _work(messages: Sequence[Message], prefill: Message | None) -> int:
 
 
 def _work_of_tools(tools: Sequence[Tool]) -> int:
-    """Return how long rendering the tools takes, in characters."""
+    """Return the cost of rendering tools, in characters."""
     work = _CHARS_A_TOOL * len(tools)
     for tool in tools:
-        # `repr` neither refuses anything nor is limited in depth before Python is.
+        # `repr` accepts every value, and its depth is limited only by Python's recursion limit.
         work += max(len(tool.description) + len(repr(tool.parameters)) - _CHARS_A_TOOL, 0)
     return work

@@ -1,4 +1,4 @@
-"""A replay: a committed reply is sent again from its stored tokens. Nothing is sampled or recorded."""
+"""Replays: a committed reply is sent again from its stored tokens. Nothing is sampled or recorded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from proxy.turns.logprob_report import LogprobReport, new_report
 from proxy.turns.plan import new_parser
 from proxy.types import Ids, Interaction, TurnRequest
 
-# Tokens that are parsed together, and come to a streaming client in one event.
+# Tokens that are parsed together and sent to a streaming client in one event.
 _RUN = 32
 _DELTAS_A_PART = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedTurn:
-    """A `Choice` that is already committed; `deltas`: its whole output."""
+    """A `Choice` that is already committed. `deltas`: its whole output."""
 
     interaction: Interaction
     attempt: Attempt
@@ -51,7 +51,7 @@ async def replay(
     interaction: Interaction,
     yield_to_others: Callable[[], Awaitable[None]],
 ) -> ReplayedTurn:
-    """Parse the tokens of a committed interaction again, to answer a request that repeats its own.
+    """Parse the tokens of a committed interaction again, to answer a request that repeats the original request.
 
     `yield_to_others` is awaited between parts of the work.
     """
@@ -73,9 +73,9 @@ async def replay(
 def parse_again(
     renderer: Renderer, request: TurnRequest, interaction: Interaction, prompt: Ids
 ) -> tuple[list[Delta], Answer]:
-    """Return the whole output of a committed interaction as `request` asks for it; `prompt` are its prompt's ids.
+    """Return the whole output of a committed interaction in the form that `request` selects.
 
-    Logprobs come without the alternatives of each token, which are not stored.
+    `prompt`: the ids of the interaction's prompt. Logprobs have no alternatives per token, which are not stored.
     """
     parts = _parse(renderer, request, interaction, prompt)
     try:
@@ -89,8 +89,8 @@ def parse_again(
 def _parse(
     renderer: Renderer, request: TurnRequest, interaction: Interaction, prompt: Ids
 ) -> Generator[None, None, tuple[list[Delta], Answer]]:
-    """Do the work of `parse_again` in parts of some hundred tokens."""
-    call_ids = iter([call.id for call in interaction.output.tool_calls])  # the recorded ones, again
+    """Do the work of `parse_again` in parts of some hundred tokens, if it is done token by token."""
+    call_ids = iter([call.id for call in interaction.output.tool_calls])  # the recorded ids are used again
     parser = new_parser(renderer, request, interaction.sampling, prompt, lambda: next(call_ids, ""))
     report = new_report(request, stop_tokens(request, renderer.stop_token_ids), renderer.piece)
     shown = request.logprobs and interaction.has_logprobs
@@ -111,9 +111,9 @@ def _parse(
 def _token_by_token(
     parser: OutputParser, report: LogprobReport, interaction: Interaction, request: TurnRequest, shown: bool
 ) -> Iterator[Delta]:
-    """Parse the output in runs of text and, between them, in single tokens: either is all reasoning or none of it.
+    """Parse the output in runs of text, and in single tokens between them.
 
-    `shown`: with their logprobs.
+    A run is either entirely reasoning or not reasoning at all. `shown`: report the logprobs of the tokens.
     """
     ids, at = interaction.output_ids, 0
     while at < len(ids):

@@ -1,4 +1,7 @@
-"""What a request asked of its reply, beside conversation and sampling: kept with the turn, to write the reply again."""
+"""The reply options of a request: every option besides conversation and sampling that shapes its reply.
+
+They are stored with the turn, so that the reply can be written again.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _INSTRUCTIONS = "instructions"
 
 
 def reply_options_of(request: TurnRequest) -> dict[str, Json]:
-    """Return the fields of `request` that shape its reply and are not their defaults, as JSON.
+    """Return the fields of `request` that shape its reply and differ from their defaults, as JSON.
 
-    Instructions that the conversation begins with are true instead of their text, which would be stored twice.
+    Instructions that begin the conversation are stored as true instead of as text, which would be stored twice.
     """
     asked = {name: value for name, default in _KEPT if (value := getattr(request, name)) != default}
     if request.tool_choice.mode is not ToolChoiceMode.AUTO:
@@ -32,7 +35,7 @@ def reply_options_of(request: TurnRequest) -> dict[str, Json]:
 
 
 def request_of(turn: Interaction, messages: Sequence[Message], tools: tuple[Tool, ...]) -> TurnRequest:
-    """Return a request that asks for the reply of `turn`; `messages` and `tools` are those of its conversation."""
+    """Return a request for the reply of `turn`. `messages` and `tools`: the conversation of the turn."""
     fields = dict(turn.asked)
     if "tool_choice" in fields:
         mode, name = fields["tool_choice"]

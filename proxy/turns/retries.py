@@ -1,4 +1,4 @@
-"""Retry rules: what happens to a request that equals an earlier one, so that no retry is sampled or trained twice.
+"""Retry rules for a request that equals an earlier one, so that no retry is sampled or trained twice.
 
 | earlier attempt                  | marked retry                 | unmarked request             |
 |----------------------------------|------------------------------|------------------------------|
@@ -8,11 +8,11 @@
 | committed, reply never written   | replay                       | replay                       |
 | committed, reply written         | replay                       | new sample                   |
 
-A retry is marked by the header `x-stainless-retry-count` above 0, and then means the newest equal attempt, or by an
-Idempotency-Key, and then means the attempt with that key. A failed attempt that was not replaced yet is decided first,
-because a client retries failures. A reply with only some of its choices committed is not replayed. A reply that another
-replica may still be writing counts as written. The rules for running attempts apply within one server, whose workers
-pass such requests on to each other.
+A retry is marked by the header `x-stainless-retry-count` above 0, which selects the newest equal attempt, or by an
+Idempotency-Key, which selects the attempt with that key. A failed attempt that has not been replaced takes precedence,
+because clients retry failures. A reply with only some of its choices committed is not replayed. A reply that another
+replica may still be writing counts as written. The rules for running attempts apply within one server, including its
+workers, which forward such requests to each other.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _FIRST = NewSample(())
 
 
 def is_retry(request: TurnRequest) -> bool:
-    """Whether the client marks a request as the repetition of one that it may have sent before."""
+    """True if the client marks the request as one that it may have sent before."""
     return request.retry or request.idempotency_key is not None
 
 
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
-    """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
+    """Apply the rules above. `attempts`: the attempts of the session with the request's hash, oldest first."""
     if not attempts:
         return _FIRST
     repeated = marked(attempts, request)
@@ -72,7 +72,7 @@ def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
 
 
 def marked(attempts: Sequence[Attempt], request: TurnRequest) -> list[Attempt]:
-    """Those of the attempts, in their order, that the request says it repeats."""
+    """The attempts that the marks of the request select, in their order."""
     key, retry = request.idempotency_key, request.retry
     if key is None:
         return list(attempts) if retry else []

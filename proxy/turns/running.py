@@ -1,4 +1,4 @@
-"""The turns and other generations that run: how many may, where they wait, and how they are stopped."""
+"""The turns and other generations that run: their limit, where they wait, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class RunningTurns:
     """The turns that run in this process, requests that wait at the gate, and generations outside of sessions.
 
-    `places`: of the choices that run. `worker_attempts`: this worker's entries in the table of all workers; None if it
-    is the only one.
+    `places`: the limit on choices that run at once. `worker_attempts`: this worker's entries in the table of all
+    workers; None if it is the only one.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RunningTurns:
         return len(self._turns) + len(self._unrecorded)
 
     def of(self, session: LiveSession) -> list[Turn]:
-        """The turns of a session that run in this process now."""
+        """The turns of a session that are running in this process."""
         return [turn for turn in self._turns if turn.session is session]
 
     def add(self, turn: Turn) -> None:
@@ -63,7 +63,7 @@ class RunningTurns:
         self._turns.add(turn)
 
     def discard(self, turn: Turn) -> None:
-        """Count a turn no more."""
+        """Stop counting a turn."""
         self._turns.discard(turn)
 
     def check_room(self, request: TurnRequest) -> None:
@@ -75,8 +75,10 @@ class RunningTurns:
             )
 
     async def arrive(self, session: LiveSession, timeline: Timeline) -> None:
-        """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight, and its
-        session is in use."""
+        """Wait until the gate admits requests.
+
+        A waiting request counts against the limit of turns in flight, and keeps its session in use.
+        """
         self._arriving += 1
         session.waiting += 1
         timeline.held = time.monotonic()
@@ -89,7 +91,7 @@ class RunningTurns:
             session.touch()
 
     async def place(self, sender: Sender) -> None:
-        """Wait for a place among the choices that run. `leave` gives it back."""
+        """Wait for a place among the running choices. `leave` gives it back."""
         if not self._places.take_now(sender):
             await self._places.take(sender)
 
@@ -98,9 +100,9 @@ class RunningTurns:
         self._places.give_back(sender)
 
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a generation outside all sessions, within the same limits of turns and places. Raises TooManyRequests.
+        """Run a generation outside of sessions, within the same limits of turns and places. Raises TooManyRequests.
 
-        It is waited for and cancelled as turns are.
+        The shutdown waits for it and cancels it like a turn.
         """
         try:
             self.check_room(request)
@@ -114,18 +116,21 @@ class RunningTurns:
         return task
 
     def cancel_in(self, session: LiveSession) -> None:
-        """Cancel the turns that run in a session which was deleted or withdrawn; their clients get an error that says
-        so."""
+        """Cancel the running turns of a deleted or withdrawn session. Their clients get SessionNotFound or
+        SessionClosed.
+        """
         for turn in self.of(session):
             if not turn.committing:
                 turn.cancel()
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait up to `timeout_s` for all that run, then cancel them; those that commit end. Return how many were
-        cancelled."""
+        """Wait up to `timeout_s` seconds for everything that runs, then cancel the rest.
+
+        Turns that are being committed are not cancelled. Returns how many were cancelled.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
-        while (tasks := self._tasks()) and (left_s := ends_at - loop.time()) > 0:  # some may begin meanwhile
+        while (tasks := self._tasks()) and (left_s := ends_at - loop.time()) > 0:  # turns may start while it waits
             await asyncio.wait(tasks, timeout=left_s)
         slow = [turn for turn in self._turns if not turn.committing]
         others = list(self._unrecorded)

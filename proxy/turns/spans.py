@@ -1,4 +1,4 @@
-"""What the spans of a request say of its turns: ids, sizes and reasons, never text of messages."""
+"""The span attributes of a request and its turns: ids, sizes and reasons, never the text of messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from proxy.telemetry.spans import Trace
 
 _MOST_NAMED = 200
-"""Characters of the model's name, which is the client's text."""
+"""The maximum number of characters of the model's name, which the client chooses."""
 
 _OPERATIONS = {Api.COMPLETIONS: "text_completion", Api.GENERATE: "text_completion"}
 
@@ -22,15 +22,15 @@ Attributes = dict[str, Any]
 
 
 def trace_request(trace: Trace, asked: TurnRequest) -> None:
-    """Let a request's trace tell what is asked."""
+    """Describe the request in its trace."""
     trace.timeline, trace.describe = asked.timeline, partial(_of_request, asked)
     asked.timeline.trace = trace.context
 
 
 def trace_turns(trace: Trace, asked: TurnRequest, choices: Sequence[Choice]) -> None:
-    """Let a request's trace tell of the choices that answer it.
+    """Describe the choices that answer a request in its trace.
 
-    Choices of an earlier request, which a retry attaches to or which are replayed, have their spans in that trace.
+    The choices of an earlier request, attached to or replayed by a retry, have their spans in the earlier trace.
     """
     trace.begun, trace.describe = True, partial(_of_reply, asked, choices)
     own = [choice for choice in choices if isinstance(choice, Turn) and choice.request.timeline is asked.timeline]
@@ -54,7 +54,7 @@ def _of_request(asked: TurnRequest) -> Attributes:
 
 
 def _of_reply(asked: TurnRequest, choices: Sequence[Choice]) -> Attributes:
-    """Return the attributes of a request's span, once all its choices have ended."""
+    """Return the attributes of a request's span. All its choices must have ended."""
     all_of_them = [choice.interaction for choice in choices]
     first = all_of_them[0]
     finished = [str(i.finish_reason) for i in all_of_them if i.finish_reason is not None]
@@ -82,7 +82,7 @@ def _of_reply(asked: TurnRequest, choices: Sequence[Choice]) -> Attributes:
 
 
 def _of_phases(turn: Turn) -> Mapping[str, Attributes]:
-    """Return the attributes of the spans of a turn, by phase."""
+    """Return the span attributes of a turn, by phase."""
     interaction = turn.interaction
     generated: Attributes = {
         "tokengrove.interaction.id": interaction.id,

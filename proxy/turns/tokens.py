@@ -1,4 +1,7 @@
-"""Work on tokens that is no turn: texts and conversations to ids, ids to texts and messages. Nothing is recorded."""
+"""Conversion of text and conversations to token ids, and of token ids to text and messages, outside of turns.
+
+Nothing is recorded.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class Tokens:
         self._prompts, self._gate, self._images, self._settings = prompts, gate, images, settings
 
     async def encode(self, text: PromptText, sender: Sender) -> Ids:
-        """Return the ids of a text that is no chat. Raises ContextLengthExceeded for several times the context."""
+        """Return the ids of a text prompt. Raises ContextLengthExceeded above several times the context length."""
         context = self._context()
         with fits(context):
             return await self._prompts.encode(text, most_counted(context), sender)
 
     async def render(self, request: TurnRequest, sender: Sender, *, generation_prompt: bool) -> Ids:
-        """Return the prompt of a conversation that is no session's. Raises as `prompt_ids`."""
+        """Return the prompt of a conversation without a session. Raises like `prompt`."""
         context = self._context()
         with fits(context):
             return await self._prompts.render(request, most_counted(context), sender, generation_prompt)
@@ -39,9 +42,9 @@ class Tokens:
     async def continued(
         self, request: TurnRequest, known: Continued, sender: Sender, *, generation_prompt: bool
     ) -> Ids:
-        """Return the ids of `known`, then those of the messages after them; nothing is recorded.
+        """Return the ids of `known`, followed by the ids of the messages after it; nothing is recorded.
 
-        Raises InvalidRequest, and ContextLengthExceeded for several times the context.
+        Raises InvalidRequest, and ContextLengthExceeded above several times the context length.
         """
         context = self._context()
         self._check_ids(known.ids, "continue_from.token_ids")
@@ -51,16 +54,16 @@ class Tokens:
             return await self._prompts.continued(request, known, most, sender, generation_prompt)
 
     async def seen(self, request: TurnRequest, sender: Sender) -> tuple[Ids, PromptImages | None]:
-        """Return the prompt of a request of token ids that is no session's: its images expanded, and their bytes.
+        """Return the prompt of a request with token ids and no session: the ids with images expanded, and the images.
 
-        Raises InvalidRequest if the ids do not have the tokens of these images.
+        Raises InvalidRequest if the ids do not have the tokens of the images.
         """
         assert request.input_ids is not None
         ids, placed = await self._prompts.located(request.input_ids, request.images, sender)
         return ids, PromptImages(placed, self._images, request.files) if placed else None
 
     async def parse(self, ids: Ids, wanted: Parsing, sender: Sender) -> tuple[Message, FinishReason]:
-        """Return the message of an output that is no turn, and why it ended. Raises InvalidRequest."""
+        """Return the message of an output outside of turns, and its finish reason. Raises InvalidRequest."""
         self._check_ids(ids, "tokens")
         if len(ids) > (most := self._context()):
             message = f"'tokens' holds {len(ids)} ids, but an output of the model has at most {most}"
@@ -75,7 +78,7 @@ class Tokens:
     async def prompt(self, session: LiveSession, request: TurnRequest, *, generation_prompt: bool = True) -> PromptIds:
         """Return the prompt that a turn would have; nothing is recorded.
 
-        Raises InvalidRequest, and ContextLengthExceeded for several times the context.
+        Raises InvalidRequest, and ContextLengthExceeded above several times the context length.
         """
         follow_session(request, session.record)
         request = with_history(session, request)

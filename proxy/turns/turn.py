@@ -1,4 +1,4 @@
-"""One running generation. Its readers see the end of it only after the commit.
+"""One running generation. Its readers see its end only after the commit.
 
 Several clients may read `deltas` at once, each from the beginning: a retry attaches to the running generation.
 """
@@ -33,11 +33,11 @@ _MAY_END = (ToolCallArguments, ToolCallEnd, TokensDelta)
 class Turn:
     """A `Choice` that is being generated: the interaction that it records, and its output so far.
 
-    `index`: its index among the choices of the reply. `order`: when it may be committed; None for the only choice.
-    `encode` tokenizes text from engines that return no token ids; `raw_text` is the text of an output, markup
-    included. `begun`: its task runs. `unwanted`: it was cancelled, perhaps before that. `placed`: it has one of the
-    `Places`. `committing`: the turn is on its way to the database and can no longer be cancelled. `timeline`: when it
-    reached what; complete once the turn has `ended`.
+    `index`: its index among the choices of the reply. `order`: the commit order of the choices; None for the only
+    choice. `encode` tokenizes text from engines that return no token ids. `raw_text` returns the text of an output,
+    markup included. `begun`: its task has started. `unwanted`: it was cancelled, possibly before it started. `placed`:
+    it has one of the `Places`. `committing`: it is being committed and can no longer be cancelled. `timeline`: the
+    times of its phases; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -86,7 +86,7 @@ class Turn:
         return self.task
 
     def cancel(self) -> None:
-        """Cancel its task. One that has not run yet ends as it begins, so that its end is recorded and told."""
+        """Cancel the turn. A task that has not started yet ends when it starts, so that its end is recorded."""
         self.unwanted = True
         if self.begun and self.task is not None:
             self.task.cancel()
@@ -101,7 +101,8 @@ class Turn:
     def take(self, chunk: TokenChunk) -> FinishReason | None:
         """Add a chunk, cut off after an end token or a complete stop string.
 
-        Returns why sampling ends here, None while it goes on. Raises EngineFailed for versions corrected too often.
+        Returns the reason if sampling ends here, else None. Raises EngineFailed if the chunk corrects the versions of
+        more tokens than there are.
         """
         if chunk.text is not None:
             chunk = self._encoded(chunk, chunk.text)
@@ -116,7 +117,7 @@ class Turn:
             self._unsure += chunk.unsure
             interaction.uncertain = self._unsure > 0
         finish = chunk.finish
-        tokens = ids.tolist()  # read several times: an array makes its integers anew each time
+        tokens = ids.tolist()  # read several times; an array creates its integers again on each read
         if not self._ends.isdisjoint(tokens):
             ids, finish = _until_end(ids, self._ends), FinishReason.STOP
             tokens = ids.tolist()
@@ -127,7 +128,7 @@ class Turn:
         return self._take_apart(ids, chunk) or finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
-        """Convert a text chunk to token ids within the budget, with an end token if the text ended by itself."""
+        """Return a text chunk as token ids within the budget, with an end token if it finished with `stop`."""
         most, stops = self.generate.sampling.max_tokens, self.generate.stop_token_ids
         ids = self.encode(text)
         if chunk.finish is FinishReason.STOP and stops and not (ids and ids[-1] in stops):
@@ -137,7 +138,7 @@ class Turn:
         return TokenChunk(ids, array("f", bytes(4 * len(ids))), chunk.version, finish, sampled=False)
 
     def _take_apart(self, ids: Ids, chunk: TokenChunk) -> FinishReason | None:
-        """Take tokens one by one, for their logprobs or to stop after the first call; a run of text may stay whole."""
+        """Add tokens one by one, to report logprobs or to stop after the first call. A run of text may stay whole."""
         deltas = self.parser.feed_text(ids)
         if deltas is not None:
             return self._add(ids, chunk, 0, deltas)
@@ -149,9 +150,9 @@ class Turn:
         return None
 
     def _add(self, ids: Ids, chunk: TokenChunk, at: int, deltas: list[Delta]) -> FinishReason | None:
-        """Record and show `ids`, which begin at index `at` of their chunk and gave `deltas`.
+        """Record and publish `ids`, which start at index `at` of their chunk and were parsed into `deltas`.
 
-        Returns why sampling ends with them, or None.
+        Returns the reason if sampling ends after them, else None.
         """
         parser, interaction, request = self.parser, self.interaction, self.request
         if parser.stop_string is not None:
@@ -175,9 +176,9 @@ class Turn:
         return None
 
     def _report(self, report: LogprobReport, ids: Ids, chunk: TokenChunk, at: int) -> None:
-        """Report the logprobs of tokens outside of the reasoning, or of all if the request has `per_token`.
+        """Report the logprobs of tokens outside of the reasoning, or of all tokens if the request has `per_token`.
 
-        `ids` are either all part of the reasoning or none of them.
+        Either all `ids` are part of the reasoning, or none.
         """
         before, self._reasoning_tokens = self._reasoning_tokens, self.parser.reasoning_tokens
         if chunk.sampled and (self._reasoning_tokens == before or self.request.per_token):
@@ -185,10 +186,10 @@ class Turn:
                 report.add(token, chunk.logprobs[index], chunk.top_logprobs[index] if chunk.top_logprobs else ())
 
     def prove(self) -> None:
-        """Set `aligned` by comparing token ids, and split the prompt: an aligned parent's tokens are not stored again.
+        """Set `aligned` by comparing token ids, and split the prompt. An aligned parent's tokens are not stored again.
 
-        A prompt that was not bridged is never aligned: its whole text is stored as the suffix. The images are those of
-        the suffix.
+        A prompt that was not bridged is never aligned, and all its tokens are stored as the suffix. Only the images of
+        the suffix are stored.
         """
         interaction, prompt, parent = self.interaction, self.prompt, self.prompt.match.parent
         aligned = parent is not None and prompt.bridged and self.session.cache.proves(parent, prompt.ids)
@@ -199,10 +200,10 @@ class Turn:
             interaction.images = tuple([each for each in prompt.images if each.start >= interaction.prefix_length])
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Show deltas to readers. From the close of a tool call on, hold them until the commit (`release`).
+        """Show deltas to readers. Once a tool call is closed, hold them until the commit (`release`).
 
         A client may execute a call as soon as it is closed, so the commit must be durable first. In some APIs the last
-        fragment of the arguments closes a call, so that fragment is held too. Tokens that end the answer are held.
+        fragment of the arguments closes a call, so that fragment is also held, as are tokens that end the answer.
         """
         seen = len(self.deltas)
         for delta in deltas if self.report is None else map(self.report.attach, deltas):
@@ -215,9 +216,10 @@ class Turn:
                 wake()
 
     def _hold(self, delta: Delta) -> None:
-        """Hold a delta. A held fragment of arguments is released when the next fragment shows that it was not the last.
+        """Hold a delta. The next fragment of arguments releases a held fragment, since that was not the last.
 
-        The tokens that came with it go with it. Once a call is closed, nothing is released before the commit.
+        The tokens that came with a fragment are released with it. Once a call is closed, nothing is released before
+        the commit.
         """
         if isinstance(delta, ToolCallArguments) and all(
             isinstance(held, ToolCallArguments) or not self._may_end(held) for held in self._held
@@ -227,7 +229,7 @@ class Turn:
         self._held.append(delta)
 
     def _may_end(self, delta: Delta) -> bool:
-        """Whether a delta may close a call, or has the tokens that end the answer: an end token or a stop string's."""
+        """True if a delta may close a call, or has an end token or the tokens of a stop string."""
         if isinstance(delta, TokensDelta):
             return self.parser.stop_string is not None or delta.ids[-1] in self._ends
         return True
@@ -242,5 +244,5 @@ class Turn:
 
 
 def _until_end(ids: Ids, ends: Container[int]) -> Ids:
-    """Return `ids` up to and including the first end token, which they hold."""
+    """Return `ids` up to and including the first end token. They must have one."""
     return ids[: next(index for index, token in enumerate(ids) if token in ends) + 1]

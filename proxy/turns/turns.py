@@ -4,8 +4,8 @@
 4 attach or replay a retry (retries)   5 find parent, build prompt (prompts)    6 apply the budgets (budgets)
 7 sample and parse tokens (turn)       8 prove alignment and commit (commits)   9 only now send the end to the client
 
-A generation that fails or is cancelled is stored with that status and the tokens that it sampled; it is never partly
-complete. Cancellation at any point frees the request in the engine.
+A generation that fails or is cancelled is stored with that status and its sampled tokens; it is never partly complete.
+Cancellation at any point frees the request in the engine.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from tokengrove.reasons import FinishReason, Status
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A client that disconnects may retry soon: its generation continues for this long, so that the retry can attach.
+# The generation of a client that disconnects continues for this many seconds, so that a retry can attach.
 GRACE_S = 2.0
 _GRACE = "grace"
 
-# A cancelled turn: the error in its record, and the error that its readers get.
+# Errors of a cancelled turn: two for its record, and one for its readers.
 _SHUT_DOWN = "cancelled: the server shut down"
 _DISCONNECTED = "cancelled: the client disconnected"
 _WITHDRAWN = "cancelled: the session was withdrawn"
@@ -76,8 +76,8 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 class Turns:
     """Starts turns on one engine, and ends their attempts.
 
-    `running`: the turns that run. `earlier`: the attempts that a request may repeat. `absence`: whether the database is
-    away: a turn then waits before it starts. `log_content`: whether their lines may have text of messages.
+    `running`: the turns that run. `earlier`: the attempts that a request may repeat. `absence`: outages of the
+    database, during which a turn waits before it starts. `log_content`: log lines may have text of messages.
     `has_vision`: the model takes images.
     """
 
@@ -99,8 +99,9 @@ class Turns:
         images: ImagePool,
         worker_attempts: WorkerAttempts | None = None,
     ) -> None:
-        """`places`: of the choices that run. `turnstile`: of those that begin. `images`: those of earlier turns.
-        `worker_attempts`: this worker's entries in the table of all workers; None if it is the only one."""
+        """`places`: the limit on running choices. `turnstile`: the queue of starting choices. `images`: the images of
+        earlier turns. `worker_attempts`: this worker's entries in the table of all workers; None if it is the only
+        one."""
         self.running = RunningTurns(gate, places, settings, metrics, worker_attempts)
         self.earlier = EarlierAttempts(renderer, log, news, registry, named, metrics, worker_attempts)
         self._images, self._turnstile = images, turnstile
@@ -119,20 +120,20 @@ class Turns:
 
     @property
     def finished(self) -> int:
-        """The number of turns that were completed so far."""
+        """The number of turns completed so far."""
         return sum(count for (_, status), count in self._metrics.ended.by.items() if status is Status.COMPLETE)
 
     @property
     def blocked(self) -> bool:
-        """True while the engine is paused or no server of it is alive: a new turn waits before it starts."""
+        """True while new turns wait before they start: the engine is paused, or none of its servers is alive."""
         return self._gate.closed
 
     async def begin(self, session: LiveSession, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:
         """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
 
-        New turns have their parent, prompt and budgets settled, and are sampling. Raises InvalidRequest and its
-        subclasses, SessionClosed, LimitReached, TooManyRequests, StoreUnavailable and EngineUnavailable, all before
-        anything is sampled; RunsElsewhere if another worker must decide.
+        New turns have their parent, prompt and budgets, and are sampling. Raises InvalidRequest and its subclasses,
+        SessionClosed, LimitReached, TooManyRequests, StoreUnavailable and EngineUnavailable, all before anything is
+        sampled; RunsElsewhere if another worker must decide.
         """
         request.timeline.begun = time.monotonic()
         session.check_open()
@@ -170,8 +171,8 @@ class Turns:
         request.timeline.rendered = time.monotonic()
         if logger.isEnabledFor(logging.DEBUG):
             _log_prompt(session, request, prompt)
-        # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing else runs
-        # from here to the start.
+        # Other turns may have started while this prompt was rendered, so the checks are repeated. No other task runs
+        # between here and the start.
         session.check_open()
         decision = decide(session.attempts.get(key, ()), request)
         if (earlier := await self.earlier.answering(session, request, decision)) is not None:
@@ -199,7 +200,7 @@ class Turns:
     async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, info: EngineInfo) -> Prompt:
         """Return the prompt of a turn.
 
-        A history that has a token outside of the vocabulary, of a broken engine or another model, is rendered anew.
+        A history with a token outside of the vocabulary, from a broken engine or another model, is rendered again.
         """
         context = context_of(session, self._settings, info.context_length)
         most = most_in_prompt(session, context)
@@ -214,7 +215,7 @@ class Turns:
             return prompt
 
     async def _ids_of(self, session: LiveSession, text: PromptText, sender: Sender) -> Ids:
-        """Return the ids of a turn's prompt. Raises InvalidRequest if there are none."""
+        """Return the ids of a turn's text prompt. Raises InvalidRequest if there are none."""
         context = context_of(session, self._settings, self._gate.info().context_length)
         with fits(context):
             ids = await self._prompts.encode(text, most_in_prompt(session, context), sender)
@@ -228,7 +229,7 @@ class Turns:
             attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
 
     def replied(self, attempt: Attempt) -> None:
-        """Record that the end of a reply was written to a client: an unmarked repetition is then a new sample."""
+        """Record that the end of a reply was written to a client. From then on, an unmarked repetition is sampled."""
         if not attempt.written:
             attempt.written = True
             self._note_replied(attempt)  # of no interaction yet if the attempt ends in the next pass of the event loop
@@ -238,9 +239,9 @@ class Turns:
             self._log.note_replied(interaction.id)
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait up to `timeout_s` for running turns, then cancel them and record what they sampled.
+        """Wait up to `timeout_s` seconds for running turns, then cancel the rest and record what they sampled.
 
-        Return how many were cancelled.
+        Returns how many were cancelled.
         """
         self._draining = True
         self._gate.send_away()
@@ -294,7 +295,7 @@ class Turns:
             self._supersede(session, attempt)
 
     def _supersede(self, session: LiveSession, attempt: Attempt) -> None:
-        """Replace a failed attempt by a newer one. An attempt that is still ending is replaced once it has failed."""
+        """Replace a failed attempt with a newer one. An attempt that is still ending is replaced once it has failed."""
         attempt.superseded = True
         if attempt.stage is Stage.FAILED:
             session.attempts[attempt.key].remove(attempt)
@@ -302,7 +303,7 @@ class Turns:
                 self._in_background(self._replace(interaction_id))
 
     async def _replace(self, interaction_id: str) -> None:
-        """Note that a failed turn was replaced; if the database is down, once it takes turns again."""
+        """Record that a failed turn was replaced. If the database is down, this is done once it takes turns again."""
         try:
             await self._log.supersede(interaction_id)
         except StoreUnavailable:
@@ -321,7 +322,7 @@ class Turns:
         try:
             if turn.unwanted:
                 raise asyncio.CancelledError
-            if turn.index:  # the first has entered with its request
+            if turn.index:  # the first choice has entered with its request
                 await self._turnstile.enter(sender)
             await self.running.place(sender)
             turn.placed, finish = True, FinishReason.LENGTH

@@ -1,6 +1,6 @@
-"""Several processes (workers) that serve one port as one server: what they share, and how they talk to each other.
+"""Several processes (workers) that serve one port as one server: their shared state and their communication.
 
-Sessions, rewards and claims are shared through the database, as between servers. Here is the rest: who runs a turn
-(`attempt_table`), calls from worker to worker (`peers`), and the engine's administration by worker 0, which leads
-(`leader`).
+Sessions, rewards and claims are shared through the database, as between servers. This package has the rest: which
+worker runs an attempt (`attempt_table`), calls between workers (`peers`), and the administration of the engine by
+worker 0, the leader (`leader`).
 """

@@ -1,7 +1,7 @@
-"""Which worker runs which attempt, and how many turns: shared memory in which each worker writes its own part only.
+"""The attempts and the number of turns that each worker runs, in shared memory. A worker writes only its own part.
 
-Looking up an attempt takes no round trip. An entry is in memory from the start of an attempt until its end is durable.
-Entries are 128-bit hashes of session and request; a look-up may miss an entry while it is being written.
+Looking up an attempt takes no round trip. An entry exists from the start of an attempt until its end is durable.
+Entries are 128-bit hashes of session and request. A lookup may miss an entry while it is being written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEAD = 2
 
 
 class RunsElsewhere(Exception):
-    """Another worker runs an attempt that equals this request; that worker must decide what becomes of it."""
+    """Another worker runs an attempt that equals this request. That worker must handle the request."""
 
     def __init__(self, worker: int) -> None:
         super().__init__(f"worker {worker} runs this attempt")
@@ -25,7 +25,7 @@ class RunsElsewhere(Exception):
 
 
 class AttemptTable:
-    """The memory of all workers. Create it before the workers are forked. `most`: entries of one worker."""
+    """The shared memory of all workers. Create it before forking. `most`: the maximum number of entries per worker."""
 
     def __init__(self, workers: int, most: int) -> None:
         self.workers, self.most = workers, most
@@ -44,7 +44,7 @@ class AttemptTable:
 
 
 class WorkerAttempts:
-    """One worker's view: it writes the entries of `worker` and reads those of the others."""
+    """One worker's view of the table: it writes the entries of `worker` and reads the entries of the others."""
 
     def __init__(self, table: AttemptTable, worker: int) -> None:
         self._attempt_table = table
@@ -55,7 +55,7 @@ class WorkerAttempts:
         self._counts: Counter[bytes] = Counter()
 
     def add(self, digest: bytes, turns: int) -> None:
-        """Enter an attempt of `turns` choices. Equal attempts share an entry; beyond the limit there is none."""
+        """Add an attempt of `turns` choices. Equal attempts share an entry. Attempts beyond the limit have no entry."""
         self._count_turns(turns)
         self._counts[digest] += 1
         if self._counts[digest] == 1 and len(self._entries) < self._attempt_table.most:
@@ -65,7 +65,7 @@ class WorkerAttempts:
             self._count_entries()
 
     def remove(self, digest: bytes, turns: int) -> None:
-        """Remove an attempt that `add` has entered, once its end is durable."""
+        """Remove an attempt that was added, once its end is durable."""
         self._count_turns(-turns)
         self._counts[digest] -= 1
         if self._counts[digest]:
@@ -75,13 +75,13 @@ class WorkerAttempts:
         if place is None:
             return
         last = self._entries.pop()
-        if last != digest:  # the last entry fills the gap, and is in memory at every moment
+        if last != digest:  # the last entry fills the gap, and is never missing meanwhile
             self._entries[place], self._places[last] = last, place
             self._write(last)
         self._count_entries()
 
     def find(self, digest: bytes) -> int | None:
-        """The number of another worker that runs an equal attempt; None if none does, or if this one does too."""
+        """The number of another worker that runs an equal attempt; None if none does, or if this worker also does."""
         if digest in self._counts:
             return None
         memory, words = self._attempt_table.memory, self._attempt_table.words
@@ -93,7 +93,7 @@ class WorkerAttempts:
         return None
 
     def turns_elsewhere(self) -> int:
-        """The number of turns that run on the other workers."""
+        """The number of turns that run on other workers."""
         return sum(self._attempt_table.words[start // _WORD + 1] for _, start in self._others)
 
     def _write(self, digest: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One worker among the others: its place, and what it tells them and answers them."""
+"""One worker among the others: its place, and its communication with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Step = Callable[..., Awaitable[Any]]
 
 
 class Place:
-    """The place of a worker among the others: `number` counts from 0, `folder` has the sockets of all."""
+    """The place of a worker among the others. `number`: counted from 0. `folder`: the folder with all sockets."""
 
     def __init__(self, number: int, table: AttemptTable, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -40,7 +40,7 @@ class Place:
         return self.number == LEADER
 
     def share(self, engine: Engine) -> SharedEngine:
-        """The engine that this worker uses in common with the others. Raises ConfigurationError if they cannot."""
+        """The engine that this worker shares with the others. Raises ConfigurationError if it cannot be shared."""
         if isinstance(engine, Mailbox) and not self.leads:
             info = engine.info()
             return MailboxClient(info.vocab_size, info.context_length, self.peers)
@@ -50,7 +50,7 @@ class Place:
 
 
 class Group:
-    """What the worker at `place` tells and answers the others about its engine, its gate and its metrics."""
+    """The communication of the worker at `place` with the others about its engine, its gate and its metrics."""
 
     def __init__(self, place: Place, engine: SharedEngine, gate: Gate, metrics: Metrics, changed: Since) -> None:
         self._peers, self._engine, self._gate = place.peers, engine, gate
@@ -64,32 +64,32 @@ class Group:
 
     @property
     def admin(self) -> EngineAdmin | None:
-        """The administration of the engine for all workers, on the worker that leads."""
+        """The administration of the engine for all workers, on the leading worker, else None."""
         return None if self._leader is None else self._leader.admin
 
     @property
     def pool(self) -> ServerPool | None:
-        """The engine servers of all workers, on the worker that leads."""
+        """The pool of engine servers of all workers, on the leading worker, else None."""
         if self._leader is None or not isinstance(self._engine, ServerPool):
             return None
         return CommonPool(self._engine, self._leader, self._peers)
 
     async def servers(self) -> list[dict[str, Any]]:
-        """The engine servers as this worker sees them, with the numbers of all workers; none without a pool."""
+        """The engine servers as this worker sees them, with the summed numbers of all workers; empty without a pool."""
         return await show_servers(self._engine, self._peers) if isinstance(self._engine, ServerPool) else []
 
     async def catch_up(self) -> None:
-        """Before the engine starts."""
+        """Adopt the newest state of the other workers. Call it before the engine starts."""
         await self._follower.catch_up(self._peers)
 
     async def join(self) -> None:
-        """Once the engine has started. Sets `joined`: from then on this worker answers what others pass on to it."""
+        """Join the others, once the engine has started. Sets `joined`: this worker then answers forwarded requests."""
         if self._leader is not None:
             await self._leader.take_over()
         self.joined.set()
 
     def steps(self) -> Mapping[str, Step]:
-        """What the other workers may ask of this one."""
+        """The steps that other workers may call on this worker."""
         return {
             "hold": self._gate.hold,
             "let_in": self._gate.let_in,
@@ -109,7 +109,7 @@ class Group:
         return await self._engine.show() if isinstance(self._engine, ServerPool) else []
 
     async def _submit(self, request: GenerateRequest) -> TokenChunk:
-        """Answer a request of another worker by this worker's engine, in one chunk. Raises Unreachable on shutdown."""
+        """Sample a request of another worker on this worker's engine, in one chunk. Raises Unreachable on shutdown."""
         async with aclosing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
                 if chunk.finish is not FinishReason.ABORT:

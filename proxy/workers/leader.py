@@ -1,8 +1,8 @@
 """The administration of an engine that all workers use: worker 0 leads, the others follow.
 
-A pause first holds the gates of all workers; then the leader pauses the engine, once. What it changes there it tells
-the others before requests are let in again, so every token has the version that sampled it. All workers keep the
-latest state that was told, from which a worker that is started again begins: the leader too.
+A pause first holds the gates of all workers; then the leader pauses the engine, once. The leader sends every change of
+the engine to the others before requests are admitted again, so every token has the version that sampled it. All workers
+keep the latest state that they received. A restarted worker, including the leader, begins with it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.workers.peers import Peers
 
 LEADER = 0
-"""The number of the worker that leads."""
+"""The number of the leading worker."""
 
 _SUMMED = frozenset({"in_flight", "served", "sessions"})
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderState:
-    """What the leader tells: the pause of the gates, and its engine's `common`. Later news have higher numbers."""
+    """The state that the leader sends: the pause of the gates, and its engine's `common`. Numbers are ascending."""
 
     number: int
     mode: PauseMode | None
@@ -42,16 +42,16 @@ class Gates:
         self._gate, self._peers = gate, peers
         self._entering: PauseMode | None = None
         self.ending = False
-        """The engine runs again, so the pause is about to end: what is told now may arrive after that."""
+        """True if the engine runs again, so that the pause is about to end. News sent now may arrive after its end."""
 
     @property
     def told(self) -> PauseMode | None:
-        """The pause that other workers are told of."""
+        """The pause that is sent to other workers."""
         return None if self.ending else self.paused
 
     @property
     def paused(self) -> PauseMode | None:
-        """The mode of the pause in force, or of one that is about to begin."""
+        """The mode of the pause in force, or of a pause that is about to begin."""
         return self._gate.paused or self._entering
 
     async def hold(self, mode: PauseMode) -> None:
@@ -66,7 +66,7 @@ class Gates:
         self._entering = None
 
     async def let_in(self) -> None:
-        """Let requests in on all workers."""
+        """Admit requests on all workers."""
         await asyncio.gather(self._gate.let_in(), self._peers.ask_all("let_in"))
 
     async def until_idle(self) -> None:
@@ -80,7 +80,7 @@ class Gates:
 
 
 class Follower:
-    """What every worker does when it is told something. The last news is what it tells to a worker that starts."""
+    """Handles the state that the leader sends to every worker. `last`: the newest state, for a worker that starts."""
 
     def __init__(self, engine: SharedEngine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
@@ -89,10 +89,10 @@ class Follower:
         self._adopted: LeaderState | None = None
 
     async def adopt(self, told: LeaderState) -> None:
-        """Take over what the leader has told, or what is newer and known by now. Raises what the engine raises."""
+        """Adopt a state of the leader, or a newer state if there is one by now. Raises the errors of the engine."""
         if self.last is None or told.number > self.last.number:
             self.last = told
-        async with self._adopting:  # news may need a new server, and newer ones must not be undone when it has joined
+        async with self._adopting:  # a state may wait for a joining server, and must not undo a newer state then
             while (newest := self.last) is not None and newest is not self._adopted:
                 await self._engine.adopt(newest.common)
                 if self.last is newest and newest.mode is not None and self._gate.paused is None:
@@ -100,7 +100,7 @@ class Follower:
                 self._adopted = newest
 
     async def catch_up(self, peers: Peers) -> None:
-        """Before the engine starts: take over the newest state that another worker knows."""
+        """Adopt the newest state that another worker knows. Call it before the engine starts."""
         for told in await peers.ask_all("latest"):
             if told is not None:
                 await self.adopt(told)
@@ -110,12 +110,12 @@ class Follower:
         return self.last
 
     async def held(self) -> bool:
-        """Whether a pause holds the requests of this worker."""
+        """True while a pause holds the requests of this worker."""
         return self._gate.held
 
 
 class Leader:
-    """Implements `proxy.engine.interface.EngineControl`: changes the engine, then tells the other workers."""
+    """Implements `proxy.engine.interface.EngineControl`: changes the engine, then sends its state to the others."""
 
     def __init__(
         self, engine: SharedEngine, gates: Gates, follower: Follower, peers: Peers, metrics: EngineMetrics
@@ -124,9 +124,9 @@ class Leader:
         self.admin = EngineAdmin(self, gates, metrics)
 
     async def take_over(self) -> None:
-        """Lead from now on. After a restart: bring engine and gates to the state that the others know.
+        """Lead from now on. After a restart, bring the engine and the gates to the state that the others know.
 
-        A gate that is held without such a state waits for a leader that died before it paused the engine.
+        A gate that is held without a known state belongs to a leader that died before it paused the engine.
         """
         self._engine.leads = True
         last = self._follower.last
@@ -153,13 +153,13 @@ class Leader:
             raise
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load weights once."""
+        """Load weights, once for all workers."""
         new = await self._engine.update_weights(path, version)
         await self._tell()
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Do one step of a weight transfer, once."""
+        """Perform one step of a weight transfer, once for all workers."""
         version = await self._engine.transfer_weights(step, fields)
         await self._tell()
         return version
@@ -170,7 +170,7 @@ class Leader:
         await self._tell()
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take memory back."""
+        """Resume released memory."""
         await self._engine.resume_memory(tags)
         await self._tell()
 
@@ -183,21 +183,21 @@ class Leader:
         return self._engine.info()
 
     async def latest(self) -> LeaderState | None:
-        """The newest state, for a worker that starts; with the pause that is just about to begin."""
+        """The newest state, for a worker that starts, including a pause that is about to begin."""
         last, mode = self._follower.last, self._gates.told
         if mode is None:
             return last
         return LeaderState(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
 
     async def tell_servers(self) -> None:
-        """Tell all workers which servers there are."""
+        """Send the list of engine servers to all workers."""
         await self._tell()
 
     async def _tell(self) -> None:
-        """Tell all workers the pause of the gates and the state of the engine.
+        """Send the pause of the gates and the state of the engine to all workers.
 
-        A pause that ends with the operation under way is not told: should the leader die, it would stay in force.
-        Raises EngineIncapable if one of them cannot take it over.
+        A pause that ends with the current operation is not sent, since it would stay in force if the leader died.
+        Raises EngineIncapable if a worker cannot adopt the state.
         """
         mode = None if self.admin.passing else self._gates.told
         number = 1 if self._follower.last is None else self._follower.last.number + 1
@@ -206,7 +206,7 @@ class Leader:
 
 
 async def show_servers(pool: ServerPool, peers: Peers) -> list[dict[str, Any]]:
-    """The servers of a pool as this worker sees them, with the numbers of all workers."""
+    """The servers of a pool as this worker sees them, with the summed numbers of all workers."""
     shown = {server["url"]: dict(server) for server in await pool.show()}
     for servers in await peers.ask_all("show_servers"):
         for server in servers:
@@ -235,15 +235,15 @@ class CommonPool:
         await self._pool.until_alive()
 
     def has_other(self, failures: Sequence[Failure]) -> bool:
-        """True if a server that has no part in `failures` takes requests of this worker."""
+        """True if a server that is not named in `failures` takes requests of this worker."""
         return self._pool.has_other(failures)
 
     def note_resubmission(self, failure: Failure) -> None:
-        """As `Pool.note_resubmission`."""
+        """The same as `Pool.note_resubmission`."""
         self._pool.note_resubmission(failure)
 
     async def show(self) -> list[dict[str, Any]]:
-        """The servers as this worker sees them, with the numbers of all workers."""
+        """The servers as this worker sees them, with the summed numbers of all workers."""
         return await show_servers(self._pool, self._peers)
 
     async def add(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""The mailbox of a worker that does not lead: its requests wait in the leader's mailbox, where all are fetched."""
+"""The mailbox of a worker that does not lead. Its requests wait in the leader's mailbox, from which all are fetched."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from proxy.workers.leader import LEADER
 from proxy.workers.peers import Peers, Unreachable
 
 _AGAIN_S = 0.2
-"""Seconds between attempts to reach a leader that is being started again."""
+"""Seconds between attempts to reach a leader that is being restarted."""
 
 
 class MailboxClient(Mailbox):
-    """A mailbox without letters of its own."""
+    """A mailbox that forwards its requests to the leader and has no letters of its own."""
 
     def __init__(self, vocab_size: int, context_length: int, peers: Peers) -> None:
         super().__init__(vocab_size, context_length)
         self._limits, self._peers = (vocab_size, context_length), peers
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Yield the answer that is delivered to the leader, again and again if the leader is lost before."""
+        """Yield the answer that is delivered to the leader. Submit the request again whenever the leader is lost."""
         check_request(request, *self._limits)
         while True:
             try:

@@ -1,6 +1,6 @@
-"""Calls from one worker to another, over a Unix socket of each in a folder that only this user can open.
+"""Calls between workers, over a Unix socket of each worker in a folder that only this user can open.
 
-Arguments and results are pickled: both ends are the same program, of the same user. A worker that is dead or still
+Arguments and results are pickled, since both ends are the same program of the same user. A worker that is dead or still
 starting is skipped by `ask_all`, and raises Unreachable in `ask`.
 """
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import httpx
 
 STEP, PASSED = "/step/", "/request"
-"""What a path starts with: the path of a call, or that of a client's request that a worker passes on. A client chooses
-what follows PASSED, so only these prefixes tell the two apart: the body of a call is unpickled."""
+"""The prefixes of paths: of a call, and of a client's request that a worker forwards. The client chooses the rest of a
+forwarded path, so only the prefixes distinguish the two. This matters because the body of a call is unpickled."""
 PEER = b"x-tokengrove-peer"
-"""The header of a request that was passed on: HOST:PORT of its client."""
+"""The header of a forwarded request with HOST:PORT of its client."""
 
 _CONNECT_S = 5.0
 
@@ -32,7 +32,7 @@ class Unreachable(EngineUnavailable):
 
 
 class Peers:
-    """The other workers, as worker `number` sees them. `folder`: where the sockets are."""
+    """The other workers, as worker `number` sees them. `folder`: the folder with the sockets."""
 
     def __init__(self, folder: Path, number: int, workers: int) -> None:
         self.number = number
@@ -53,7 +53,7 @@ class Peers:
         return result
 
     async def ask_all(self, step: str, *arguments: Any, limit_s: float | None = None) -> list[Any]:
-        """Call `step` on all other workers at once; return the results of those that can be reached, in `limit_s`."""
+        """Call `step` on all other workers concurrently; return the results of those that answer within `limit_s`."""
         calls = (self._ask_within(limit_s, worker, step, *arguments) for worker in self._others)
         results = await asyncio.gather(*calls, return_exceptions=True)
         reached = [result for result in results if not isinstance(result, Unreachable)]
@@ -73,14 +73,14 @@ class Peers:
     async def request(
         self, worker: int, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> AsyncIterator[httpx.Response]:
-        """Send an HTTP request to another worker. `target`: STEP or PASSED, path and query. `headers`: those of ASGI.
+        """Send an HTTP request to another worker. `target`: STEP or PASSED, then path and query.
 
-        Raises Unreachable, also if the answer breaks off.
+        `headers`: as in an ASGI scope. Raises Unreachable, also if the answer is incomplete.
         """
-        import httpx  # not at the start of a server without workers
+        import httpx  # not imported in a server without workers
 
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
-        # Without TLS there is no certificate to verify; the default would load those of the system, for 20 ms.
+        # Without TLS there is no certificate to verify. The default would load the system's certificates, in 20 ms.
         transport = httpx.AsyncHTTPTransport(uds=self._path(worker), verify=False)
         try:
             async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:

@@ -1,1 +1,1 @@
-"""Scripted engine: plays replies that a script gives, without a model; `acting` is a script that answers like one."""
+"""The scripted engine: plays the replies of a script, without a model. `acting` is a script that acts like a model."""

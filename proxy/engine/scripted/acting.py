@@ -1,8 +1,8 @@
 """A script that behaves like a small, well-behaved model: it calls tools, reports results, writes JSON and text.
 
-Deterministic: the output depends on the conversation alone; that of a prompt of token ids is read back from its text
-(`prompt_text`). The output is in the format of the model family, so that parser,
-stream and store work as with a real model. Text is never encoded as a marker token.
+Deterministic: the output depends on the conversation alone, which is read back from a prompt of token ids
+(`prompt_text`). The output has the format of the model family, so that parser, stream and store work as with a real
+model. Text is never encoded as a marker token.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Actor:
         return ids + written + ids_of(self._speech.stop_token_ids[:1])
 
     def _asked(self, request: GenerateRequest) -> TurnRequest:
-        """What the client asked; of a prompt of token ids, the messages and tools that were rendered to it."""
+        """The client's request; for a prompt of token ids, with the messages and tools that are read back from it."""
         turn = request.turn or TurnRequest(Api.GENERATE, "", (), input_ids=request.input_ids)
         if turn.input_ids is None:
             return turn
@@ -100,7 +100,7 @@ class _Actor:
         return ids_of([part.token_id]) if part.token_id is not None else self._speech.encode(part.text)
 
     def _plain(self, text: str) -> Ids:
-        """Encode `text` without marker tokens: all markers begin with `<` or `[`, so these are encoded separately."""
+        """Encode `text` without marker tokens: all markers begin with `<` or `[`, which are encoded separately."""
         out = ids_of()
         for piece in _MARKER_STARTS.findall(text):
             out += self._speech.encode(piece)

@@ -1,4 +1,4 @@
-"""Decide the next answer of the acting script: the tools to call, with words for their arguments, or the text.
+"""The next answer of the acting script: the tools to call, with words for their arguments, or a text.
 
 Pure and deterministic: the answer depends on the conversation alone. It follows simple instructions ("say exactly:
 ...", "count from 1 to 5"), reports tool results, and otherwise repeats the question in a short sentence.
@@ -63,7 +63,7 @@ def json_answer(turn: TurnRequest) -> str | None:
 
 
 def text_answer(turn: TurnRequest) -> str:
-    """The text of the answer: tool results, what an instruction asks for, or a sentence about the question."""
+    """The text of the answer: tool results, the result of an instruction, or a sentence about the question."""
     if latest_results(turn.messages):
         return f"Here is what came back: {results_text(turn.messages)}"
     asked = latest_question(turn.messages)
@@ -124,7 +124,7 @@ def _past_calls(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def _mentions_of_tool(tool: Tool, asked: str) -> int:
-    """Score of a tool: 100 if the question has its whole name, else the number of longer words of the name in it."""
+    """The score of a tool: 100 if the question has its whole name, else the number of the name's longer words in it."""
     text = asked.lower()
     if re.search(rf"\b{re.escape(tool.name.lower())}\b", text):
         return 100
@@ -143,7 +143,7 @@ def _rounds(tool: Tool, asked: str, parallel: bool) -> list[Mentions]:
 
 
 def _ordered_answer(turn: TurnRequest, asked: str) -> str | None:
-    """The answer that a system message prescribes for whatever is asked."""
+    """The answer that a system message prescribes for every question."""
     orders = (
         _exact_answer(turn, m.content)
         for m in turn.messages

@@ -1,4 +1,4 @@
-"""`--engine scripted`: the script and the engine that its `--engine-arg` values ask for."""
+"""The script and the engine that the `--engine-arg` values of `--engine scripted` select."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tokengrove.errors import ConfigurationError
 class ScriptedOptions:
     """The `--engine-arg` values of `serve --engine scripted`.
 
-    `play`: babble or agent (see `acting`). `tokens`: per output, for babble. `think`: for agent. `chunk`: tokens at
-    once. `delay_s`: seconds before each chunk.
+    `play`: babble or agent (see `acting`). `tokens`: tokens per output, for babble. `think`: reason first, for agent.
+    `chunk`: tokens per chunk. `delay_s`: seconds before each chunk.
     """
 
     play: str
@@ -41,7 +41,7 @@ class ScriptedOptions:
 
 
 def parse_options(arguments: Mapping[str, str]) -> ScriptedOptions:
-    """Parse the `--engine-arg` values of the scripted engine. Raises ConfigurationError naming the one at fault."""
+    """Parse the `--engine-arg` values of the scripted engine. Raises ConfigurationError naming the wrong value."""
     playing = arguments.get("play", "babble")
     own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)
     if own is None:

@@ -24,7 +24,7 @@ from tokengrove.reasons import FinishReason
 
 _LOGPROB = math.log(0.5)
 _RUNNING = 16
-"""Replies that it plays at once: they have one event loop, and nothing to wait for."""
+"""The number of requests that it reports to run at once: replies share one event loop and have nothing to wait for."""
 
 
 class ScriptedEngine:
@@ -54,10 +54,10 @@ class ScriptedEngine:
         return list(self._running)
 
     async def start(self) -> None:
-        """Nothing: there is no model to load."""
+        """Do nothing: there is no model to load."""
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Play the reply that the script gives. Raises InvalidRequest, and what the reply's `fault` says."""
+        """Play the reply of the script. Raises InvalidRequest, or the error of the reply's `fault`."""
         self._check(request)
         if self.keep_requests:
             self.requests.append(request)
@@ -93,7 +93,7 @@ class ScriptedEngine:
         return {"mode": self._mode, "version": self._version}
 
     async def adopt(self, common: Mapping[str, Any]) -> None:
-        """Take over the pause and the version of another process."""
+        """Adopt the pause and the version of another process."""
         self._version = common["version"]
         if common["mode"] is None:
             await self.resume()
@@ -110,16 +110,16 @@ class ScriptedEngine:
         raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Nothing: there is no memory to free. A trainer's sleep is a pause here."""
+        """Do nothing: there is no memory to release. A trainer's sleep is only a pause here."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Nothing: no memory was freed."""
+        """Do nothing: no memory was released."""
 
     async def flush_cache(self) -> None:
-        """Nothing: there is no cache."""
+        """Do nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
-        """Facts about the engine; valid at once."""
+        """Facts about the engine; valid even before `start`."""
         if self._info.weight_version != self._version:
             self._info = replace(self._info, weight_version=self._version)
         return self._info
@@ -188,7 +188,7 @@ class ScriptedEngine:
 
 
 def _long_enough(ids: Ids, request: GenerateRequest) -> Ids:
-    """Return `ids` with at least `min_tokens` before the first end token: what is said before it is said again."""
+    """Return `ids` with at least `min_tokens` before the first end token. The tokens before it are repeated."""
     least, ends = request.sampling.min_tokens, request.stop_token_ids
     said = next((at for at, token in enumerate(ids) if token in ends), len(ids)) if least else len(ids)
     if said == len(ids) or said >= least:

@@ -1,6 +1,7 @@
 """Instances of a JSON schema, filled with the numbers, quoted words and names of a text. Deterministic.
 
-The schema comes first (type, enum, const, bounds, required keys); the text only fills the values. `pattern` is ignored.
+The schema (type, enum, const, bounds, required keys) takes precedence; the text only provides values. `pattern` is
+ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 _QUOTED = re.compile(r"\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)|“([^”]+)”|`([^`]+)`")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 _NAME = re.compile(r"\b[A-Z][\w-]*(?: [A-Z][\w-]*)*")
-# Capitalised words that begin a request and are no names.
+# Words that often begin a request, capitalised, and are not names.
 _PLAIN = frozenset(
     re.findall(
         r"[\w']+",
@@ -31,7 +32,7 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
 _DEPTH_LIMIT = 12
-"""Nesting depth below which a value is null: recursive schemas must end, and no tool's arguments are deeper."""
+"""The nesting depth below which a value is null: recursive schemas must end, and tool arguments are not as deep."""
 
 
 @dataclass(slots=True)
@@ -48,8 +49,11 @@ class Mentions:
         return cls(text, mentioned_words(text), [_number(found) for found in _NUMBER.findall(text)])
 
     def word(self, name: str) -> str:
-        """Return the value for the key `name`: the text's own ("name: word", "name exactly: text"), else the next word,
-        else the start of the text, else `name`."""
+        """Return the value for the key `name`.
+
+        It is the value that the text gives ("name: word", "name exactly: text"), else the next word, else the start of
+        the text, else `name`.
+        """
         given = re.search(rf"\b{re.escape(name)}(?: exactly:\s*(?s:(.+))|[:=]\s*(\S+))", self.text)
         if given:
             return given[1] or given[2]
@@ -75,7 +79,7 @@ def mentioned_words(text: str) -> list[str]:
 
 
 def instance(schema: Mapping[str, Any] | bool, mentions: Mentions, name: str = "value") -> Any:
-    """Return an instance of `schema`, consuming `mentions`. `name`: the key that the value stands under."""
+    """Return an instance of `schema`, consuming `mentions`. `name`: the key of the value."""
     root = schema if isinstance(schema, Mapping) else {}
     return _Filling(root, mentions).value(root, name, 0)
 

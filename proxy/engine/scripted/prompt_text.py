@@ -1,6 +1,6 @@
-"""Reads a rendered prompt back into messages and tools, so that a script can answer token ids as it answers a chat.
+"""Parses a rendered prompt back into messages and tools, so that a script can answer token ids like a chat.
 
-Only the form that ChatML families share is read: `<|im_start|>role`, tools as JSON lines in `<tools>`, calls in
+Only the common form of the ChatML families is parsed: `<|im_start|>role`, tools as JSON lines in `<tools>`, calls in
 `<tool_call>`, results in `<tool_response>`. A prompt of another form has no messages.
 """
 
@@ -20,9 +20,9 @@ _THOUGHT = re.compile(r"^<think>.*?</think>\s*", re.DOTALL)
 
 
 def read_prompt(text: str) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-    """Return the messages of `text` that have ended, in order, and its tools; the answer that it begins is left out.
+    """Return the complete messages of `text`, in order, and its tools. The beginning of the answer is left out.
 
-    What was meant as a tool or a call and is none is left out too. The time is linear in the text.
+    Malformed tools and calls are also left out. The time is linear in the length of the text.
     """
     messages: list[Message] = []
     tools: list[Tool] = []
@@ -49,9 +49,9 @@ def _messages(role: Role, content: str) -> list[Message]:
 
 
 def _between(text: str, opener: str, closer: str) -> tuple[list[str], str]:
-    """Return what stands between each `opener` and the next `closer`, and the rest of the text.
+    """Return the texts between each `opener` and the next `closer`, and the rest of the text.
 
-    A pattern that searches for the closer from every opener would take quadratic time where there is none.
+    A regular expression that searches for the closer from every opener would take quadratic time without a closer.
     """
     found, rest, at = [], [], 0
     while (start := text.find(opener, at)) >= 0 and (end := text.find(closer, start + len(opener))) >= 0:
@@ -62,7 +62,7 @@ def _between(text: str, opener: str, closer: str) -> tuple[list[str], str]:
 
 
 def _objects(texts: list[str]) -> Iterator[dict[str, Any]]:
-    """The texts that are JSON objects; what a model wrote need not be."""
+    """Yield the texts that are JSON objects. Others are skipped, since a model may write malformed JSON."""
     for text in texts:
         try:
             value = json.loads(text)

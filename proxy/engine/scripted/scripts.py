@@ -1,4 +1,4 @@
-"""Scripts for `ScriptedEngine`: a function that maps each request to the reply that the engine then plays."""
+"""Scripts for `ScriptedEngine`: functions that map each request to the reply that the engine plays."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from tokengrove.reasons import FinishReason
 class Fault(StrEnum):
     """A failure to simulate after `Reply.fault_after` tokens.
 
-    ERROR: the engine raises EngineFailed. CUT: the reply ends without a finish reason. BAD_LENGTHS: chunks lack one
-    logprob, from the first chunk on. HANG: no token comes; on abort the reply ends
-    without a finish reason.
+    ERROR: the engine raises EngineFailed. CUT: the reply ends without a finish reason. BAD_LENGTHS: all chunks lack one
+    logprob, from the first chunk on. HANG: no token comes; on abort the reply ends without a finish reason.
     """
 
     ERROR = "error"
@@ -50,7 +49,7 @@ Script = Callable[[GenerateRequest], Reply]
 
 
 def play(replies: Iterable[Reply]) -> Script:
-    """A script that gives `replies` in order, one per request, and raises EngineFailed after the last."""
+    """A script that returns `replies` in order, one per request, and raises EngineFailed after the last."""
     rest: Iterator[Reply] = iter(replies)
 
     def script(request: GenerateRequest) -> Reply:

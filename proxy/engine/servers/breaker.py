@@ -1,8 +1,9 @@
-"""Circuit breaker of an engine server: it opens when the server keeps failing requests that others answer.
+"""The circuit breaker of an engine server. It opens when the server keeps failing requests that other servers answer.
 
 A failure counts only once another server has answered the same request, so a request that fails everywhere opens no
-breaker. An open one waits for a probe (`proxy.engine.servers.proof`), longer after each that fails. A server that
-passed one is on trial: its next failure opens the breaker again, and the wait grows on, until requests have succeeded.
+breaker. An open breaker waits for a probe (`proxy.engine.servers.proof`), longer after each failed probe. A server that
+passed a probe is on trial: until requests have succeeded, its next failure reopens the breaker, and the wait continues
+to grow.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import time
 from collections.abc import Callable
 
 _LIMIT = 3.0
-"""The score that opens the breaker. A failure adds 1 to it."""
+"""The score that opens the breaker. Each failure adds 1 to the score."""
 
 _FORGIVEN = 0.25
-"""What a request that succeeds takes off the score: a server that fails more than a fifth of its requests opens it."""
+"""The amount by which a successful request lowers the score: a failure rate above one fifth opens the breaker."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _JITTER = 0.25
-"""The part of a wait that is random, so that several processes do not probe a server together."""
+"""The random fraction of a wait, so that several processes do not probe a server at the same time."""
 
 
 class Breaker:
-    """The failures of one server. `open`: the server gets no requests while another one can take them.
+    """The failures of one server. `open`: the server gets no requests while another server takes them.
 
-    `clock` gives seconds, `chance` random numbers from 0 up to 1.
+    `clock` returns seconds; `chance` returns random numbers from 0 up to 1.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Breaker:
         self._due = self._sound = -1.0
 
     def blame(self, failed_at: float, *, alone: bool) -> bool:
-        """Count a failure; return True if it opens the breaker. One from before the latest passed probe is void.
+        """Count a failure; return True if it opens the breaker. Failures before the latest passed probe are ignored.
 
-        `alone`: no other server takes requests, so this one must go on.
+        `alone`: no other server takes requests, so this one must continue.
         """
         if self.open or failed_at <= self._sound:
             return False
@@ -51,7 +52,7 @@ class Breaker:
         return True
 
     def credit(self) -> None:
-        """Count a request that succeeded."""
+        """Count a successful request."""
         if self._score:
             self._score = max(self._score - _FORGIVEN, 0.0)
             if not self._score:
@@ -63,13 +64,13 @@ class Breaker:
         return self._clock() >= self._due
 
     def postpone(self) -> None:
-        """Wait before the next probe: the breaker has just opened, or a probe has failed."""
+        """Postpone the next probe, after the breaker has opened or a probe has failed."""
         longest = min(_FIRST_WAIT_S * 2.0 ** min(self._waits, 16), _LONGEST_WAIT_S)
         self._due = self._clock() + longest * (1.0 - _JITTER * self._chance())
         self._waits += 1
 
     def close(self) -> None:
-        """Note that the server has sampled a token: the breaker is closed, on trial if it was open."""
+        """Close the breaker, since the server has sampled a token. If it was open, the server is on trial."""
         self._due = self._sound = self._clock()
         if self.open:
             self.open, self._score = False, _LIMIT - 1.0

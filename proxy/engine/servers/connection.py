@@ -1,7 +1,7 @@
 """Requests to one engine server. Every failure becomes a ProxyError that names the server.
 
-A server that is gone raises EngineLost, so that another server may take over; one that answers with an error raises
-another class. Keys are sent, and never part of a message.
+A server that is lost raises EngineLost, so that another server can take over; an error response raises another class.
+Keys are sent to the server and are never part of a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUSY = (429, 503)
 """Statuses of a server with a full queue."""
 
 _GONE = (*_BUSY, 502, 504)
-"""Statuses after which another server may succeed. 502 and 504 come from a proxy in front of a server that is gone."""
+"""Statuses after which another server may succeed. 502 and 504 come from a proxy in front of an unavailable server."""
 
 _EVENT = b"data:"
 _LAST = b"[DONE]"
@@ -46,7 +46,7 @@ NO_KEYS = Keys()
 
 
 class NotJson(Exception):
-    """An answer is not JSON. `content`: the answer."""
+    """The answer is not JSON. `content`: the answer."""
 
     def __init__(self, content: bytes | bytearray) -> None:
         super().__init__("an answer is not JSON")
@@ -54,15 +54,15 @@ class NotJson(Exception):
 
 
 class Stopped(Exception):
-    """The reader of a reply needs no more of it, although the server goes on: the connection is closed."""
+    """The reader needs no more of a reply that the server has not ended. The connection is closed."""
 
 
 class EventStream(Exchange):
-    """A reply of server-sent events. `read` gets the JSON of all events that came together.
+    """A reply of server-sent events. `read` receives the JSON of all events that arrived together.
 
-    It returns True if they ended the reply, and raises `Stopped` to end it before the server does. Lines end at
-    newlines only: the text of a model may hold characters that end lines elsewhere, such as U+2028. `begun`: True once
-    an event has come, False if only something else has.
+    `read` returns True if the events end the reply, and raises `Stopped` to end it before the server does. Only
+    newlines end a line: the text of a model may contain other line separators, such as U+2028. `begun`: True once an
+    event has arrived, False if only other data has, None before.
     """
 
     def __init__(self, read: Callable[[list[Any]], bool]) -> None:
@@ -101,7 +101,7 @@ class ServerConnection:
         self._replies: set[Exchange] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
-        """GET the JSON object at `path`; None if the server has none there. Raises EngineLost, EngineUnavailable."""
+        """GET the JSON object at `path`, or None if there is none. Raises EngineLost, EngineUnavailable."""
         answer = await self._within(_PROBE_S, "GET", path, self._normal, ())
         if answer.status in _GONE:
             raise EngineLost(f"{self.url} answers {answer.status}")
@@ -121,16 +121,16 @@ class ServerConnection:
         return _json(answer.body, {})
 
     async def generate(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> Any:
-        """POST JSON, in parts, without a timeout; return the JSON answer. Raises what `call` raises."""
+        """POST JSON, given in parts, without a timeout; return the JSON answer. Raises like `call`."""
         answer = Exchange()
         await self._sample(path, body, headers, answer)
         return _json(answer.body, None)
 
     async def stream(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: EventStream) -> None:
-        """POST JSON, in parts, without a timeout; return when the reply is complete.
+        """POST JSON, given in parts, without a timeout; return when the reply is complete.
 
-        Raises what `call` raises, what `reply` failed with, EngineFailed if the answer is no such stream, and
-        EngineLost if it ends before it is complete.
+        Raises like `call`, and the error that `reply` failed with; EngineFailed if the answer is not an event stream;
+        EngineLost if the stream ends before the reply is complete.
         """
         try:
             await self._sample(path, body, headers, reply)
@@ -145,11 +145,11 @@ class ServerConnection:
         """Abandon all replies in flight: each raises EngineLost."""
         silent = asyncio.get_running_loop().time() - _PROBE_S
         for reply in self._replies:
-            ran = reply.status > 0 or reply.sent < silent  # else a probe that failed began before it was sent
+            ran = reply.status > 0 or reply.sent < silent  # else the failed probe began before this was sent
             reply.fail(EngineLost(f"the reply from {self.url} was abandoned", ran=ran))
 
     async def close(self) -> None:
-        """Close the connections for good; later calls raise EngineLost."""
+        """Close the connections permanently; later calls raise EngineLost."""
         self._client.close()
 
     async def _within(
@@ -164,7 +164,7 @@ class ServerConnection:
         return answer
 
     async def _sample(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: Exchange) -> None:
-        """POST a request until `cut`. Repeated sampling does no harm: only one reply is read."""
+        """POST a sampling request, until `cut`. It may be sent twice, since only one reply is read."""
         head = self._heads.get(path)
         if head is None:
             head = self._heads[path] = self._client.head("POST", path, {**_JSON, **self._normal})
@@ -173,7 +173,7 @@ class ServerConnection:
             await self._send(reply, head + fields_of(headers) if headers else head, body, repeat=True)
         finally:
             self._replies.discard(reply)
-        self._check(reply, path, "the engine server")  # agents read that their request is refused
+        self._check(reply, path, "the engine server")  # agents see this error if their request is refused
 
     async def _send(self, exchange: Exchange, head: bytes, body: Sequence[bytes], *, repeat: bool) -> None:
         if self._client.closed:
@@ -189,7 +189,7 @@ class ServerConnection:
             raise EngineUnavailable(f"{self.url} needs a key: give --engine-arg api_key=KEY (and admin_api_key=KEY)")
 
     def _check(self, answer: Exchange, path: str, refused_by: str | None = None) -> None:
-        """Raise the error of an answer. `refused_by`: what an InvalidRequest calls the server; None: its URL."""
+        """Raise the error of an answer. `refused_by`: the server's name in an InvalidRequest; None: its URL."""
         status = answer.status
         if status == _OK:
             return
@@ -210,7 +210,7 @@ _MOST_SHOWN = 500
 
 
 def server_url(text: str) -> str:
-    """Normalise a server's URL to `http://host:port`, without a trailing slash or `/v1`.
+    """Return a server's URL normalised to `http://host:port`, without a trailing slash or `/v1`.
 
     Raises InvalidRequest if it is malformed or contains a key.
     """
@@ -232,7 +232,7 @@ def server_url(text: str) -> str:
 
 
 def _plain(text: str) -> bool:
-    """True if `text` can stand in the head of a request."""
+    """True if `text` may be part of a request's head."""
     return text.isascii() and text.isprintable() and " " not in text
 
 
@@ -245,19 +245,22 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 
 class Written(Protocol):
-    """What writes itself as JSON, in parts."""
+    """An object that serialises itself as JSON, in parts."""
 
     def json(self) -> list[bytes]:
-        """The parts."""
+        """The parts of the JSON text."""
 
 
 def with_prompt(body: Mapping[str, Any], field: str, prompt: Written) -> list[bytes]:
-    """Return the JSON object `body`, in parts, with the ids of a prompt as one more field."""
+    """Return the JSON object `body` in parts, with the ids of a prompt as an additional field."""
     return [_encoded(body)[:-1] + b',"%b":' % field.encode(), *prompt.json(), b"}"]
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
-    """Encode a request. Raises InvalidRequest: orjson reads deeper JSON than it writes, and sums may exceed 64 bits."""
+    """Encode a request. Raises InvalidRequest if orjson cannot write it.
+
+    orjson reads deeper JSON than it writes, and sums may exceed 64 bits.
+    """
     try:
         return orjson.dumps(body)
     except TypeError as error:
@@ -265,7 +268,7 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 
 
 def _json(content: bytes | bytearray, otherwise: Any) -> Any:
-    """Parse JSON. If it is malformed, return `otherwise`; raise EngineFailed if that is None."""
+    """Parse JSON. If it is malformed, return `otherwise`, or raise EngineFailed if `otherwise` is None."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -278,9 +281,9 @@ def _json(content: bytes | bytearray, otherwise: Any) -> Any:
 
 
 def _with_nan(content: bytes | bytearray) -> Any:
-    """Parse JSON with NaN or Infinity, which Python servers write: who reads a number says which is wrong.
+    """Parse JSON with NaN or Infinity, which Python servers write. Raises NotJson.
 
-    Raises NotJson.
+    The reader of a number then reports which number is wrong.
     """
     try:
         if b"NaN" in content or b"Infinity" in content:

@@ -1,8 +1,8 @@
-"""What the log says of engine servers. A server that joins and leaves again and again does not fill it.
+"""The log lines about engine servers. A server that repeatedly joins and leaves does not flood the log.
 
-A reason may quote a server's answer to a turn, so it goes without texts.
+A reason may quote a server's answer to a turn, so texts are removed from it.
 
-Each server has a few lines a minute; what goes beyond is counted, and told in one line when the minute is over.
+Each server gets a few lines per minute. Further lines are counted and summarised in one line at the end of the minute.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 _MINUTE_S = 60.0
 _LINES = 4
-"""Lines of one server in a minute."""
+"""The maximum number of lines per server and minute."""
 
 _LOST_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
 class _Minute:
-    """The lines of one server since `began`: `count` of them, of which those beyond `_LINES` were not written."""
+    """The `count` of lines of one server since `began`. Lines beyond `_LINES` were not written."""
 
     began: float
     count: int = 0
@@ -34,7 +34,7 @@ class _Minute:
 
 
 class ServerEvents:
-    """The lines of one pool. `quiet`: another process tells of the same servers, so they are for `debug` only."""
+    """The log lines of one pool. `quiet`: another process logs the same servers, so lines are logged at level debug."""
 
     def __init__(self, quiet: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet, self._clock = quiet, clock
@@ -45,20 +45,20 @@ class ServerEvents:
         self._down_since: float | None = None
 
     def info(self, event: str, server: str, **fields: object) -> None:
-        """Tell what became better with a server."""
+        """Log an improvement of a server."""
         self._tell(logging.INFO, event, server, fields)
 
     def warning(self, event: str, server: str, **fields: object) -> None:
-        """Tell what became worse with a server."""
+        """Log a problem of a server."""
         self._tell(logging.WARNING, event, server, fields)
 
     def lost(self, server: str, why: str) -> None:
-        """Count a request that a server lost or failed and that is submitted again."""
+        """Count a request that a server lost or failed, and that is resubmitted."""
         self._lost[server] += 1
         self._lost_why[server] = without_texts(why)
 
     def alive(self, alive: bool, why: str) -> None:
-        """Note whether any server takes requests. `why`: what is wrong with them, or which one is back."""
+        """Note whether any server takes requests. `why`: the reason why none does, or the first server that is back."""
         if alive == (self._down_since is None):
             return
         if alive:
@@ -70,7 +70,7 @@ class ServerEvents:
             self._tell(logging.ERROR, "all engine servers are down", "", {"reason": why})
 
     def sweep(self) -> None:
-        """Tell what was only counted, once its time is over. Call it every second or so."""
+        """Log the lines that were only counted, once their interval is over. Call it about every second."""
         now = self._clock()
         if self._lost and now - self._lost_told_at >= _LOST_EVERY_S:
             self._lost_told_at = now

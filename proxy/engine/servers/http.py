@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one server, without a coroutine or a queue between the socket and the reader of an answer.
+"""An HTTP/1.1 client for one server, without a coroutine or queue between the socket and the reader of an answer.
 
-All bytes of an answer that came in one read are passed on in one call. Connections are kept for later requests. An
-answer ends whole, or its request raises. An answer without a length ends with its connection.
+All bytes of an answer that arrive in one read are passed on in one call. Connections are kept alive for later requests.
+Either an answer is complete or its request raises. An answer without a length ends with its connection.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _CONNECT_S = 5.0
 _KEPT_S = 4.0
-"""How long an idle connection may be used again. Servers run on uvicorn, which closes idle connections after 5 s."""
+"""Seconds for which an idle connection can be reused. Servers use uvicorn, which closes idle connections after 5 s."""
 
 _REST_S = 4.0
-"""How long the rest of an answer is read that is not needed, so that its connection can be kept."""
+"""Seconds for which the unneeded rest of an answer is read, so that its connection can be kept alive."""
 
 _JOINED = 16_384
-"""A body of at most this many bytes is joined: that is faster than to send its parts."""
+"""A body of at most this many bytes is joined, which is faster than sending its parts."""
 
 _OK = 200
 _FRAMES = {b"content-length", b"transfer-encoding"}
-"""The fields that say where an answer ends. One without them ends with its connection."""
+"""The header fields that determine where an answer ends. An answer without them ends with its connection."""
 
 
 class Disconnected(Exception):
@@ -35,13 +35,13 @@ class Disconnected(Exception):
 
 
 class Unreached(Disconnected):
-    """The server cannot be reached, so it got nothing of the request."""
+    """The server cannot be reached, so it has received nothing of the request."""
 
 
 class Exchange:
     """A request and its answer. `status`: 0 until the answer begins. `body`: the bytes so far.
 
-    `sent`: when the request was made, by the clock of the event loop.
+    `sent`: the time when the request was created, by the clock of the event loop.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Exchange:
         self.body = bytearray()
 
     def feed(self, data: bytes) -> bool:
-        """Take bytes of an answer with status 200. Return True if the rest of it is not needed.
+        """Take bytes of an answer with status 200. Return True if the rest of the answer is not needed.
 
-        What this raises, the request raises. Other answers are collected in `body`.
+        Exceptions are propagated by the request. Answers with another status are collected in `body`.
         """
         self.body += data
         return False
@@ -63,7 +63,7 @@ class Exchange:
         """Make the request raise `error`, unless it has ended."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # marks it as retrieved: the request may just have been cancelled
+            self.ended.exception()  # mark it as retrieved: the request may have been cancelled
 
 
 def fields_of(headers: Mapping[str, str]) -> bytes:
@@ -85,14 +85,15 @@ class HttpClient:
         self.closed = False
 
     def head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
-        """Return the head of requests, but for their length: `send` and further `fields_of` complete it."""
+        """Return the head of a request without its length. `send` completes it; `fields_of` adds further fields."""
         return f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\n".encode() + fields_of(headers)
 
     async def send(self, exchange: Exchange, head: bytes, body: Sequence[bytes], *, repeat: bool) -> None:
-        """Send a request; return when `exchange` has ended. Raises Disconnected, and what `exchange` failed with.
+        """Send a request; return when `exchange` has ended. Raises Disconnected, or the error of `exchange`.
 
-        `body` is in parts, so that nobody has to join a long one. `repeat`: the server may get the request twice, so a
-        kept connection can be used. It may be closing just now; then the request is sent again by a new one.
+        `body`: the parts of the body, so that a long body need not be joined. `repeat`: the server may get the request
+        twice, so an idle connection can be reused. If the server is just closing it, the request is sent again over a
+        new connection.
         """
         length = sum(map(len, body))
         message = [b"%bcontent-length: %d\r\n\r\n" % (head, length), *body]
@@ -109,7 +110,7 @@ class HttpClient:
         await (await self._connect()).carry(exchange, message)
 
     def close(self) -> None:
-        """Close all connections for good: requests in flight raise Disconnected."""
+        """Close all connections permanently. Requests in flight raise Disconnected."""
         self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -127,7 +128,7 @@ class HttpClient:
         return connection
 
     def _take_kept(self) -> _Connection | None:
-        """The connection that was used last, if one may be used again."""
+        """The most recently used idle connection, or None if none can be reused."""
         oldest = asyncio.get_running_loop().time() - _KEPT_S
         while self._kept:
             connection = self._kept.pop()
@@ -137,13 +138,13 @@ class HttpClient:
         return None
 
     def joined(self, connection: _Connection) -> None:
-        """Note a connection that was made."""
+        """Note an established connection."""
         self._connections.add(connection)
         if self.closed:
             connection.close()
 
     def left(self, connection: _Connection) -> None:
-        """Note a connection that was lost."""
+        """Note a lost connection."""
         self._connections.discard(connection)
 
     def keep(self, connection: _Connection) -> None:
@@ -155,7 +156,7 @@ class HttpClient:
             self._sweeper = loop.call_later(_KEPT_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close the connections that were not used for too long."""
+        """Close the connections that have been idle for too long."""
         loop = asyncio.get_running_loop()
         while self._kept and self._kept[0].kept_since + _KEPT_S <= loop.time():
             self._kept.popleft().close()
@@ -163,7 +164,7 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection, which carries one exchange at a time. The methods `on_*` are called by the parser."""
+    """A connection that carries one exchange at a time. The parser calls the `on_*` methods."""
 
     transport: asyncio.Transport
 
@@ -178,8 +179,8 @@ class _Connection(asyncio.Protocol):
         self._over = self._reusable = False
 
     async def carry(self, exchange: Exchange, message: Sequence[bytes]) -> None:
-        """Send a request; return when its exchange has ended. Raises Disconnected, and what it failed with."""
-        if self.transport.is_closing():  # lost since it was made
+        """Send a request; return when its exchange has ended. Raises Disconnected, or the error of the exchange."""
+        if self.transport.is_closing():  # lost since it was established
             raise Disconnected(ConnectionResetError.__name__)
         self._exchange = exchange
         self.transport.writelines(message)
@@ -187,11 +188,11 @@ class _Connection(asyncio.Protocol):
             await exchange.ended
         except BaseException:
             if self._exchange is exchange:
-                self.close()  # the server may go on answering
+                self.close()  # the server may still be answering
             raise
 
     def close(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -201,7 +202,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            self.close()  # nothing was asked
+            self.close()  # no request is in progress
             return
         try:
             self._parser.feed_data(data)
@@ -231,7 +232,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._over:
             raise HttpParserError("a second answer")
-        if self._exchange is not None and self._parser.get_status_code() >= _OK:  # a lower status is not the answer's
+        if self._exchange is not None and self._parser.get_status_code() >= _OK:  # a lower status is informational
             self._exchange.status = self._parser.get_status_code()
 
     def on_message_complete(self) -> None:

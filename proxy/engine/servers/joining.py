@@ -1,6 +1,6 @@
-"""The common state of a pool's servers (pause, weights, memory), and how a server joins and leaves it.
+"""The common state of a pool's servers (pause, weights, memory), and how a server joins and leaves the pool.
 
-A server that cannot load the weights of the others does not join: its tokens would come from another policy.
+A server that cannot load the weights of the others does not join, since its tokens would come from another policy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _PART_S = 5.0
 class PoolState:
     """The state that every joining server is brought to.
 
-    `mode`: the pause in force, None if none. `weights`: folder and version to load; None if the weights came by a
-    transfer or from outside. `version`: the weight version. `managed`: the pool set that version. `released`: kinds of
-    memory that are released.
+    `mode`: the pause in force, or None. `weights`: the folder and version to load; None if the weights came from a
+    weight transfer or from outside of the pool. `version`: the weight version. `managed`: the pool set that version.
+    `released`: the kinds of memory that are released.
     """
 
     mode: PauseMode | None = None
@@ -37,7 +37,7 @@ async def bring(member: Member, state: PoolState, *, alone: bool, torn: bool = F
     """Bring a server to the weights, memory and pause of `state`; return the weight version that it then serves.
 
     `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. `torn`: its
-    weights may not be those of the version that it names. Raises EngineLost, or EngineUnavailable if the server cannot
+    weights may differ from the version that it reports. Raises EngineLost, or EngineUnavailable if the server cannot
     join.
     """
     version = await member.engine.check()
@@ -64,8 +64,9 @@ async def bring(member: Member, state: PoolState, *, alone: bool, torn: bool = F
 async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
     """Check that another process has brought a server to `state`; return the weight version that the server serves.
 
-    Changes nothing on the server. `alone`: no other server is alive; it may then have newer weights than `state`, which
-    came directly or from a process that died before it told. Raises EngineLost, or EngineUnavailable if it has others.
+    Changes nothing on the server. `alone`: no other server is alive; the server may then have newer weights than
+    `state`, loaded directly or by a process that died before it shared its state. Raises EngineLost, or
+    EngineUnavailable if the server has other weights.
     """
     version = await member.engine.check()
     if version != state.version and not (alone and (version > state.version or not state.managed)):
@@ -76,11 +77,12 @@ async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
 
 
 async def part(member: Member) -> None:
-    """Close the connection to a server. Resume it first if the pool paused it: no other client would. One that is
-    ejected may answer.
+    """Close the connection to a server. If the pool paused it, resume it first, since no other client would.
+
+    Even an ejected server may still answer.
     """
     if member.paused and not member.released:
-        with suppress(ProxyError, TimeoutError):  # the server is gone or hangs
+        with suppress(ProxyError, TimeoutError):  # the server is lost or hangs
             async with asyncio.timeout(_PART_S):
                 await member.engine.resume()
                 member.paused = False
@@ -88,9 +90,10 @@ async def part(member: Member) -> None:
 
 
 async def _wake(member: Member) -> None:
-    """Resume the memory that the server was told to release before it was lost.
+    """Resume the memory that the server released before it was lost.
 
-    SGLang dies of kinds that it has not released. So it is asked once: then it has them, or it starts again with all.
+    SGLang crashes if it resumes kinds that it has not released, so it is asked only once: either it resumes them, or it
+    is restarted with all of its memory.
     """
     if member.released:
         kinds, member.released = member.released, frozenset()
@@ -104,7 +107,7 @@ async def _wake(member: Member) -> None:
 
 
 async def _halt(member: Member, mode: PauseMode | None) -> None:
-    """Pause the server by `mode`; if None, resume it if the pool had paused it."""
+    """Pause the server in `mode`. If `mode` is None, resume the server if the pool paused it."""
     if mode is not None:
         member.paused = True
         await member.engine.pause(mode)

@@ -1,4 +1,4 @@
-"""Connect to an engine server: find out which kind it is (SGLang or vLLM), and start the engine for it."""
+"""Connection to an engine server: detect its kind (SGLang or vLLM), and start the engine for it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tokengrove.errors import EngineUnavailable
 
 
 class ServerKind(StrEnum):
-    """The kinds of server, as `--engine-arg kind=` names them."""
+    """The kinds of server, by their names in `--engine-arg kind=`."""
 
     SGLANG = "sglang"
     VLLM = "vllm"
 
 
 _MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""What reading an answer of another form raises."""
+"""The exceptions of reading an answer of an unexpected form."""
 
 _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG, "/version": ServerKind.VLLM}
-"""Paths that only one kind has, in the order of probing. SGLang first, since some SGLang versions have /version too."""
+"""Paths that identify a kind, in the order of probing. SGLang comes first, since some of its versions have /version."""
 
 
 def connect(
@@ -40,11 +40,10 @@ def connect(
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """Return a function that connects to a URL and starts the engine there.
 
-    `vocab_size`: the model's, which servers do not report. `kind` None: ask the server. `interval`: the setting
-    `--stream-interval`. `eyes`: if the model sees.
+    `vocab_size`: the vocabulary size of the model, which servers do not report. `kind` None: detect the kind.
+    `interval`: the setting `--stream-interval`. `eyes`: the images of a vision model; None for other models.
 
-    The function raises EngineLost if the server does not answer, EngineUnavailable if it is of
-    neither kind.
+    The function raises EngineLost if the server does not answer, and EngineUnavailable if it is of neither kind.
     """
     numbers, streams, events = VersionNumbers(), Streams(interval), ServerEvents()
     blind: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Sticky placement: a session's requests go to one server while it lives, new sessions to the least loaded one.
+"""Sticky placement: a session's requests go to one server while it is alive, and new sessions to the least loaded one.
 
-No request goes to a server that is ejected or leaving, and none to one whose breaker is open while another server takes
-requests. A server that has lost or failed a request and has sampled no token since is the last choice.
+No request goes to a server that is ejected or leaving. A server with an open breaker gets requests only if no other
+server takes them. A server that has lost or failed a request and has sampled no token since is the last choice.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ RETRY_AFTER_S = 5.0
 _REMEMBERED_SESSIONS = 65_536
 
 _MORE, _TIMES = 32, 1.5
-"""A session leaves its server if that one runs this many requests more, and as many times as many, as another one."""
+"""A session leaves a server that runs over `_MORE` more requests, and over `_TIMES` as many, as another server."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A server of the pool.
 
-    `alive`: it answers and is in the pool's state. `paused`, `released`: it was told to pause, or to release these
-    kinds of memory, and not yet told to end that, even if it was restarted meanwhile. `leaving`: it takes no new
-    requests and is dropped after its last one. `doubtful`: it answers, but has lost or failed a request, or joined
-    during a pause, and has sampled no token since. `served`: requests so far. `failure`: why it is not alive or
-    doubtful, "" if it is fine.
+    `alive`: it answers and has the pool's state. `paused`, `released`: the pool paused it, or released these kinds of
+    its memory, and has not undone that yet, even if the server was restarted. `leaving`: it takes no new requests and
+    is removed after its last one. `doubtful`: it answers, but has lost or failed a request, or joined during a pause,
+    and has sampled no token since. `served`: the number of requests so far. `failure`: the reason why it is not alive
+    or is doubtful, else "".
     """
 
     engine: RemoteEngine
@@ -50,12 +50,12 @@ class Member:
 
     @property
     def takes(self) -> bool:
-        """True if the server takes new requests, if only because no other one does."""
+        """True if the server takes new requests, possibly only while no other server does."""
         return self.alive and not self.leaving
 
     @property
     def sound(self) -> bool:
-        """True if the server takes new requests while others do, too."""
+        """True if the server takes new requests even while other servers do."""
         return self.alive and not self.leaving and not self.breaker.open
 
     @property
@@ -69,17 +69,17 @@ class Member:
 
 
 def named_failure(url: str, why: str) -> str:
-    """Return the failure `why` with the server's URL in front, unless it names the URL already."""
+    """Return the failure `why`, prefixed with the server's URL unless it already contains the URL."""
     return why if url in why else f"{url}: {why}"
 
 
 def _load(member: Member) -> tuple[bool, int, int]:
-    """The order of preference, the lowest first."""
+    """The sort key of preference, lowest first."""
     return member.doubtful, member.in_flight, member.served
 
 
 class SessionPlacement:
-    """Remembers the server of each session. `members` is the pool's own list, which changes at run time."""
+    """Remembers the server of each session. `members`: the pool's own list, which changes at run time."""
 
     def __init__(self, members: Sequence[Member], remembered: int = _REMEMBERED_SESSIONS) -> None:
         self._members = members
@@ -89,7 +89,8 @@ class SessionPlacement:
     def choose(self, session_id: str, failures: Sequence[Failure] = ()) -> Member:
         """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable.
 
-        `failures`: of servers at this request, which are asked only if there is no other; those that lost it first.
+        `failures`: the earlier failures of this request. Their servers are chosen only if there is no other; servers
+        that lost the request are then preferred to servers that failed it.
         """
         member = self._of_session.get(session_id) if session_id else None
         if failures:
@@ -103,9 +104,9 @@ class SessionPlacement:
         return member
 
     def _crowded(self, member: Member) -> bool:
-        """True if a server runs far more than another one, which is idle enough to make up for its empty prefix cache.
+        """True if another server is so much less loaded that moving pays, despite its empty prefix cache.
 
-        So it is after an outage: everybody who waited went to the server that returned first.
+        This happens after an outage, when all waiting requests went to the server that returned first.
         """
         if member.in_flight <= _MORE:
             return False
@@ -126,18 +127,21 @@ class SessionPlacement:
         return candidates
 
     def untried(self, failures: Sequence[Failure]) -> list[Member]:
-        """Return the servers that take requests and have no part in `failures`; those with an open breaker last."""
+        """Return the servers that take requests and are not named in `failures`.
+
+        Servers with an open breaker are returned only if there are no others.
+        """
         urls = {failure.url for failure in failures}
         untried = [member for member in self._members if member.takes and member.url not in urls]
         return [member for member in untried if member.sound] or untried
 
     def forget(self, member: Member) -> None:
-        """Forget the sessions of a server; their next requests go to others."""
+        """Forget the sessions of a server, so that their next requests go to other servers."""
         for session_id in [name for name, other in self._of_session.items() if other is member]:
             del self._of_session[session_id]
 
     def sessions(self) -> Counter[str]:
-        """Count the remembered sessions per URL."""
+        """The number of remembered sessions per URL."""
         return Counter(member.url for member in self._of_session.values())
 
     def _remember(self, session_id: str, member: Member) -> None:

@@ -1,11 +1,11 @@
 """Several engine servers as one engine: sessions stick to a server, new ones go to the least loaded.
 
-A server that dies is ejected at once, and returns when it answers with the weights of the others; its requests raise
-EngineLost, and the gate submits them again elsewhere. A request that a server fails is asked of one other server, and
-the failure counts against the first (`proxy.engine.servers.breaker`) if the other answers. Servers join and leave at
-run time; each samples a token before it is used. Once weights were updated through the pool, every server in it serves
-them: tokens of a server that restarted with older weights are discarded. What the pool pauses is noted before
-(`proxy.engine.pauses`), so that a pause ends even if this process does not live to end it.
+A server that dies is ejected immediately, and returns when it answers with the weights of the others. Its requests
+raise EngineLost, and the gate resubmits them elsewhere. A request that a server fails is sent to one other server, and
+the failure counts against the first server (`proxy.engine.servers.breaker`) if the other answers. Servers join and
+leave at run time; each samples a token before it is used. Once weights are updated through the pool, every server in it
+serves them: tokens of a server that restarted with older weights are discarded. Every pause is noted beforehand
+(`proxy.engine.pauses`), so that it ends even if this process dies.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from tokengrove.reasons import FinishReason
 logger = logging.getLogger(__name__)
 
 _SILENT_S = 20.0
-"""The longest time without a token after which a request that is given up makes its server doubted."""
+"""A request that is cancelled after this many seconds without a token makes its server doubtful."""
 
 _NEARLY = 0.9
-"""The part of the gate's timeout that a request has been here when the gate gives up: it waited there, too."""
+"""The fraction of the gate's timeout that is the upper limit of `_SILENT_S`. It is below 1, since part of the timeout
+may pass before the request reaches the server."""
 
 _CHECK_S = 1.0
-"""Seconds between health checks. A request in flight notices the death of its server sooner."""
+"""Seconds between health checks. A request in flight detects the loss of its server sooner."""
 
 
 class Pool:
@@ -68,10 +69,10 @@ class Pool:
         check_s: float = _CHECK_S,
         engine_timeout_s: float = math.inf,
     ) -> None:
-        """`connect` starts the engine of a URL. `start_timeout_s` limits `start`; `check_s` is between health checks;
-        after `engine_timeout_s` without a token the gate gives up.
+        """`connect` starts the engine of a URL. `start_timeout_s`: the limit of `start`. `check_s`: the time between
+        health checks. `engine_timeout_s`: the gate's timeout for the next token. All are in seconds.
 
-        Raises ConfigurationError without URLs, InvalidRequest for a malformed one.
+        Raises ConfigurationError without URLs, and InvalidRequest for a malformed URL.
         """
         if not urls:
             raise ConfigurationError("--engine names no engine server; give at least one URL, http://HOST:PORT")
@@ -93,7 +94,7 @@ class Pool:
         self._settled.set()
         self._arrived = asyncio.Event()
         self._events = ServerEvents(lambda: not self.pauses.leads)
-        # Each process counts failures for itself, so each tells of them.
+        # Each process counts failures for itself, so each logs them.
         self._trust = Trust(self._members, lambda: self._resting, ServerEvents())
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._partings: dict[str, asyncio.Task[None]] = {}
@@ -104,7 +105,7 @@ class Pool:
         self._continuing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Wait until a server answers, and say why none does. Raises ConfigurationError if none does in time."""
+        """Wait until a server answers, and log why none does. Raises ConfigurationError if none answers in time."""
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
             await self._find_left()
@@ -132,9 +133,9 @@ class Pool:
         self._renewer = asyncio.create_task(self.pauses.run(self._continue_left))
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample a continuation. Raises EngineLost if another server is to go on, EngineUnavailable if none is alive.
+        """Sample a continuation. Raises EngineLost if another server should continue.
 
-        Otherwise raises the error of a server that fails.
+        Raises EngineUnavailable if no server is alive, and otherwise the error of the server.
         """
         member, state = self._placement.choose(request.session_id, request.failures), self._state
         member.in_flight += 1
@@ -161,7 +162,7 @@ class Pool:
             silent = EngineLost(f"{member.url} gave no token for {time.monotonic() - began:.0f} s")
             if not given and time.monotonic() - began >= self._silent_s:
                 self._trust.doubt(member, silent)
-            request.failures.append(failure_of(member, silent))  # for the gate, if it was the one who gave up waiting
+            request.failures.append(failure_of(member, silent))  # for the gate, if its timeout cancelled this
             raise
         except EngineLost as error:
             request.failures.append(failure_of(member, error))
@@ -190,8 +191,8 @@ class Pool:
         return generated(self.sample, request)
 
     async def abort(self, request_id: str) -> None:
-        """End a request, whichever server runs it."""
-        with suppress(EngineLost):  # a server that is gone runs nothing
+        """Abort a request on whichever server runs it."""
+        with suppress(EngineLost):  # a lost server runs nothing
             await asyncio.gather(*(member.engine.abort(request_id) for member in self._members))
 
     async def pause(self, mode: PauseMode) -> None:
@@ -214,7 +215,7 @@ class Pool:
             await self._end_notes()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the same weights on every server. A server that fails is ejected until it has them."""
+        """Load the same weights on every server. A server that fails to load them is ejected until it has them."""
         new = self._state.version + 1 if version is None else version
         async with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
@@ -225,11 +226,11 @@ class Pool:
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass a step to every server.
 
-        A `rank_offset` (INIT_GROUP) is that of the first server; each further server starts where the ranks of the one
-        before end, in the order of `servers`. Raises InvalidRequest if it is not an integer.
+        `rank_offset` (INIT_GROUP) is the offset of the first server. In the order of `servers`, each further server
+        starts after the ranks of the previous one. Raises InvalidRequest if it is not an integer.
 
-        A server that has joined since the transfer began is ejected: the version that is named would not be its own.
-        Raises EngineUnavailable if all have.
+        A server that joined after the transfer began is ejected, since it would report a version of which it lacks
+        parts. Raises EngineUnavailable if all servers did.
         """
         offset = fields.get("rank_offset")
         if offset is not None and type(offset) is not int:
@@ -257,10 +258,10 @@ class Pool:
             await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take memory back on every server."""
+        """Resume memory on every server."""
         left = self._state.released - frozenset(tags or MEMORY_TAGS)
         async with self._change(released=left):
-            if self._alive():  # servers that return have their memory, or take it back as they join
+            if self._alive():  # returning servers have their memory, or resume it when they join
                 await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
                 member.released = left
@@ -274,10 +275,10 @@ class Pool:
         """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
         alive = self._alive()
         infos = tuple([member.engine.info() for member in alive or self._members])
-        if not infos:  # all were removed; requests wait for a new one
+        if not infos:  # all servers were removed; requests wait for a new one
             return self._info
         facts = infos, len(alive), len(self._members) + len(self._missing)
-        if facts != self._summed_up:  # asked for at every turn
+        if facts != self._summed_up:  # cached, since every turn calls this
             self._summed_up, self._info = facts, _sum_up(*facts)
         return self._info
 
@@ -307,7 +308,7 @@ class Pool:
         }
 
     async def adopt(self, common: Mapping[str, Any]) -> None:
-        """Take over the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
+        """Adopt the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
         told = dict(common)
         urls, mode, weights = told.pop("urls"), told.pop("mode"), told.pop("weights")
         self._state = state = PoolState(
@@ -324,7 +325,7 @@ class Pool:
         await asyncio.gather(*(member.engine.follow(state.mode, version) for member in self._alive()))
 
     async def _have(self, urls: Sequence[str]) -> None:
-        """Make `urls` the servers of the pool, and try to reach those that are new."""
+        """Make `urls` the servers of the pool, and try to reach the new ones."""
         for member in self._members:
             member.leaving = member.leaving and member.url not in urls
         self._arrived.set()
@@ -339,7 +340,7 @@ class Pool:
 
     @property
     def left_over(self) -> tuple[PauseMode, frozenset[str]] | None:
-        """After `start`: the pause of an earlier server that goes on, and the kinds of memory that it had released."""
+        """After `start`: the pause of an earlier server that is still in force, and the memory that it released."""
         return None if self._state.mode is None else (self._state.mode, self._state.released)
 
     @property
@@ -348,15 +349,15 @@ class Pool:
         return self._placement.open
 
     def has_other(self, failures: Sequence[Failure]) -> bool:
-        """True if a server that has no part in `failures` takes requests."""
+        """True if a server that is not named in `failures` takes requests."""
         return bool(self._placement.untried(failures))
 
     def note_resubmission(self, failure: Failure) -> None:
-        """Count a request that is submitted again after this failure, for the log."""
+        """Count a request that is resubmitted after this failure, for the log."""
         self._events.lost(failure.url, failure.why)
 
     def check_alive(self) -> None:
-        """Raise EngineUnavailable, which says why, unless a server is known to take requests."""
+        """Raise EngineUnavailable with the reason, unless a server is known to take requests."""
         self._placement.candidates()
 
     async def until_alive(self) -> None:
@@ -366,7 +367,7 @@ class Pool:
             await self._arrived.wait()
 
     def servers(self) -> list[dict[str, Any]]:
-        """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""
+        """One dict per server: url, state, failure; once reached, also in_flight, served, session_count, version."""
         sessions = self._placement.sessions()
         shown = [
             {
@@ -383,11 +384,11 @@ class Pool:
         return shown + [{"url": url, "state": "missing", "failure": why} for url, why in self._missing.items()]
 
     async def show(self) -> list[dict[str, Any]]:
-        """As `servers`."""
+        """The same as `servers`."""
         return self.servers()
 
     async def add(self, url: str) -> None:
-        """Add a server, or keep one that was leaving. Raises InvalidRequest if it is in the pool or cannot join."""
+        """Add a server, or keep a leaving one. Raises InvalidRequest if it is already in the pool or cannot join."""
         url = server_url(url)
         for member in self._members:
             if member.url == url and member.leaving:
@@ -405,7 +406,7 @@ class Pool:
             raise InvalidRequest(f"the server cannot join the pool: {named_failure(url, why)}", param="url")
 
     async def remove(self, url: str) -> None:
-        """Send a server no more requests; drop it after its last one. Raises InvalidRequest if it is unknown."""
+        """Send a server no more requests, and remove it after its last one. Raises InvalidRequest if it is unknown."""
         url = server_url(url)
         if self._missing.pop(url, None) is not None:
             return
@@ -415,27 +416,27 @@ class Pool:
         found[0].leaving = True
         if not found[0].in_flight:
             parting = self._drop(found[0])
-            if not self._changes:  # else it goes on in the background
+            if not self._changes:  # else it continues in the background
                 await asyncio.shield(parting)
 
     def _alive(self) -> list[Member]:
-        """The servers that pauses and weights apply to: leaving ones too, as they still run requests."""
+        """The servers that pauses and weights apply to, including leaving servers, which still run requests."""
         return [member for member in self._members if member.alive]
 
     @property
     def _resting(self) -> bool:
-        """True while no server may be asked for a token: they are paused, without their memory, or changing."""
+        """True while servers must not sample: they are paused, have released memory, or are being changed."""
         return self._state.mode is not None or bool(self._state.released) or self._changes > 0
 
     @asynccontextmanager
     async def _change(self, **fields: Any) -> AsyncIterator[None]:
-        """Change the state by `fields`, unless the body fails. No server joins, is proved or resumed meanwhile."""
+        """Change `fields` of the state, unless the body fails. Meanwhile no server joins, is proved or is resumed."""
         before, after = self._state, replace(self._state, **fields)
         self._changes += 1
         self._settled.clear()
         try:
             await self._trust.rest()
-            async with self._continuing:  # else the end of an earlier pause could reach a server after this one
+            async with self._continuing:  # else the end of an earlier pause could reach a server after this change
                 pass
             yield
             if fields:
@@ -449,9 +450,9 @@ class Pool:
                 self._settled.set()
 
     async def _on_all(self, work: Callable[[RemoteEngine], Awaitable[Any]]) -> list[Any]:
-        """Run `work` on every server that is alive. One that fails while others succeed is ejected until it agrees.
+        """Run `work` on every server that is alive. If only some servers fail, they are ejected until they agree.
 
-        Raises the first error if all fail, EngineUnavailable if no server is alive.
+        Raises the first error if all servers fail, and EngineUnavailable if no server is alive.
         """
         members = self._alive()
         if not members:
@@ -471,19 +472,19 @@ class Pool:
             raise result
 
     def _check_version(self, member: Member, version: int, at: PoolState) -> None:
-        """Raise EngineLost for tokens of older weights than the pool had loaded when the request began (`at`)."""
+        """Raise EngineLost for tokens of older weights than those of the pool when the request began (`at`)."""
         if version < min(at.version, self._state.version):
             raise EngineLost(f"{member.url} was restarted with weight version {version}")
 
     async def _suspect(self, member: Member, error: EngineLost) -> None:
-        """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""
+        """Handle a lost reply: the server becomes doubtful, and is ejected unless it answers."""
         self._trust.doubt(member, error)
         if member.alive:
-            with suppress(ProxyError):  # `failure` has the reason
+            with suppress(ProxyError):  # the member's `failure` has the reason
                 await self._examine(member)
 
     def _eject(self, member: Member, why: str) -> None:
-        """Eject a server and cut its replies, which may hang or stay paused; the gate submits them again elsewhere."""
+        """Eject a server and cut its replies, which may hang or stay paused. The gate resubmits them elsewhere."""
         if member.alive:
             self._events.warning("engine server is lost", member.url, reason=why, requests=member.in_flight or None)
         member.alive, member.failure = False, why
@@ -492,7 +493,7 @@ class Pool:
         self._tell_alive()
 
     async def _examine(self, member: Member) -> None:
-        """Eject a server that is gone (raises its error) or serves older weights than the pool loaded."""
+        """Eject a server that is lost (and raise its error) or serves older weights than the pool loaded."""
         state = self._state
         try:
             version = await self._version_of(member)
@@ -508,23 +509,23 @@ class Pool:
             self._state = replace(state, version=version, weights=None, managed=False)
 
     async def _version_of(self, member: Member) -> int:
-        """Ask twice: a server that misses one probe may be busy."""
+        """The weight version of a server. It is asked twice, since a server that misses one probe may be busy."""
         with suppress(EngineLost):
             return await member.engine.check()
         return await member.engine.check()
 
     async def _agree(self, member: Member, *, proven: bool = False) -> None:
-        """Bring a server to the pool's state, again if that changes meanwhile, and mark it alive.
+        """Bring a server to the pool's state, again if the state changes meanwhile, and mark it alive.
 
-        Unless it is `proven`, it samples a token first. While the pool rests that is put off, and the server is doubted
-        until then. Raises EngineLost or EngineUnavailable.
+        Unless it is `proven`, it samples a token first. While servers must not sample, this is postponed, and the
+        server is doubtful until then. Raises EngineLost or EngineUnavailable.
         """
         await self._continue(member.engine)
         while True:
             await self._settled.wait()
             state = self._state
             leads = self.leads and member.url not in self._restored
-            if state.mode is not None and leads and not state.released:  # else it is not paused here
+            if state.mode is not None and leads and not state.released:  # else this process does not pause it
                 await self.pauses.begin([member.url], state.mode)
             alone = not self._alive()
             if leads:
@@ -536,7 +537,7 @@ class Pool:
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
-                break  # else another server joined first, and this one may not keep its own weights
+                break  # else another server joined first, and this one must not keep its own weights
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
         self._restored.discard(member.url)
@@ -547,7 +548,7 @@ class Pool:
         self._events.info("engine server joined", member.url, version=version, proven=proven)
 
     async def _prove(self, engine: RemoteEngine) -> bool:
-        """Have a server that is to join sample a token; False if that has to wait. Raises EngineUnavailable."""
+        """Make a joining server sample a token; return False if this must wait. Raises EngineUnavailable."""
         try:
             return await self._trust.prove(engine, follows=not self.leads and self._watcher is not None)
         except ProxyError as error:
@@ -555,7 +556,7 @@ class Pool:
             raise EngineUnavailable(f"the server does not sample a token: {why}") from None
 
     def _drop(self, member: Member) -> asyncio.Task[None]:
-        """Take a server out of the pool; return the task that then parts from it."""
+        """Remove a server from the pool; return the task that parts from it."""
         self._members.remove(member)
         self._transfer.lose(member)
         self._events.info("engine server left", member.url)
@@ -565,23 +566,24 @@ class Pool:
         return task
 
     async def _part_for_good(self, member: Member) -> None:
-        if (look := self._looks.get(member)) is not None:  # it may be bringing a server back that may join anew
+        if (look := self._looks.get(member)) is not None:  # it may be bringing back a server that may join again
             look.cancel()
             await asyncio.wait([look])
-        await self._settled.wait()  # a pause that is on its way must not arrive after its end
+        await self._settled.wait()  # a pause in progress must not arrive after its end
         self.pauses.leave(member.url)
         await self._part(member)
-        if not member.paused or member.released:  # else whoever reaches it next continues it
+        if not member.paused or member.released:  # else the next process that reaches it resumes it
             await self.pauses.continued(member.url)
 
     async def _part(self, member: Member) -> None:
-        """Close the connection to a server. Only the process that leads has paused it."""
+        """Close the connection to a server. Only the leading process can have paused it."""
         await (part(member) if self.leads else member.engine.close())
 
     async def _find_left(self) -> None:
-        """Find what an earlier server left paused. If its memory was released, the pause goes on until it is back.
+        """Find the servers that an earlier process left paused. If memory was released, the pause continues until it is
+        resumed.
 
-        To sample without that memory would crash the server, and only the trainer knows when it can be taken back.
+        Sampling without that memory would crash a server, and only the trainer knows when it can be resumed.
         """
         await self.pauses.look()
         released = [note for note in self.pauses.left.values() if note.released]
@@ -602,13 +604,13 @@ class Pool:
         self._events.alive(alive, next((member.url for member in self._alive()), "") if alive else "; ".join(reasons))
 
     async def _continue_left(self) -> None:
-        """Continue the servers that another server left paused."""
+        """Resume the engine servers that another server left paused."""
         for member in self._alive():
-            with suppress(ProxyError):  # the next look at the notes tries again
+            with suppress(ProxyError):  # retried at the next look at the notes
                 await self._continue(member.engine)
 
     async def _continue(self, engine: RemoteEngine) -> None:
-        """Continue a server if a server that ended within its pause left it paused. Raises what `resume` raises."""
+        """Resume an engine server that a server left paused when it ended. Raises like `resume`."""
         if engine.url not in self.pauses.left:
             return
         async with self._continuing:
@@ -626,7 +628,7 @@ class Pool:
         await self.pauses.continued(engine.url)
 
     def _tell_memory(self, note: PauseNote) -> None:
-        """Say once that a server stays paused, since to sample without its memory would crash it."""
+        """Log once that a server stays paused, since sampling without its memory would crash it."""
         if note.url not in self._without_memory:
             self._without_memory.add(note.url)
             logger.warning(
@@ -636,15 +638,15 @@ class Pool:
             )
 
     async def _end_note(self, member: Member) -> None:
-        """Forget the note of a server that has just joined, if it runs: a pause that began meanwhile has noted it anew.
+        """Forget the note of a server that has just joined, unless it is paused: a pause that has begun noted it again.
 
-        Call it once the server is among those that a pause applies to.
+        Call it only once pauses apply to the server.
         """
         if not member.paused:
             await self.pauses.end([member.url])
 
     async def _end_notes(self) -> None:
-        """Forget the notes of the servers that run again. Those of servers that are leaving end with their parting."""
+        """Forget the notes of the servers that run again. The notes of leaving servers end with their parting."""
         paused = {member.url for member in self._members if member.paused} | self._partings.keys()
         await self.pauses.end([url for url in self.pauses.held if url not in paused])
 
@@ -653,7 +655,7 @@ class Pool:
             await self.pauses.begin([member.url for member in self._alive()], self._state.mode, released)
 
     async def _reach_all(self) -> None:
-        """Connect to all missing servers. The one with the newest weights joins first and sets the version."""
+        """Connect to all missing servers. The server with the newest weights joins first and sets the version."""
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
         found: list[tuple[RemoteEngine, bool]] = []
@@ -668,7 +670,7 @@ class Pool:
             await self._join(engine, proven=proven)
 
     async def _reach(self, url: str) -> tuple[RemoteEngine, bool]:
-        """Connect to a server and have it sample a token; whether it could."""
+        """Connect to a server and make it sample a token; return its engine, and whether it sampled the token."""
         if (parting := self._partings.get(url)) is not None:
             await asyncio.wait([parting])
         engine = await self._connect(url)
@@ -680,7 +682,7 @@ class Pool:
             raise
 
     async def _join(self, engine: RemoteEngine, *, proven: bool) -> None:
-        """Let a missing server join. Part from it if it cannot, or was removed meanwhile."""
+        """Let a missing server join. Part from it if it cannot join or has been removed."""
         member = Member(engine)
         try:
             await self._agree(member, proven=proven)
@@ -701,7 +703,7 @@ class Pool:
             await self.pauses.continued(engine.url)
 
     async def _watch(self) -> None:
-        """Check all servers periodically, until cancelled. Each runs in its own task, so a slow one delays no other."""
+        """Check all servers periodically until cancelled, each in its own task so that a slow one delays no other."""
         while True:
             await asyncio.sleep(self._check_s)
             self._events.sweep()
@@ -737,7 +739,7 @@ class Pool:
 
 
 def _sum_up(infos: Sequence[EngineInfo], alive: int, every: int) -> EngineInfo:
-    """The facts that hold for all servers with `infos`."""
+    """The facts that hold for all servers of `infos`."""
     shared: frozenset[Capability] = reduce(lambda one, other: one & other, (info.capabilities for info in infos))
     running = [info.max_running_requests for info in infos if info.max_running_requests is not None]
     return replace(

@@ -1,7 +1,7 @@
-"""Proof that an engine server is one: it samples a token and gives its logprob.
+"""The proof that an engine server works: it samples a token and returns its logprob.
 
-A paused server, or one without its memory, is not asked: it would keep the request, or crash on it. Proofs in progress
-end before a pause begins.
+A paused server, or a server that has released memory, is not asked: it would hold the request, or crash. Proofs in
+progress end before a pause begins.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _PROOF_S = 20.0
 """Limit in seconds: the first request to a server may compile kernels."""
 
 _FOLLOWING_S = 2.0
-"""Limit in seconds for a server that another process has let in, and may have paused meanwhile."""
+"""Limit in seconds for a server that another process has admitted, and may have paused since."""
 
 _END_S = 2.0
-"""Seconds that a proof in progress may take when a pause begins; then it is cancelled."""
+"""Seconds that a proof in progress may continue when a pause begins; then it is cancelled."""
 
 _serials = itertools.count()
 
 
 async def prove(engine: RemoteEngine, *, follows: bool = False) -> bool:
-    """Have a server sample one token; return False if it could not, as it is paused.
+    """Make a server sample one token; return False if it cannot because it is paused.
 
-    `follows`: another process has let the server in, so one that gives no token is paused. Raises the error of a server
-    that fails: EngineFailed, EngineUnavailable, EngineLost or InvalidRequest.
+    `follows`: another process has admitted the server, so it is paused if it returns no token. Raises the error of a
+    server that fails: EngineFailed, EngineUnavailable, EngineLost or InvalidRequest.
     """
     vocab_size, count = engine.info().vocab_size, 0
 
@@ -65,7 +65,7 @@ class Proofs:
         self._running: set[asyncio.Task[bool]] = set()
 
     async def prove(self, engine: RemoteEngine, *, follows: bool = False) -> bool:
-        """As the function; False also if `end` ended it."""
+        """Like the function `prove`. Also return False if `end` cancelled the proof."""
         proof = asyncio.create_task(prove(engine, follows=follows))
         self._running.add(proof)
         proof.add_done_callback(self._running.discard)
@@ -76,7 +76,7 @@ class Proofs:
         return not proof.cancelled() and proof.result()
 
     async def end(self) -> None:
-        """Wait until no proof is in progress. The caller sees to it that none begins."""
+        """Wait until no proof is in progress. The caller must ensure that none begins."""
         if not self._running:
             return
         _, slow = await asyncio.wait(self._running, timeout=_END_S)

@@ -1,4 +1,4 @@
-"""The protocol of an engine server in a pool: an engine behind a URL that is probed and may be lost."""
+"""The protocol of an engine server in a pool: an engine at a URL, which is probed and may be lost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from proxy.engine.interface import Engine, PauseMode
 
 @runtime_checkable
 class RemoteEngine(Engine, CallbackEngine, Protocol):
-    """An engine behind `url`. Every call may raise EngineLost.
+    """An engine at `url`. Every call may raise EngineLost.
 
-    `blind`: why it takes no images although the model sees; "" otherwise.
+    `blind`: the reason why it takes no images of a vision model, else "".
     """
 
     url: str
@@ -20,22 +20,22 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
 
     @property
     def world_size(self) -> int:
-        """The number of processes that hold weights: the ranks that the server takes in a weight transfer group."""
+        """The number of processes that have weights: the number of ranks of the server in a weight transfer group."""
 
     async def check(self) -> int:
         """Return the weight version that the server serves. Raises EngineLost if it does not answer."""
 
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
-        """As for every engine. `busy`: other processes have requests on the server, too."""
+        """Load weights as in every engine. `busy`: other processes also have requests on the server."""
 
     async def follow(self, mode: PauseMode | None, version: int | None) -> None:
-        """Note that another process has paused the server by `mode` (None: it runs), and set its weight `version`.
+        """Note that another process has paused the server in `mode` (None: it runs), and set its weight `version`.
 
-        Raises EngineIncapable if it cannot keep the requests of this process through that pause.
+        Raises EngineIncapable if it cannot keep the requests of this process through the pause.
         """
 
     async def rests(self) -> bool:
-        """True if the server says that it is paused; one that cannot tell is taken to run. Raises EngineLost."""
+        """True if the server reports that it is paused. False if it cannot report pauses. Raises EngineLost."""
 
     def cut(self) -> None:
-        """Abandon all replies in flight without asking the server: each raises EngineLost."""
+        """Abandon all replies in flight without notifying the server: each raises EngineLost."""

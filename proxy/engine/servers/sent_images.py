@@ -1,8 +1,8 @@
-"""Images as engine servers get them: data URLs whose bytes every server decodes to the pixels of our own rule.
+"""Images for engine servers: data URLs that every server decodes to the same pixels as this proxy.
 
-Servers decode images by rules of their own: they leave pictures unturned, put what is transparent on other colours, or
-decode a JPEG on the GPU. A plain PNG is sent as it came; any other image is sent as a PNG of its pixels. Each image is
-encoded once, and kept with those that were used last.
+Servers decode images differently: they ignore the orientation, put transparent pixels on other colours, or decode a
+JPEG on the GPU. A plain PNG is therefore sent unchanged, and any other image as a PNG of its pixels. Each image is
+encoded once and kept in an LRU cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _Key = tuple[str, str]
 
 
 class SentImages:
-    """The beginnings of data URLs, as JSON texts that `salted` ends; at most `most_bytes`. Use it on one event loop."""
+    """A cache of at most `most_bytes` of data URLs, as beginnings of JSON strings that `salted` completes.
+
+    Use it on one event loop.
+    """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -38,7 +41,7 @@ class SentImages:
         self._bytes = 0
 
     async def urls(self, images: PromptImages) -> list[bytes]:
-        """Return a data URL for each image. Raises InvalidRequest for an image that is nowhere."""
+        """Return a data URL for each image. Raises InvalidRequest for an image that is not found."""
         wanted = {_key(image): image for image in images.placed}
         found = {key: self._held[key] for key in wanted if key in self._held}
         for key in found:
@@ -61,20 +64,20 @@ class SentImages:
 
 @dataclass(frozen=True, slots=True)
 class Eyes:
-    """What the servers of a pool need if the model sees. `placeholders`: the ids that stand for images and videos."""
+    """The shared data of the servers of a vision model. `placeholders`: the placeholder ids of images and videos."""
 
     images: SentImages
     placeholders: tuple[int, ...] = ()
 
     def never_sampled(self, bias: float) -> dict[str, float]:
-        """The `logit_bias` that keeps the placeholders from being sampled."""
+        """The `logit_bias` that prevents placeholders from being sampled."""
         return {str(token): bias for token in self.placeholders}
 
 
 class SentPrompt:
-    """A prompt with images as a field of a request: one placeholder for each image, which the server expands.
+    """A prompt with images as a field of a request, with one placeholder for each image, which the server expands.
 
-    `after`: what follows the ids in the request's JSON, in parts.
+    `after`: the parts that follow the ids in the request's JSON.
     """
 
     __slots__ = ("_parts",)
@@ -84,7 +87,7 @@ class SentPrompt:
         self._parts = [text, *after]
 
     def json(self) -> list[bytes]:
-        """The ids as a JSON array, and what follows them, in parts."""
+        """The ids as a JSON array, followed by `after`, in parts."""
         return self._parts
 
 
@@ -98,10 +101,10 @@ def collapsed(prompt: PromptIds, placed: Sequence[PlacedImage]) -> Ids:
 
 
 def salted(urls: Sequence[bytes], salt: str = "", *, before: bytes = b"", after: bytes = b"") -> list[bytes]:
-    """Return the inside of a JSON array of data URLs, in parts, without a copy of them; each between two other texts.
+    """Return the inside of a JSON array of data URLs in parts, without copying them, each between `before` and `after`.
 
-    `salt`: written behind the picture, where no decoder looks: to servers that know images by their bytes, it is
-    another one.
+    `salt`: written after the picture, where decoders ignore it. Servers that identify images by their bytes then see a
+    different image.
     """
     parts: list[bytes] = []
     end = b'%b"' % b64encode(salt.encode()) + after
@@ -115,7 +118,7 @@ def _key(image: PlacedImage) -> _Key:
 
 
 def _data_url(file: ImageFile, detail: str) -> bytes:
-    """Return a PNG as a data URL to which more base64 can be added: zeros fill up its last three bytes."""
+    """Return a PNG as a data URL to which more base64 can be appended, padded with zeros to a multiple of 3 bytes."""
     whole = shown_size(file.width, file.height, detail) == (file.width, file.height)
     data = file.data if whole and is_plain(file) else _png(file, detail)
     return b'"data:image/png;base64,' + b64encode(data + bytes(-len(data) % 3))

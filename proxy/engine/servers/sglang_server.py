@@ -1,8 +1,9 @@
 """One SGLang server or router over HTTP: token ids in, token ids and logprobs out.
 
 A reply that is not streamed to the client is requested in one piece, since each part of an SGLang stream repeats all
-before it; a long one comes in a few pieces, as proof that the server is alive. Facts about the server are read at
-start; its weight version is what it says when it is asked and what was loaded since, never what an answer names alone.
+earlier parts. A long reply is requested in a few pieces, which prove that the server is alive. Facts about the server
+are read at start. Its weight version is the version that it reports when asked, or that was loaded since; a version
+that only a reply names is not trusted.
 """
 
 from __future__ import annotations
@@ -35,34 +36,34 @@ from tokengrove.errors import (
 )
 from tokengrove.reasons import FinishReason
 
-# What a server says of itself if it knows seeds.
+# The fact that a server reports if it supports seeds.
 _DETERMINISTIC = "enable_deterministic_inference"
-# The requests that each of its schedulers runs at once.
+# The fact about the number of requests that each scheduler runs at once.
 _MOST_RUNNING = "effective_max_running_requests_per_dp"
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
 _SERIAL_BITS, _SERIAL_DIGITS = 63, 19
 _DEFAULT_CONTEXT = 32_768
 _PIECE_TOKENS = 2048
-"""Tokens per piece of a long unstreamed reply: few enough for a slow server within --engine-timeout-s."""
+"""Tokens per piece of a long unstreamed reply: few enough that a slow server samples them within --engine-timeout-s."""
 
 _NEVER = -1e9
-"""The bias of tokens that are never sampled: their probability becomes 0, which those of other tokens share."""
+"""The bias of tokens that are never sampled: it makes their probability 0 and increases those of other tokens."""
 
 _ABORT_S = 5.0
 _LATE_S = 2.0
-"""Seconds that replies may take to arrive after an abort: the server sends them before it answers the pause."""
+"""Seconds for replies to arrive after an abort. The server sends them before it answers the pause."""
 
 
 class _Renewed(Exception):
-    """The weights that have seen a request's images were replaced: the rest of it is sampled in a new request."""
+    """The weights that have seen a request's images were replaced. The rest is sampled in a new request."""
 
 
 class SglangServer:
-    """Implements `RemoteEngine`. `vocab_size`: the model's, which servers do not report.
+    """Implements `RemoteEngine`. `vocab_size`: the vocabulary size of the model, which servers do not report.
 
-    `numbers`, `streams` and `eyes` are shared by all servers of a pool; `eyes` if the model sees. `blind`: why the
-    server takes no images although the model sees, "" if it takes them.
+    `numbers`, `streams` and `eyes` are shared by all servers of a pool. `eyes`: None unless it is a vision model.
+    `blind`: the reason why the server takes no images of a vision model, else "".
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SglangServer:
         self._info = self._described(int(longest or self._facts.get("context_length") or _DEFAULT_CONTEXT))
 
     def _look(self, eyes: Eyes, model: Mapping[str, Any]) -> None:
-        """Find out whether the server takes images, by what it says of its model."""
+        """Determine whether the server takes images, from the facts that it reports about its model."""
         if "has_image_understanding" not in model:
             self.blind = "it does not say whether its model sees; a newer SGLang does"
         elif not model["has_image_understanding"]:
@@ -118,14 +119,14 @@ class SglangServer:
             self._sight = SglangSight(self._connection, eyes.images, {**self._facts, **model})
 
     async def check(self) -> int:
-        """Ask for the weight version that the server serves. Raises EngineLost or EngineUnavailable."""
+        """Return the weight version that the server reports. Raises EngineLost or EngineUnavailable."""
         for path in ("/model_info", "/get_model_info"):
             if (model := await self._connection.probe(path)) is not None:
                 return self._serves(model.get("weight_version", 0))
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
     async def rests(self) -> bool:
-        """True if the server answers, but /ready with 503, as newer versions of SGLang do while they are paused."""
+        """True if the server is alive but its /ready answers 503, as newer versions of SGLang do while paused."""
         try:
             await self._connection.probe("/ready")
         except EngineLost:
@@ -134,7 +135,7 @@ class SglangServer:
         return False
 
     async def _old_facts(self) -> Mapping[str, Any]:
-        """Facts about a router, or a server older than 0.5.4."""
+        """Facts about a router, or about a server older than 0.5.4."""
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
@@ -143,7 +144,7 @@ class SglangServer:
     ) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed.
 
-        `seen`: the prompt with its images, if it has some and they are ready to be sent.
+        `seen`: the prompt with its images, once they are ready to be sent.
         """
         check_request(request, self._info.vocab_size, self._info.context_length)
         if request.images is not None and seen is None:
@@ -192,16 +193,16 @@ class SglangServer:
                 self._abort_soon(rid)
 
     async def _see(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample after a prompt with images; go on with new ones when the weights that have seen them are replaced.
+        """Sample after a prompt with images. Resend the images when the weights that have seen them are replaced.
 
-        The server is then paused, and holds the rest of the request until it is continued.
+        The server is then paused, and holds the rest of the request until it is resumed.
         """
         if (sight := self._sight) is None:
             raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
         told = ids_of()
 
         def collect(chunk: TokenChunk) -> FinishReason | None:
-            if told and chunk.cached_tokens is not None:  # those of the whole prompt are told once
+            if told and chunk.cached_tokens is not None:  # the count for the whole prompt is reported once
                 chunk = replace(chunk, cached_tokens=None)
             told.extend(chunk.ids)
             return take(chunk)
@@ -229,7 +230,7 @@ class SglangServer:
         return TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
 
     def _renew(self) -> None:
-        """Have requests go on with images that the new weights see. Those in one piece keep what the old ones saw."""
+        """Make streamed requests continue with images for the new weights. Requests in one piece keep the old ones."""
         for reply in self._seeing.values():
             reply.fail(_Renewed())
 
@@ -244,9 +245,9 @@ class SglangServer:
         headers: Mapping[str, str],
         read: Callable[[list[Any]], bool],
     ) -> None:
-        """Give the parts of the answer to `read`. If the server rejects `stream_interval`, ask again without it."""
+        """Pass the parts of the answer to `read`. If the server rejects `stream_interval`, retry without it."""
         sent, reply = with_prompt(body, "input_ids", prompt), EventStream(read)
-        if prompt.__class__ is SentPrompt:  # no call more for a text
+        if prompt.__class__ is SentPrompt:  # avoids the overhead of a call for text prompts
             self._seeing[body["rid"]] = reply
         try:
             await self._connection.stream("/generate", sent, headers, reply)
@@ -259,10 +260,10 @@ class SglangServer:
             await self._connection.stream("/generate", sent, headers, EventStream(read))
 
     def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
-        """Return the fields of a request but for `input_ids`."""
+        """Return the fields of a request except `input_ids`."""
         interval = self._interval(request)
         params = sampling_params(request, interval if self._intervals else None)
-        if self._facts and _DETERMINISTIC not in self._facts:  # so old that it fails on a seed
+        if self._facts and _DETERMINISTIC not in self._facts:  # an old server fails on a seed
             params.pop("sampling_seed", None)
         if self._never:
             params["logit_bias"] = {**params.get("logit_bias", {}), **self._never}
@@ -279,13 +280,13 @@ class SglangServer:
         return body
 
     def _interval(self, request: GenerateRequest) -> int | None:
-        """Tokens per part of the reply; None: the whole reply in one part."""
+        """Tokens per part of the reply; None for the whole reply in one part."""
         sampling, turn = request.sampling, request.turn
         cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
         if request.streamed or cut:
             return self._streams.interval(request)
         whole = request.grammar is not None or (request.images is None and (sampling.max_tokens or 0) <= _PIECE_TOKENS)
-        return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued: it comes whole
+        return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
@@ -299,7 +300,7 @@ class SglangServer:
         self._connection.cut()
 
     def _abort_soon(self, rid: str) -> None:
-        """Free a request that is no longer read; the server would notice the closed connection only after seconds."""
+        """Free a request that is no longer read. The server would take seconds to notice the closed connection."""
         task = asyncio.create_task(self._abort_quietly(rid))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -308,17 +309,17 @@ class SglangServer:
         try:
             await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
         except ProxyError:
-            return  # a server that is gone has nothing to free
+            return  # a lost server has nothing to free
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause the server; after mode ABORT no request is in flight there."""
+        """Pause the server. After a pause in mode ABORT, no request is in flight on it."""
         await self._connection.call("/pause_generation", {"mode": mode.value})
         self._mode = mode
         if mode is PauseMode.ABORT:
             await self._end_late()
 
     async def _end_late(self) -> None:
-        """End requests that reached the server just after its abort, which it holds through the pause."""
+        """End requests that reached the server just after its abort. It would hold them during the pause."""
         try:
             async with asyncio.timeout(_LATE_S):
                 while self._rids:
@@ -329,7 +330,7 @@ class SglangServer:
             self._connection.cut()
 
     async def follow(self, mode: PauseMode | None, version: int | None) -> None:
-        """Note what another process did; after a pause of mode ABORT no request of this one is in flight there."""
+        """Note the pause and version of another process. After mode ABORT, no request of this process is in flight."""
         begins, self._mode = mode is not self._mode, mode
         if version is not None and version != self._version:
             self._now(version)
@@ -344,8 +345,8 @@ class SglangServer:
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses."""
         new = self._version + 1 if version is None else version
-        # The cache is flushed by a call of its own: a flush within the update fails, and the update with it, while a
-        # request that was aborted is still in SGLang's queue.
+        # The cache is flushed by a separate call: a flush within the update fails, and so does the update, while an
+        # aborted request is still in SGLang's queue.
         body = {"model_path": path, "weight_version": str(new), "flush_cache": False}
         await self._do("/update_weights_from_disk", body, param="path")
         self._now(new)
@@ -362,13 +363,13 @@ class SglangServer:
         return self._version
 
     def _serves(self, version: Any) -> int:
-        """Note the version that the server has, by its name; return its number."""
+        """Note the version name of the server; return its number."""
         self._version = self._numbers.believe(version)
         self._newest = max(self._newest, self._version)
         return self._version
 
     def _now(self, version: int) -> None:
-        """Note that the server has new weights. Those of requests that compute their prompts anew see its images."""
+        """Note that the server has new weights. In a pause of mode RETRACT, requests continue with images for them."""
         self._serves(version)
         if self._mode is PauseMode.RETRACT:
             self._renew()
@@ -380,11 +381,11 @@ class SglangServer:
         await self._connection.call("/release_memory_occupation", {"tags": list(tags) or None})
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take released GPU memory back."""
+        """Resume released GPU memory."""
         await self._connection.call("/resume_memory_occupation", {"tags": list(tags) or None})
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache. Requests in flight are retracted for it, then continue."""
+        """Empty the prefix cache. If necessary, requests in flight are retracted first, and then continue."""
         try:
             await self._connection.call("/flush_cache")
         except (InvalidRequest, EngineFailed):
@@ -398,7 +399,7 @@ class SglangServer:
 
     @property
     def world_size(self) -> int:
-        """The number of the server's processes that hold weights: tensor times pipeline parallel size."""
+        """The number of the server's processes that have weights: tensor times pipeline parallel size."""
         return int(self._facts.get("tp_size") or 1) * int(self._facts.get("pp_size") or 1)
 
     def info(self) -> EngineInfo:
@@ -408,7 +409,7 @@ class SglangServer:
         return self._info
 
     def _described(self, context_length: int) -> EngineInfo:
-        """The facts that are known, which do not change while it serves, with weight version 0."""
+        """The known facts, which do not change while the server runs, with weight version 0."""
         return EngineInfo(
             name="sglang",
             model=str(self._facts.get("served_model_name") or self._facts.get("model_path") or "sglang"),
@@ -438,9 +439,9 @@ class SglangServer:
 
 
 def _names(request: GenerateRequest) -> tuple[str, str]:
-    """Return the routing key, by which a router keeps a session on one server, and a request id.
+    """Return the routing key, with which a router keeps a session on one server, and a request id.
 
-    Routers take the key from the id, up to `_t` and digits. No id is a prefix of another, since SGLang aborts by
+    Routers derive the key from the id, up to `_t` and digits. No id is a prefix of another, since SGLang aborts by
     prefix.
     """
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
@@ -449,7 +450,7 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
 
 
 def _running_by(facts: Mapping[str, Any]) -> int | None:
-    """How many requests a server runs at once that says `facts` of itself, by all its schedulers; None if unknown."""
+    """The number of requests that all schedulers of a server with `facts` run at once; None if unknown."""
     states = facts.get("internal_states")
     told = [state.get(_MOST_RUNNING) for state in states if isinstance(state, dict)] if isinstance(states, list) else []
     numbers = [number for number in told if isinstance(number, int) and number > 0]
@@ -457,7 +458,7 @@ def _running_by(facts: Mapping[str, Any]) -> int | None:
 
 
 def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
-    """The capabilities of a server that says `facts` of itself."""
+    """The capabilities of a server with `facts`."""
     missing = set()
     if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
         missing.add(Capability.GRAMMAR)

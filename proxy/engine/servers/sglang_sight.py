@@ -1,9 +1,9 @@
-"""Images for an SGLang server: a prompt with one placeholder for each, and proof that the server keeps its ids.
+"""Images for an SGLang server: prompts with one placeholder per image, and proof that the server keeps the ids.
 
-SGLang turns the ids of a prompt with images into text and that into ids again, for its processor. Recent versions then
-put the ids that they were sent in their place; others run on other ids than ours, though often on as many. So before
-the first image, a server is asked for the ids that it made of a prompt that no tokenizer would write. SGLang also keeps
-what its weights saw in an image, even when they change, so each weight version gets images of its own.
+SGLang decodes the ids of a prompt with images into text for its processor, and encodes the text again. Recent versions
+then restore the ids that they were sent; other versions run on different ids than ours, though often as many. So before
+the first image, a server is asked for the ids of a prompt that no tokenizer would produce. SGLang also caches the
+features of an image even when the weights change, so each weight version gets its own images.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tokengrove.errors import EngineFailed, UnsupportedParameter
 
 _FIELD = "prompt_token_ids"
 ASKS = "return_prompt_token_ids"
-"""The field of a request that makes the server say which ids it runs on. Each part of a stream says it again, so only
-requests in large pieces have it."""
+"""The field of a request that makes the server return the ids that it runs on. Each part of a stream repeats them, so
+only requests in large pieces have this field."""
 
 _ODD_TOKENS = 24
 _BY_BYTES = ("qwen3_vl", "kimi_k3", "muse_spark")
-"""Beginnings of `model_type` of those whose images SGLang knows by their bytes. It knows others by their pixels."""
+"""Prefixes of the `model_type` of models whose images SGLang identifies by bytes. It identifies others by pixels."""
 
 _serials = itertools.count()
 
 
 class SglangSight:
-    """How one server gets images. `images`: shared by the servers of a pool. `facts`: what the server says of itself
-    and its model."""
+    """Sends images to one server. `images`: shared by the servers of a pool. `facts`: the facts that the server reports
+    about itself and its model."""
 
     def __init__(self, connection: ServerConnection, images: SentImages, facts: Mapping[str, Any]) -> None:
         self._connection, self._images = connection, images
@@ -49,9 +49,9 @@ class SglangSight:
         self._refused = ""
 
     async def prompt(self, request: GenerateRequest, version: int, headers: Mapping[str, str]) -> SentPrompt:
-        """Return the prompt and images of a request that has some, for weights of a version.
+        """Return the prompt and images of a request with images, for the weights of `version`.
 
-        Raises UnsupportedParameter, and what `generate` of the connection raises.
+        Raises UnsupportedParameter, and the errors of the connection's `generate`.
         """
         images = request.images
         assert images is not None
@@ -65,7 +65,7 @@ class SglangSight:
         return SentPrompt(collapsed(request.prompt, images.placed), after)
 
     async def _prove(self, prompt: PromptIds, image: PlacedImage, url: bytes, headers: Mapping[str, str]) -> None:
-        """Have the server sample a token after odd ids and an image, and compare the ids that it ran on."""
+        """Make the server sample a token after odd ids and an image, and compare the ids that it ran on."""
         if self._refused:
             raise UnsupportedParameter(self._refused, param="messages")
         if self._proven:
@@ -94,7 +94,7 @@ class SglangSight:
 
 
 def check_ids(parts: Sequence[Any], prompt: PromptIds) -> None:
-    """Raise EngineFailed if the server ran on other ids than ours, though on as many. `parts`: those that came now."""
+    """Raise EngineFailed if the server ran on other ids than ours. `parts`: the parts that arrived together."""
     told = parts[-1].get(_FIELD) if isinstance(parts[-1], dict) else None
     if isinstance(told, list) and told != prompt.joined.tolist():
         raise EngineFailed(
@@ -107,12 +107,12 @@ def _image_data(urls: Sequence[bytes], salt: str) -> list[bytes]:
 
 
 def _hash(image: PlacedImage, version: int) -> str:
-    """A name of 64 bits for what weights of a version see in an image."""
+    """A 64-bit hash of an image for the weights of a version."""
     return blake2b(f"{image.digest} {image.detail} {version}".encode(), digest_size=8).hexdigest()
 
 
 def _odd_prompt(ids: Ids, image: PlacedImage) -> tuple[Ids, PlacedImage]:
-    """Ids that no tokenizer would write, then an image between its neighbours, as it stands in `ids`."""
+    """Ids that no tokenizer would produce, followed by an image of `ids` with its neighbouring tokens."""
     chance = random.Random(0)
     ceiling = max(ids[image.start] // 2, 2)  # placeholders are among the last tokens of a vocabulary
     odd = ids_of([chance.randrange(ceiling // 16, ceiling) for _ in range(_ODD_TOKENS)])

@@ -1,7 +1,7 @@
-"""Which servers have all parts of a weight transfer that is under way.
+"""The servers that have all parts of the weight transfer in progress.
 
-A server that returns or joins in the middle lacks the earlier parts, whatever version the last one names. Trainers that
-send no BEGIN and END begin with the first part, and name the version in the last part or in all of them.
+A server that returns or joins in the middle lacks the earlier parts, whichever version the last part names. Trainers
+that send no BEGIN and END start with the first part, and name the version in the last part or in all parts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _GROUP = (WeightTransfer.INIT_GROUP, WeightTransfer.DESTROY_GROUP)
 
 
 class Transfer:
-    """The servers that have had each part so far, if a transfer is under way.
+    """The servers that have received all parts of the transfer in progress, if any.
 
-    `torn`: the URLs of servers that may name the version of a transfer of which they have not had all parts.
+    `torn`: the URLs of servers that may report the version of a transfer although they lack parts of it.
     """
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class Transfer:
         self.torn: set[str] = set()
 
     def latecomers(self, step: WeightTransfer, named: Any, alive: Sequence[Member]) -> list[Member]:
-        """The servers of those `alive` that lack parts before this `step`, which names the version `named`, or None.
+        """The servers in `alive` that lack parts before this `step`. `named`: the version that the step names, or None.
 
-        Raises EngineUnavailable if all of them do: whatever part comes next then begins a new transfer.
+        Raises EngineUnavailable if all of them lack parts. The next part then begins a new transfer.
         """
         if step in _GROUP:
             self.end()
@@ -49,14 +49,14 @@ class Transfer:
         return late
 
     def lose(self, member: Member) -> None:
-        """Note that a server is gone. It may have forgotten everything, and may have had the latest part or not."""
+        """Note that a server is lost. It may have lost all parts, and may or may not have received the latest part."""
         if self._having is not None and member in self._having:
             self._having.discard(member)
             if self._named is not None:
                 self.torn.add(member.url)
 
     def end(self) -> None:
-        """Note that no transfer is under way: the next part begins one."""
+        """Note that no transfer is in progress: the next part begins one."""
         self._having = self._named = None
 
     def _continues(self, step: WeightTransfer, named: Any) -> bool:

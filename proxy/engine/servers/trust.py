@@ -1,7 +1,7 @@
-"""Which servers of a pool can be trusted with requests: failures, breakers, and the proofs that mend them.
+"""The trust in the servers of a pool: failures, breakers, and the proofs that restore trust.
 
-A server that loses or fails a request is doubted until it samples a token: it is the last choice of placement. Its
-breaker counts the failures that another server has shown to be its own, and a proof closes it.
+A server that loses or fails a request is doubtful until it samples a token, and is the last choice of placement. Its
+breaker counts only failures of requests that another server answered, and a proof closes the breaker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokengrove.errors import EngineBusy, EngineLost, ProxyError
 
 
 def failure_of(member: Member, error: ProxyError) -> Failure:
-    """Note that a server failed a request just now."""
+    """Return the failure of a request on a server, at the current time."""
     return Failure(
         member.url,
         error.message,
@@ -30,26 +30,26 @@ def failure_of(member: Member, error: ProxyError) -> Failure:
 
 
 class Trust:
-    """Judges `members`, the pool's own list. `resting` is true while no server may be asked for a token."""
+    """Judges `members`, the pool's own list. `resting` returns True while servers must not sample."""
 
     def __init__(self, members: Sequence[Member], resting: Callable[[], bool], events: ServerEvents) -> None:
         self._members, self._resting, self.events = members, resting, events
         self._proofs = Proofs()
 
     def doubt(self, member: Member, error: ProxyError) -> None:
-        """Make a server the last choice until it samples a token."""
+        """Make a server doubtful, the last choice until it samples a token."""
         member.doubtful = True
         if member.alive:
             member.failure = error.message
 
     def clear(self, member: Member) -> None:
-        """End the doubt: the server has sampled a token. Its breaker waits for a whole answer, or a proof."""
+        """End the doubt, since the server has sampled a token. Its breaker waits for a complete answer or a proof."""
         member.doubtful = False
         if member.alive and not member.breaker.open:
             member.failure = ""
 
     def credit(self, member: Member, failures: Sequence[Failure]) -> None:
-        """Note that a server has answered a request, at which others had the `failures`: these count now."""
+        """Note that a server has answered a request, so that the `failures` of other servers at this request count."""
         if member.breaker.open:
             self.readmit(member)
         member.breaker.credit()
@@ -66,17 +66,17 @@ class Trust:
         self.clear(member)
 
     async def prove(self, engine: RemoteEngine, *, follows: bool = False) -> bool:
-        """Have a server sample a token; False if that has to wait. Raises the error of a server that fails.
+        """Make a server sample a token; return False if this must wait. Raises the error of a server that fails.
 
-        `follows`: another process has let the server in.
+        `follows`: another process has admitted the server.
         """
         return not self._resting() and await self._proofs.prove(engine, follows=follows)
 
     async def review(self, member: Member) -> None:
-        """Have a server sample a token if it is doubted or its breaker is open, unless it had to just before, or was
-        ejected meanwhile, as it may still be paused.
+        """Make a server sample a token if it is doubtful or its breaker is open.
 
-        If it fails, another server is asked for the same: the failure counts only if that one succeeds.
+        This is skipped if the next probe is not due yet, or if the server was ejected, since it may still be paused. If
+        the server fails, another server gets the same request. The failure counts only if the other server succeeds.
         """
         if not member.takes or not (member.doubtful or member.breaker.open) or not member.breaker.due:
             return
@@ -94,11 +94,11 @@ class Trust:
                         self._blame(member, failure)
 
     async def rest(self) -> None:
-        """Wait until no proof is in progress. From now on none begins while the pool rests."""
+        """Wait until no proof is in progress. None begins while `resting` is true."""
         await self._proofs.end()
 
     def _blame(self, member: Member, failure: Failure) -> None:
-        """Count a failure against a server: another one has answered the request."""
+        """Count a failure against a server, since another server has answered the request."""
         if member.alive and member.breaker.blame(failure.at, alone=not self._others(member)):
             member.failure = failure.why
             self.events.warning(

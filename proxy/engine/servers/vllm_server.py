@@ -1,8 +1,8 @@
 """One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
 
-Prompts with images go another way (`proxy.engine.servers.vllm_sight`).
+Prompts with images use another endpoint (`proxy.engine.servers.vllm_sight`).
 
-A request is refused if its logprobs would break the logprob rule of `proxy.engine.chunks`: vLLM's `raw_logprobs` (its
+A request is rejected if its logprobs would break the logprob rule of `proxy.engine.chunks`: vLLM's `raw_logprobs` (its
 default) are taken at temperature 1, before penalties and bias; its `processed_logprobs` are taken after all of these
 and after truncation. Written to vLLM's documented API and tested against a simulated server, not against vLLM.
 """
@@ -36,7 +36,7 @@ _DEFAULT_CONTEXT = 32_768
 _SERVER_ERROR = 500
 _ID_MARK = "token_id:"
 _MINUS_INFINITY = -9999.0
-"""What vLLM writes for it, since JSON has no infinite numbers."""
+"""The value that vLLM writes for minus infinity, which JSON cannot express."""
 
 _CAPABILITIES = frozenset(
     {
@@ -47,12 +47,13 @@ _CAPABILITIES = frozenset(
 _PROCESSED = frozenset({Capability.PENALTIES, Capability.LOGIT_BIAS, Capability.MIN_TOKENS})
 _WAKE_TAGS = ("weights", "kv_cache")
 _NEVER = -100.0
-"""The lowest bias that vLLM takes. Its raw logprobs are those before it."""
+"""The lowest bias that vLLM accepts. Its raw logprobs are taken before the bias."""
 
 
 class VllmServer:
-    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`. `eyes`: if
-    the model sees.
+    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`.
+
+    `eyes`: None unless it is a vision model.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class VllmServer:
         return 0
 
     async def rests(self) -> bool:
-        """False: this proxy pauses no vLLM server, and its version of the API cannot tell."""
+        """False: this proxy pauses no vLLM server, and the API that it uses does not report pauses."""
         return False
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
@@ -121,7 +122,7 @@ class VllmServer:
             else:
                 body = with_prompt(self._body(request), "prompt", request.prompt)
                 await self._connection.stream("/v1/completions", body, request.trace_headers(), reply)
-        except Stopped:  # the connection is closed, on which vLLM ends the request
+        except Stopped:  # vLLM ends the request when the connection is closed
             if finish is None:
                 return take(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT)) or FinishReason.ABORT
         finally:
@@ -129,7 +130,7 @@ class VllmServer:
         return finish
 
     async def _see(self, request: GenerateRequest, reply: EventStream) -> None:
-        """Send a request with images, unless it is aborted before."""
+        """Send a request with images, unless it is aborted first."""
         if self._eyes is None or self.blind:
             raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
         body = await sent(self._eyes.images, request, self._body(request))
@@ -142,7 +143,7 @@ class VllmServer:
         return generated(self.sample, request)
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Return the fields of a request but for `prompt`."""
+        """Return the fields of a request except `prompt`."""
         sampling = request.sampling
         body: dict[str, Any] = {
             "model": self._model,
@@ -198,19 +199,19 @@ class VllmServer:
         self._connection.cut()
 
     async def pause(self, mode: PauseMode) -> None:
-        """End requests in flight; the gate admits none. Raises EngineIncapable for a mode that keeps their state."""
+        """End requests in flight; the gate admits no more. Raises EngineIncapable for a mode that keeps their state."""
         if mode is not PauseMode.ABORT and self._replies:
             raise EngineIncapable("a vLLM server cannot pause requests in place; use mode abort or drain")
         for request_id in list(self._replies):
             await self.abort(request_id)
 
     async def follow(self, mode: PauseMode | None, version: int | None) -> None:
-        """End requests in flight if another process pauses, as `pause` does, and raise what that raises."""
+        """End requests in flight if another process pauses. Raises like `pause`."""
         if mode is not None:
             await self.pause(mode)
 
     async def resume(self) -> None:
-        """Nothing: `pause` holds nothing on the server."""
+        """Do nothing: `pause` leaves the server running."""
 
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Raises EngineIncapable: vLLM has no endpoint that loads weights from a folder."""
@@ -223,7 +224,7 @@ class VllmServer:
         raise EngineIncapable(f"a vLLM server has no {step.value}; use SGLang for weight transfers")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Put vLLM to sleep, level 1. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
+        """Put vLLM to sleep at level 1. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
 
         Raises InvalidRequest for `tags`: vLLM releases all memory or none.
         """
@@ -232,7 +233,7 @@ class VllmServer:
         await self._connection.call("/sleep?level=1")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Wake vLLM up: weights and KV cache as `tags` name them, or all."""
+        """Wake vLLM up: the weights and KV cache that `tags` name, or all."""
         wanted = [f"tags={tag}" for tag in tags if tag in _WAKE_TAGS]
         if wanted or not tags:
             await self._connection.call("/wake_up" + ("?" if wanted else "") + "&".join(wanted))
@@ -243,7 +244,7 @@ class VllmServer:
 
     @property
     def world_size(self) -> int:
-        """1: vLLM takes part in no weight transfer."""
+        """1: vLLM does not take part in weight transfers."""
         return 1
 
     def info(self) -> EngineInfo:
@@ -268,7 +269,7 @@ class VllmServer:
 
 
 def _chunks(event: Mapping[str, Any], top: int, seen: SeenReply | None = None) -> list[TokenChunk]:
-    """The chunk in an event; none if it has no tokens and no finish. Raises InvalidRequest or EngineFailed."""
+    """The chunk of an event, or none without tokens and finish reason. Raises InvalidRequest or EngineFailed."""
     if not isinstance(event, Mapping):
         raise EngineFailed(f"the engine answered with a {type(event).__name__} instead of an object")
     if (error := event.get("error")) is not None:
@@ -343,6 +344,6 @@ def _changes_logits(sampling: SamplingParams) -> str | None:
 
 
 def _ranked(entry: Mapping[str, float], top: int) -> tuple[tuple[int, float], ...]:
-    """Alternatives named `token_id:N`, highest first, at most `top`: vLLM may add the sampled token to them."""
+    """At most `top` alternatives named `token_id:N`, highest first. vLLM may add the sampled token to them."""
     pairs = [(int(name.removeprefix(_ID_MARK)), value) for name, value in entry.items()]
     return tuple(sorted(pairs, key=lambda pair: -pair[1])[:top])

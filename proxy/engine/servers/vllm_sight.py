@@ -1,8 +1,8 @@
-"""Images for a vLLM server, over `/inference/v1/generate`: ids in, with one placeholder for each image, and ids out.
+"""Images for a vLLM server over `/inference/v1/generate`: ids in, with one placeholder for each image, and ids out.
 
-It is the only one of vLLM's endpoints that takes ids and images, and takes both only in recent versions, which also say
-which ids they run on: those are compared with ours in every turn. `/v1/completions` takes no images, and chat
-completions render the messages anew. Written to vLLM's sources and tested against a simulated server, not against vLLM.
+This is vLLM's only endpoint that takes both ids and images, in recent versions only. These versions also return the ids
+that they run on, which are compared with ours in every turn. `/v1/completions` takes no images, and chat completions
+render the messages again. Written to vLLM's sources and tested against a simulated server, not against vLLM.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _OF_SAMPLING = (
     *("repetition_penalty", "stop_token_ids", "ignore_eos", "skip_special_tokens", "logit_bias", "seed", "min_tokens"),
 )
 _SIDE = 56
-"""Pixels of the blank image by which a server is asked whether its model sees."""
+"""The side in pixels of the blank image that tests whether a server's model takes images."""
 
 
 async def blindness(connection: ServerConnection, model: str) -> str:
-    """Return why a server takes no images for its model; "" if it takes them. Raises EngineLost."""
+    """Return the reason why a server takes no images for its model; "" if it does. Raises EngineLost."""
     described = await connection.probe("/openapi.json")
     if described is None:
         return "it has no /openapi.json, which tells whether it takes images; start it without --disable-fastapi-docs"
@@ -59,7 +59,7 @@ async def blindness(connection: ServerConnection, model: str) -> str:
 
 
 async def sent(images: SentImages, request: GenerateRequest, completion: Mapping[str, Any]) -> list[bytes]:
-    """Return the body of a request with images, in parts. `completion`: what `/v1/completions` gets of it."""
+    """Return the body of a request with images, in parts. `completion`: its body for `/v1/completions`."""
     assert request.images is not None
     urls = await images.urls(request.images)
     sampling = {name: completion[name] for name in _OF_SAMPLING if name in completion}
@@ -74,20 +74,20 @@ async def sent(images: SentImages, request: GenerateRequest, completion: Mapping
 
 
 def malformed(error: Exception) -> EngineFailed:
-    """The error for an event whose reading raised `error`."""
+    """The exception for a malformed event. `error`: the exception of reading it."""
     plain = "the engine's answer does not have vLLM's form"
     return EngineFailed(f"{plain}: {type(error).__name__}: {error}").showing(plain)
 
 
 class SeenReply:
-    """Reads the events of a reply. The first one says which ids the server runs on."""
+    """Reads the events of a reply. The first event with a choice must have the ids that the server runs on."""
 
     def __init__(self, prompt: PromptIds, top: int) -> None:
         self._prompt, self._top = prompt, top
         self._checked = False
 
     def chunks(self, event: Mapping[str, Any]) -> list[TokenChunk]:
-        """The chunk in an event; none if it has no tokens and no finish. Raises EngineFailed."""
+        """The chunk of an event, or none without tokens and finish reason. Raises EngineFailed."""
         try:
             if not self._checked and event.get("choices"):
                 self._check(event.get(_FIELD))
@@ -123,7 +123,7 @@ class SeenReply:
 
 
 def _token(entry: Mapping[str, Any]) -> int:
-    """The id of a token: a number in recent versions, `token_id:N` before."""
+    """The id of a token: a number in recent versions, `token_id:N` in older ones."""
     return int(entry["token_id"] if "token_id" in entry else entry["token"].removeprefix(_ID_MARK))
 
 

@@ -1,1 +1,1 @@
-"""In-process SGLang engine, and the values that SGLang exchanges (`wire`), which its HTTP server uses too."""
+"""The in-process SGLang engine, and the values that SGLang exchanges (`wire`), also over HTTP."""

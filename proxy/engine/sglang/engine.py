@@ -1,7 +1,7 @@
 """`sglang.Engine` in this process, with its scheduler in a child process.
 
-Input ids are checked against the vocabulary first: one outside of it would crash the scheduler, and this process with
-it. With data parallelism, a session stays on its rank, where its prefix is cached.
+Input ids are first checked against the vocabulary, since an id outside of it would crash the scheduler and this
+process. With data parallelism, a session stays on its rank, where its prefix is cached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tokengrove.reasons import FinishReason
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
-"""`max_req_input_len` is 5 tokens below SGLang's longest request, of which one more stays free: 4 can be added back."""
+"""Added to `max_req_input_len`, which is 5 tokens below SGLang's longest request, of which one token stays free."""
 
 _REMEMBERED_SESSIONS = 65_536
 _IMAGE_WORKERS = "mm_processor_worker_num"
@@ -60,7 +60,7 @@ class SglangEngine:
         self._coming: set[str] = set()
 
     async def start(self) -> None:
-        """Load the model: seconds to minutes. Raises ConfigurationError."""
+        """Load the model, which takes seconds to minutes. Raises ConfigurationError."""
         arguments = sglang_arguments(self._settings, self._folder)
         try:
             from sglang.srt.entrypoints.engine import Engine
@@ -71,7 +71,7 @@ class SglangEngine:
             self._engine = watched(**arguments)
         except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise ConfigurationError(f"the SGLang engine cannot start: {error}") from error
-        # Otherwise created at the first request, where it would replace the server's signal handlers.
+        # Otherwise the first request would create it and replace the server's signal handlers.
         self._manager.auto_create_handle_loop()
         self._intervals = "stream_interval" in _fields(SamplingParams)
         self._ranks = Ranks(int(self._manager.server_args.dp_size))
@@ -115,7 +115,7 @@ class SglangEngine:
             self._manager.abort_request(rid=rid)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause: requests stay in place, are retracted to the queue (their cache emptied), or end; new ones wait."""
+        """Pause: requests stay in place, are retracted to the queue (without their cache), or end. New ones wait."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         self._mode = mode
@@ -129,18 +129,18 @@ class SglangEngine:
         self._mode = None
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`. Raises InvalidRequest if they are not for this model; EngineFailed.
+        """Load the weights in folder `path`. Raises InvalidRequest if they do not fit this model, or EngineFailed.
 
-        Requests paused IN_PLACE, and the prefix cache, keep keys and values of the old weights; a pause of mode RETRACT
-        computes them anew.
+        Requests paused IN_PLACE, and the prefix cache, keep the keys and values of the old weights; a pause in mode
+        RETRACT recomputes them.
         """
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
         if not (Path(path) / "config.json").is_file():
             raise InvalidRequest(f"{path} is not a Hugging Face model folder (it has no config.json)", param="path")
         new = self._version + 1 if version is None else version
-        # The cache is flushed by a call of its own. Within the update, SGLang cannot flush it while a request that was
-        # aborted is still in its queue; it then reports a failure, though the new weights are in place.
+        # The cache is flushed by a separate call. Within the update, SGLang cannot flush it while an aborted request is
+        # still in its queue; it then reports a failure although the new weights are in place.
         update = UpdateWeightFromDiskReqInput(model_path=path, weight_version=str(new), flush_cache=False)
         done, message, *_ = await self._manager.update_weights_from_disk(update, None)
         if not done:
@@ -151,7 +151,7 @@ class SglangEngine:
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step to SGLang. Tensors come in SGLang's serialisation, in base64. Raises InvalidRequest."""
+        """Pass a step to SGLang. Tensors are in SGLang's serialisation, as base64. Raises InvalidRequest."""
         from sglang.srt.managers import io_struct
 
         name = "".join(word.capitalize() for word in step.value.split("_")) + "ReqInput"
@@ -176,14 +176,14 @@ class SglangEngine:
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags) or None), None)
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take released GPU memory back."""
+        """Resume released GPU memory."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         self._check_memory_saver()
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags) or None), None)
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache. Requests in flight are retracted for it, then continue."""
+        """Empty the prefix cache. If necessary, requests in flight are retracted first, and then continue."""
         if (await self._manager.flush_cache()).success:
             return
         before = self._mode
@@ -214,7 +214,7 @@ class SglangEngine:
         return self._engine.tokenizer_manager
 
     async def _image_data(self, request: GenerateRequest) -> list[dict[str, Any]] | None:
-        """Return the images of a request in SGLang's form; None if it was aborted meanwhile."""
+        """Return the images of a request in SGLang's form, or None if it has been aborted."""
         if self._images is None or request.images is None:
             raise UnsupportedParameter(f"SGLang does not see with the model {self.info().model!r}", param="messages")
         self._coming.add(request.request_id)
@@ -229,7 +229,7 @@ class SglangEngine:
 
         interval = self._streams.interval(request) if self._intervals else None
         return GenerateReqInput(
-            # SGLang aborts every request whose id begins with the given one: no id may be a prefix of another.
+            # SGLang aborts every request with an id that begins with the given id: no id may be a prefix of another.
             rid=f"{uuid.uuid4().hex}:{request.request_id}",
             input_ids=request.input_ids.tolist(),
             image_data=images,
@@ -267,7 +267,7 @@ class SglangEngine:
 
 
 class Ranks:
-    """Placement of sessions on data-parallel ranks: a known session keeps its rank, a new one gets the least loaded."""
+    """Placement of sessions on data-parallel ranks. A known session keeps its rank; a new one gets the least loaded."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -299,8 +299,8 @@ class Ranks:
 def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
     """Return the keyword arguments of `sglang.Engine`.
 
-    `--engine-arg key=value` overrides what other settings imply; a value that is JSON is parsed. Raises
-    ConfigurationError for an argument without `=`.
+    `--engine-arg key=value` overrides the other settings; a JSON value is parsed. Raises ConfigurationError for an
+    argument without `=`.
     """
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -308,7 +308,7 @@ def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
         "weight_version": "0",
     }
     if is_vision_model(folder) and _IMAGE_WORKERS in (option_names() or ()):
-        arguments[_IMAGE_WORKERS] = 2  # with one, SGLang's work on images runs on the event loop
+        arguments[_IMAGE_WORKERS] = 2  # with one, SGLang processes images on the event loop
     if settings.tokenizer is not None:
         arguments["tokenizer_path"] = str(folder_of("tokenizer", settings.tokenizer))
     if settings.max_context_tokens is not None:
@@ -340,7 +340,7 @@ def _missing(arguments: Any) -> frozenset[Capability]:
 
 
 def _sees(manager: Any) -> bool:
-    """True if SGLang has loaded the model with its eyes."""
+    """True if SGLang has loaded the model as a vision model."""
     understands = getattr(manager.model_config, "is_image_understandable_model", False)
     return bool(understands) and getattr(manager, "mm_processor", None) is not None
 

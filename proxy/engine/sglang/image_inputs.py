@@ -1,7 +1,7 @@
-"""What the embedded SGLang gets of images: the tensors of the model's own processor, made once for each image.
+"""Images for the embedded SGLang: the tensors of the model's own processor, computed once per image.
 
-With tensors beside them, SGLang runs on exactly the ids that it is sent. From images it would turn the ids into text,
-and that into ids again. The tensors are those that exports give trainers as `multi_modal_inputs`.
+With tensors, SGLang runs on exactly the ids that it is sent. With image files it would decode the ids into text and
+encode the text again. Exports give trainers the same tensors as `multi_modal_inputs`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tokengrove.errors import EngineFailed
 
 _FORMAT = "processor_output"
 _MOST_BYTES, _PART = 16 * 2**30, 8
-"""What is kept: at most an eighth of the machine's memory. A screenshot of 1280 x 800 pixels takes 12.5 MB as tensors
-of Qwen2.5-VL in bfloat16."""
+"""Limits of the cached tensors: `_MOST_BYTES`, and one part in `_PART` of the machine's memory. A screenshot of
+1280 x 800 pixels takes 12.5 MB as tensors of Qwen2.5-VL in bfloat16."""
 
 _Key = tuple[str, str]
 
 
 class MakesInputs(Protocol):
-    """The part of `proxy.vision.processor.VisionProcessor` that is needed here."""
+    """The part of `proxy.vision.processor.VisionProcessor` that this module uses."""
 
     def inputs(self, images: Sequence[tuple[Any, str]]) -> Mapping[str, Any]:
-        """Return the tensors of decoded images, each with its detail."""
+        """Return the tensors of decoded images. `images`: pairs of image and detail."""
 
 
 class ImageInputs:
-    """Keeps the tensors of the images that were used last, at most `most_bytes` (default: as the machine has memory).
+    """An LRU cache of the tensors of images, of at most `most_bytes` (default: depending on the machine's memory).
 
-    `dtype`: the model's, to which its eyes convert pixels first; None: pixels stay as the processor gives them. Use it
-    on one event loop.
+    `dtype`: the dtype of the model, to which floating point tensors are converted; None: they keep the dtype of the
+    processor. Use it on one event loop.
     """
 
     def __init__(self, processor: MakesInputs, dtype: Any = None, most_bytes: int | None = None) -> None:
@@ -49,7 +49,7 @@ class ImageInputs:
     async def of(self, images: PromptImages, ids: Ids) -> list[dict[str, Any]]:
         """Return SGLang's `image_data` for the images of the prompt `ids`. Raises InvalidRequest, EngineFailed.
 
-        One dict for all images: SGLang takes no more of this kind.
+        It is one dict for all images, since SGLang accepts only one of this format.
         """
         found = await self._tensors(images)
         data = await asyncio.to_thread(_joined, found)
@@ -57,7 +57,7 @@ class ImageInputs:
         return [{"format": _FORMAT, **data, **({} if None in offsets else {"offsets": offsets})}]
 
     async def _tensors(self, images: PromptImages) -> list[Mapping[str, Any]]:
-        """The tensors of each image. What others are making is waited for."""
+        """The tensors of each image. Tensors that other requests are computing are awaited."""
         wanted = {_key(image): image for image in images.placed}
         found = {key: self._held[key] for key in wanted if key in self._held}
         missing = [image for key, image in wanted.items() if key not in found and key not in self._coming]
@@ -72,7 +72,7 @@ class ImageInputs:
         return [found[_key(image)] for image in images.placed]
 
     def _make(self, image: PlacedImage, file: ImageFile) -> asyncio.Future[Mapping[str, Any]]:
-        """Make the tensors of an image in a thread, unless others have begun or ended that meanwhile."""
+        """Compute the tensors of an image in a thread, unless another request has started or finished that."""
         key = _key(image)
         if (held := self._held.get(key)) is not None:
             made = asyncio.get_running_loop().create_future()
@@ -133,6 +133,6 @@ def _joined(images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _offset(image: PlacedImage, ids: Ids) -> tuple[int, int] | None:
-    """The first and last of an image's tokens; None if other tokens are between them, which SGLang must then find."""
+    """The first and last token of an image; None if other tokens are between them, so that SGLang must find them."""
     span = ids[image.start : image.start + image.length]
     return (image.start, image.start + image.length - 1) if span.count(span[0]) == image.length else None

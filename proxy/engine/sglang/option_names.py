@@ -1,7 +1,8 @@
-"""The names of SGLang's server arguments, read from its source: importing SGLang takes ten seconds.
+"""The names of SGLang's server arguments, read from its source, since importing SGLang takes ten seconds.
 
-They are the annotated fields of the classes in `server_args.py` and `arg_groups`. More names than SGLang takes do no
-harm, since SGLang refuses those itself. So a source without the arguments that every release has is not relied on.
+They are the annotated fields of the classes in `server_args.py` and `arg_groups`. Names that SGLang does not accept do
+no harm, since SGLang rejects them itself. Missing names would, so a source that lacks the arguments that every release
+has is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _ALWAYS = {"model_path", "tokenizer_path", "context_length", "log_level", "weigh
 
 
 def option_names() -> frozenset[str] | None:
-    """The names; None if they cannot be told from the source of the installed SGLang."""
+    """The names, or None if the source of the installed SGLang cannot be used."""
     found = importlib.util.find_spec("sglang")
     places = (found and found.submodule_search_locations) or []
     names = frozenset(name for place in places for name in _fields_below(Path(place) / "srt"))

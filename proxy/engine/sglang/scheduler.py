@@ -1,8 +1,9 @@
 """SGLang's scheduler process with hooks that report the exact weight version of every token, from the first part on.
 
-Unhooked, SGLang reports exact versions only in a reply's last part. And when weights change, it counts the tokens of
-each request, but its overlapped scheduler has already launched a step whose tokens are not counted: the old weights
-sample them, and SGLang would name the new ones. The hooks, set through SGLang's own hook registry, mend both.
+Without the hooks, SGLang reports exact versions only in a reply's last part. Also, when weights change, it counts the
+tokens of each request, but its overlapped scheduler has already launched a step with tokens that are not counted: the
+old weights sample them, and SGLang would report the new version. The hooks, registered in SGLang's own hook registry,
+correct both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SAMPLER = "sglang.srt.layers.sampler.Sampler"
 
 
 def run_scheduler(*arguments: Any, never_sampled: Sequence[int] = (), **named: Any) -> None:
-    """Register the hooks, then run SGLang's `run_scheduler_process`. Runs in the child process in its place.
+    """Register the hooks, then run SGLang's `run_scheduler_process`. This function replaces it in the child process.
 
     `never_sampled`: ids of tokens that are never sampled.
     """
@@ -40,9 +41,9 @@ def run_scheduler(*arguments: Any, never_sampled: Sequence[int] = (), **named: A
 
 
 def never(tokens: Sequence[int], *, whole: bool) -> Callable[..., Any]:
-    """Return a hook that keeps tokens from being sampled.
+    """Return a hook that prevents tokens from being sampled.
 
-    `whole`: logprobs stay those of the whole distribution; older SGLang gives those of what is left.
+    `whole`: logprobs are those of the whole distribution. In older SGLang they are those of the remaining tokens.
     """
 
     def sample(forward: Callable[..., Any], sampler: Any, output: Any, *arguments: Any, **named: Any) -> Any:
@@ -56,7 +57,7 @@ def never(tokens: Sequence[int], *, whole: bool) -> Callable[..., Any]:
 
 
 def forget_images(record: Callable[..., Any], scheduler: Any, *arguments: Any, **named: Any) -> None:
-    """Hook: when weights have changed, drop what the old ones saw in images. SGLang keeps that by image alone."""
+    """Hook: when weights have changed, drop the cached features of images, which SGLang keys by the image alone."""
     from sglang.srt.managers import mm_schedule
 
     record(scheduler, *arguments, **named)
@@ -65,7 +66,7 @@ def forget_images(record: Callable[..., Any], scheduler: Any, *arguments: Any, *
 
 
 def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str | None) -> None:
-    """Hook: mark each batch with a pending result with the version of the weights that it was launched with."""
+    """Hook: mark each batch that has a pending result with the weight version that it was launched with."""
     from sglang.srt.runtime_context import get_serving
 
     old = get_serving().weight_version
@@ -79,8 +80,8 @@ def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str |
 def count_launched(process: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> None:
     """Hook: attribute the tokens of a marked batch's result to the version in the mark.
 
-    A request may report its versions before `process` returns, when the number of its new tokens is not known yet;
-    until then the old version has no end.
+    A request may report its versions before `process` returns, when the number of its new tokens is still unknown.
+    Until then the old version has no end.
     """
     version = getattr(batch, _MARK, None)
     requests = batch.reqs if version is not None else ()
@@ -100,7 +101,7 @@ def _end_version(request: Any, version: Any, before: int, end: int) -> None:
 
 
 def name_versions(pack: Callable[..., Any], parts: Any, *arguments: Any, **named: Any) -> Any:
-    """Hook: add the version spans of all tokens to every part, as SGLang does for the last one only."""
+    """Hook: add the version spans of all tokens to every part. SGLang adds them only to the last part."""
     from sglang.srt.utils.weight_versions import compute_weight_version_spans
 
     for place, (request, spans) in enumerate(zip(parts.output_reqs, parts.weight_versions, strict=True)):

@@ -1,10 +1,11 @@
 """SGLang's request parameters and replies, the same in this process and over HTTP.
 
-Every token gets its own logprob and weight version, or the call fails: a reply whose lists differ in length is refused.
-SGLang's lists are shared and grow while they are read, so they are copied by length. Before the last part, SGLang names
-the version served when the part was sent, which may be newer than the one that sampled its tokens, so the part in which
-it changes keeps the older one; the last part has the versions of all tokens, and corrects earlier parts. A version that
-is not believed labels no token: those have the last believed one, and count as uncertain.
+Every token gets its own logprob and weight version, or the call fails: a reply with lists of different lengths is
+rejected. SGLang's lists are shared and grow while they are read, so they are copied by length. Before the last part,
+SGLang reports the version that was served when the part was sent. It may be newer than the version that sampled the
+tokens, so the part in which it changes keeps the older version. The last part has the versions of all tokens, and
+corrects earlier parts. A version that is not believed labels no token: its tokens get the last believed version, and
+count as uncertain.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyErr
 from tokengrove.reasons import FinishReason
 
 _FIRST = "default"
-"""SGLang's name of weights that were never updated."""
+"""SGLang's version name of weights that were never updated."""
 
 _WHOLE_VOCABULARY = -1
 _MOST_DIGITS = 19
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _BUSY = (429, 503)
 _UNSTREAMED_INTERVAL = 32
-"""Tokens per part for unstreamed replies: a thirtieth of the work, and stop strings still end a reply soon."""
+"""Tokens per part of unstreamed replies: a thirtieth of the overhead, and stop strings still end a reply soon."""
 
 _STREAMS_PER_TOKEN = 64
 _LARGEST_INTERVAL = 3
@@ -39,26 +40,26 @@ _LARGEST_INTERVAL = 3
 
 @dataclass(slots=True)
 class VersionNumbers:
-    """Integers for an engine's version names: an integer name is itself, others are numbered in order of appearance.
+    """Integers for an engine's version names. Integer names are kept; other names are numbered in order of appearance.
 
-    An integer above LARGEST_VERSION, such as 20261121120000, counts as one of the others: exports store int32.
-    `believed`: the versions that the trainer published or a server reported of itself when it was asked; what a reply
-    names alone is not believed.
+    An integer above LARGEST_VERSION, such as 20261121120000, counts as another name, since exports store int32.
+    `believed`: the versions that the trainer published, or that a server reported when asked. A version that only a
+    reply names is not believed.
     """
 
     names: list[str] = field(default_factory=list)
     believed: set[int] = field(default_factory=lambda: {0})
 
     def believe(self, name: Any) -> int:
-        """Return the integer of a version that was published or reported, which replies may name from now on."""
+        """Return the integer of a published or reported version, and believe replies that name it from now on."""
         version = self.number(name)
         self.believed.add(version)
         return version
 
     def named(self, name: Any, current: int, newest: int | None) -> tuple[int, bool]:
-        """The version that a reply names, and whether it is believed; if not, `current` or an older one.
+        """The version that a reply names, and whether it is believed. If not, the version is `current` or an older one.
 
-        `newest`: the newest that the server has ever loaded; what is newer is not believed of it, although another
+        `newest`: the newest version that the server has ever loaded. A newer version is not believed, even if another
         server has it.
         """
         text = str(name)
@@ -113,18 +114,18 @@ def sampling_params(request: GenerateRequest, stream_interval: int | None) -> di
 
 @dataclass(slots=True)
 class Streams:
-    """The streamed replies in progress, which decide how many tokens SGLang sends in a part.
+    """The streamed replies in progress, which determine how many tokens SGLang sends in a part.
 
-    The first token of a reply comes at once whatever the interval is. With many streams, parts of single tokens cost
-    more than the tokens are worth: from 64 streams on a new one gets two tokens in a part, from 128 on three. `given`:
-    the setting `--stream-interval`, which overrides this. `running`: the number of streamed replies.
+    The first token of a reply comes immediately, whatever the interval. With many streams, parts of single tokens cost
+    too much: from 64 streams on, a new stream gets two tokens per part, and from 128 on, three. `given`: the setting
+    `--stream-interval`, which overrides this. `running`: the number of streamed replies.
     """
 
     given: int | None = None
     running: int = 0
 
     def interval(self, request: GenerateRequest) -> int:
-        """Tokens per part of a reply that comes in parts: 32 if the client does not stream."""
+        """Tokens per part of a reply: 32 if the client does not stream."""
         if not request.streamed:
             return _UNSTREAMED_INTERVAL
         return self.given or min(1 + self.running // _STREAMS_PER_TOKEN, _LARGEST_INTERVAL)
@@ -161,10 +162,10 @@ class SglangReply:
     """The state of one reply in progress.
 
     `prompt_tokens`: the length of the prompt that was sent. `incremental`: each part has only the new tokens, else all
-    tokens so far. `finish`: why it ended, once it has. `ids`: tokens that were turned into chunks. `said`: the version
-    runs that were reported for them. `version`: the weight version that is believed, at first that of the server when
-    the request was sent. `name`, `certain`: the name that the latest part gave it, and whether that is believed.
-    `unsure`: how many tokens have an uncertain version.
+    tokens so far. `finish`: the finish reason, once it has ended. `ids`: the tokens that were turned into chunks.
+    `said`: the version runs that were reported for them. `version`: the believed weight version, initially the server's
+    version when the request was sent. `name`, `certain`: the version name in the latest part, and whether it is
+    believed. `unsure`: the number of tokens with an uncertain version.
     """
 
     numbers: VersionNumbers
@@ -183,11 +184,11 @@ class SglangReply:
         self.sent = self.version
 
     def read(self, parts: Iterable[Any], serving: int | None = None, newest: int | None = None) -> list[TokenChunk]:
-        """Return the new tokens of parts that came together, one chunk per weight version.
+        """Return the new tokens of parts that arrived together, one chunk per weight version.
 
-        `serving`: the weight version that the server has now, `newest`: that it has ever had; None if that is not
-        known. Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier
-        ones.
+        `serving`: the current weight version of the server. `newest`: the newest version that it has ever had. Both
+        are None if unknown. Raises InvalidRequest for a refusal, and EngineFailed for a part that is malformed or
+        contradicts earlier parts.
         """
         before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
@@ -213,7 +214,7 @@ class SglangReply:
                 certain = self.certain
                 if name is not None and name != self.name:
                     self.name, (self.version, self.certain) = name, self.numbers.named(name, version, newest)
-                    if self.version != version:  # somewhere in this part, unless it has spans
+                    if self.version != version:  # it changed somewhere in this part, unless it has spans
                         version, certain = min(version, self.version), False
                     else:
                         certain = self.certain
@@ -225,14 +226,14 @@ class SglangReply:
                 else:
                     told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
                 if not new:
-                    continue  # the end alone
+                    continue  # only the end, without tokens
                 # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
                 span = slice(-new, None) if self.incremental else slice(total - new, total)
                 sampled = (meta.get("output_token_logprobs") or [])[span]
                 taken = part.get("output_ids") or []
                 if not self.incremental:
                     taken = taken[span]
-                elif finish is FinishReason.ABORT:  # the last id comes twice if the reader is behind
+                elif finish is FinishReason.ABORT:  # the last id is repeated if the reader is behind
                     taken = taken[:new]
                 if not len(taken) == len(sampled) == new:
                     raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
@@ -266,16 +267,16 @@ class SglangReply:
     def _check_said(self, ids: Any, *, whole: bool) -> None:
         """Raise EngineFailed if a cumulative part repeats, loses or changes tokens of earlier parts.
 
-        The latest of them is compared in each part, which shows a shift at once; `whole`: compare all.
+        Only the latest earlier token is compared, which detects a shift immediately. `whole`: compare all tokens.
         """
         sent = len(self.ids)
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
     def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, newest: int | None) -> tuple[VersionRuns, int]:
-        """The version runs of all tokens, as a part names them, and how many tokens have one that is not believed.
+        """The version runs of all tokens in the spans of a part, and the number of tokens with an unbelieved version.
 
-        Raises EngineFailed if they overlap or leave gaps.
+        Raises EngineFailed if the spans overlap or leave gaps.
         """
         bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
         bounds = [(start, end, name) for start, end, name in bounds if end > start]
@@ -299,7 +300,7 @@ def _chunks(
     correction: VersionRuns,
     unsure: int,
 ) -> list[TokenChunk]:
-    """One chunk for each run. What concerns the tokens before is said by the first, the end by the last."""
+    """One chunk for each run. The first chunk has the corrections of earlier tokens; the last has the finish reason."""
     chunks, end = [], 0
     for count, number in runs:
         start, end = end, end + count
@@ -319,7 +320,7 @@ def _chunks(
 
 
 def _refusal(out: Any) -> ProxyError:
-    """The exception for a part that has no tokens and no facts."""
+    """The exception for a part without tokens and `meta_info`."""
     if not isinstance(out, dict):
         return EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
     if (error := out.get("error")) is not None:
@@ -340,7 +341,7 @@ def _finish(reason: Any) -> FinishReason:
 
 
 def _failure(status: Any, message: str) -> ProxyError:
-    """The exception for an error of a status: EngineBusy for a full queue, InvalidRequest if there is none."""
+    """The exception for an error with a status: EngineBusy for a full queue; InvalidRequest also without a status."""
     message = without_images(message)
     if status in _BUSY:
         return EngineBusy(message).showing("the engine is busy")
@@ -350,7 +351,7 @@ def _failure(status: Any, message: str) -> ProxyError:
 
 
 def _count(told: Any) -> int | None:
-    """A count that the engine may tell. Raises TypeError."""
+    """An optional count in an answer of the engine. Raises TypeError."""
     if told is not None and type(told) is not int:
         raise TypeError("a count of tokens is no integer")
     return told

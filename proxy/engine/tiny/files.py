@@ -8,5 +8,5 @@ from typing import Any
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write the same bytes for equal values."""
+    """Write a value as JSON. Equal values give equal bytes."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

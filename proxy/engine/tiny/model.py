@@ -1,7 +1,7 @@
 """The built-in model, used without `--model`: random weights from a seed, identical to the byte on every machine.
 
-`build_tiny_model` writes an ordinary Hugging Face folder of the Qwen3 architecture. The text that it samples is noise,
-but its tokens, chat template, logprobs and speed are real enough to test everything else with.
+`build_tiny_model` writes an ordinary Hugging Face folder of the Qwen3 architecture. The text that the model samples is
+noise, but its tokens, chat template, logprobs and speed are realistic enough to test everything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTEXT_LENGTH = 131072
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128
 
 FORMAT = 1
-"""Increment when the recipe of the weights changes: it is part of the folder's name, so stale builds are not loaded."""
+"""Increment this when the recipe of the weights changes. It is part of the folder name, so stale builds are unused."""
 
 
 def build_tiny_model(folder: Path, seed: int = 0) -> None:
@@ -130,7 +130,10 @@ def _weight_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, seed: int) -> None:
-    """Norms are ones; other weights are uniform in ±0.25, so that logits differ by a few nats and ties are unlikely."""
+    """Write the weights. Norms are ones; other weights are uniform in ±0.25.
+
+    Logits then differ by a few nats, and ties are unlikely.
+    """
     import numpy as np
     from safetensors.numpy import save_file
 

@@ -1,4 +1,4 @@
-"""The tokenizer of the built-in models: byte-level BPE, trained on the spot, identical on every machine."""
+"""The tokenizer of the built-in models: byte-level BPE, trained at build time, identical on every machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train_tokenizer(more_special: Sequence[str] = ()) -> Any:
 
 
 def tokenizer_config(chat_template: str, context_length: int) -> dict[str, Any]:
-    """Return what tokenizer_config.json holds."""
+    """Return the content of tokenizer_config.json."""
     return {
         "chat_template": chat_template,
         "clean_up_tokenization_spaces": False,

@@ -1,4 +1,4 @@
-"""Tiny models that see, with random weights from a seed: for tests and examples. They need torch and transformers.
+"""Tiny vision models with random weights from a seed, for tests and examples. They need torch and transformers.
 
 `build_tiny_vision_model` writes an ordinary Hugging Face folder of the Qwen2.5-VL or Qwen3-VL architecture, with the
 processor's files. An image takes 1 to 64 tokens: one for each 28 x 28 (Qwen3-VL: 32 x 32) pixels.
@@ -16,7 +16,7 @@ from proxy.engine.tiny.tokenizer import tokenizer_config, train_tokenizer
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 MOST_TOKENS = 64
-"""The most tokens of an image; a larger image is scaled down."""
+"""The maximum number of tokens of an image; larger images are scaled down."""
 
 CONTEXT_LENGTH = 32768
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD = 64, 2, 4, 2, 128
@@ -34,14 +34,14 @@ _PARTS = """
 
 
 class VisionKind(StrEnum):
-    """The architecture of a tiny model that sees, as `model_type` in its config.json."""
+    """The architecture of a tiny vision model, as `model_type` in its config.json."""
 
     QWEN2_5_VL = "qwen2_5_vl"
     QWEN3_VL = "qwen3_vl"
 
 
 def vision_template() -> str:
-    """Return the chat template of the built-in model, with images wherever a message may have text."""
+    """Return the chat template of the built-in model, extended with images wherever a message may have text."""
     shown = CHAT_TEMPLATE.replace("messages[0].content if", "written(messages[0].content) if")
     shown = shown.replace("message.content if message.content is string else ''", "written(message.content)")
     return _PARTS + shown
@@ -55,7 +55,7 @@ def build_tiny_vision_model(folder: Path, kind: VisionKind = VisionKind.QWEN2_5_
     ids = {token: tokenizer.token_to_id(token) for token in (*SPECIAL_TOKENS, *VISION_TOKENS)}
     processor = "Qwen2_5_VLProcessor" if kind is VisionKind.QWEN2_5_VL else "Qwen3VLProcessor"
     template = vision_template()
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")  # processors read it there only
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")  # processors read it only from this file
     named = tokenizer_config(template, CONTEXT_LENGTH) | {"processor_class": processor}
     write_json(folder / "tokenizer_config.json", named)
     write_json(folder / "preprocessor_config.json", _image_processor(kind) | {"processor_class": processor})
@@ -126,7 +126,7 @@ def _config(kind: VisionKind, ids: dict[str, int], vocabulary: int) -> Any:
 
 
 def save_tiny_weights(folder: Path, config: Any, seed: int) -> None:
-    """Write random weights of a model with `config`. Norms are ones and biases zeros; others are uniform in ±0.25."""
+    """Write random weights for `config`. Norms are ones and biases zeros; other weights are uniform in ±0.25."""
     import torch
     from transformers import AutoModelForImageTextToText
 

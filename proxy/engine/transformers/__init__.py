@@ -1,1 +1,1 @@
-"""In-process engine over Hugging Face transformers' continuous batching."""
+"""The in-process engine over the continuous batching of Hugging Face transformers."""

@@ -2,8 +2,8 @@
 
 There are two hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
 logits of every request that takes a token in this step, and writes the tokens. `CacheAllocator.register_cache_tensor`
-gives the cache of keys and values another tensor. `check_hooks` verifies at start that they exist. A pause parks the
-batching thread between two steps; only then may `forget`, `free_cache` and `allocate_cache` be called.
+replaces the tensor of the KV cache. `check_hooks` verifies at start that they exist. A pause parks the batching thread
+between two steps; only then may `forget`, `free_cache` and `allocate_cache` be called.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 PAGE_TOKENS = 32
-"""Tokens per cache page. Prefixes are shared in whole pages: small pages share more, and their cost is small."""
+"""Tokens per cache page. Prefixes are shared in whole pages, so small pages share more, at a small cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Limits in tokens: of the KV cache over all requests, and of one forward pass (prefill included)."""
+    """Limits in tokens: of the KV cache for all requests, and of one forward pass (prefill included)."""
 
     cache_tokens: int
     batch_tokens: int
@@ -33,8 +33,10 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """One request in a step: the number of its tokens that the model processes, the place of the first of them in its
-    sequence, whether it takes a new token, and what was submitted to be `carried` with it.
+    """One request in a step.
+
+    `processed`: the number of its tokens that the model processes. `first`: the position of the first of them in its
+    sequence. `takes_token`: it takes a new token in this step. `carried`: the object that was submitted with it.
     """
 
     serial: str
@@ -45,20 +47,20 @@ class StepEntry:
 
 
 class _Loaded(str):
-    """A serial that carries something: a cancelled request may run one more step, and needs it until then."""
+    """A serial that carries an object, which a cancelled request needs if it runs one more step."""
 
     carried: Any = None
 
 
 StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
-"""Called with all entries of a step and the float32 logits [takers, vocabulary] of the entries that take a token, in
-order; returns one token per taker. Runs on the batching thread, and must not raise for a failure of one request."""
+"""A function of all entries of a step and the float32 logits [takers, vocabulary] of the entries that take a token, in
+order. It returns one token per taker. It runs on the batching thread, and must not raise if one request fails."""
 
 
 class ContinuousBatch:
     """Requests that are decoded together, each under a unique serial.
 
-    Methods may be called from any thread, except `pause` and `unpause`: always from one thread.
+    Methods may be called from any thread, except that `pause` and `unpause` must always be called from the same thread.
     """
 
     def __init__(self, model: Any, sizes: BatchSizes, sampler: StepSampler) -> None:
@@ -80,13 +82,13 @@ class ContinuousBatch:
             max_requests_per_batch=self._sizes.batch_tokens,
             use_async_batching=False,  # the next step is planned after the host has sampled
             use_cuda_graph=False,
-            auto_switch_to_flash=False,  # would look for kernels on the Hugging Face hub
+            auto_switch_to_flash=False,  # it would look for kernels on the Hugging Face hub
         )
         try:
             self._manager = self._model.init_continuous_batching(
                 generation_config=GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=config
             )
-            self._manager.warmup()  # creates the processor now, so that the sampler is in place before the first step
+            self._manager.warmup()  # creates the processor, so that the sampler is in place before the first step
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"transformers cannot run this model in continuous batching: {error}") from error
         self._manager.batch_processor.model_runner._sample = self._sample
@@ -99,7 +101,7 @@ class ContinuousBatch:
 
     @property
     def reason_of_death(self) -> str:
-        """An error message: the batching thread has ended, and why if known."""
+        """The error message for a batching thread that has ended, with the reason if known."""
         error = self._manager.background_thread_status.fatal_error
         return "the engine's batching thread has ended" + (f": {error}" if error is not None else "")
 
@@ -108,7 +110,7 @@ class ContinuousBatch:
     ) -> None:
         """Queue a request. Raises EngineFailed if the batching thread has ended.
 
-        `carried`: what each of its steps shows in its `StepEntry`.
+        `carried`: an object that each `StepEntry` of the request carries.
         """
         if carried is not None:
             serial = _Loaded(serial)
@@ -124,12 +126,12 @@ class ContinuousBatch:
         self._manager.cancel_request(serial)
 
     def next_failure(self, timeout_s: float) -> tuple[str, str] | None:
-        """Return serial and reason of a request that failed in transformers; None after `timeout_s` seconds at most."""
+        """Return serial and reason of a request that failed in transformers, or None within `timeout_s` seconds."""
         output = self._manager.get_result(timeout=timeout_s)
         return (output.request_id, output.error) if output is not None and output.error is not None else None
 
     def entries(self) -> list[StepEntry]:
-        """The requests of the step that runs, in the order of their tokens. On the batching thread only."""
+        """The requests of the current step, in the order of their tokens. Call it only on the batching thread."""
         futures = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
         entries = []
         for future in futures:
@@ -140,7 +142,7 @@ class ContinuousBatch:
         return entries
 
     def pause(self) -> None:
-        """Park the batching thread between two steps; no effect if parked. Raises EngineFailed."""
+        """Park the batching thread between two steps. No effect if it is parked. Raises EngineFailed."""
         if self._paused is None:
             paused = self._manager.pause()
             try:
@@ -150,7 +152,7 @@ class ContinuousBatch:
             self._paused = paused
 
     def unpause(self) -> None:
-        """Let the batching thread continue; no effect unless parked."""
+        """Let the batching thread continue. No effect unless it is parked."""
         paused, self._paused = self._paused, None
         if paused is not None:
             paused.__exit__(None, None, None)
@@ -166,14 +168,14 @@ class ContinuousBatch:
         self._manager.batch_processor.cache.reset()
 
     def free_cache(self) -> None:
-        """Free the memory of keys and values and of attention masks, in which no request may be. No effect if freed."""
-        self._store_cache_on("meta")  # a device of shapes without memory: a step on it raises instead of reading wildly
+        """Free the KV cache and the attention masks, which must have no request. No effect if already freed."""
+        self._store_cache_on("meta")  # tensors without memory: a step raises instead of reading invalid memory
 
     def allocate_cache(self, device: torch.device) -> None:
-        """Allocate on `device` what `free_cache` freed, empty. Raises RuntimeError if it lacks memory."""
+        """Allocate an empty KV cache and attention masks on `device` again. Raises RuntimeError without memory."""
         try:
             self._store_cache_on(device)
-            self.forget()  # fills the attention masks too
+            self.forget()  # also fills the attention masks
         except RuntimeError:
             self.free_cache()
             raise
@@ -193,7 +195,7 @@ class ContinuousBatch:
             masks[kind] = torch.empty(mask.shape, dtype=mask.dtype, device=device)
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the batching thread after its current step, within `timeout_s` seconds; its requests fail."""
+        """Stop the batching thread after its current step, within `timeout_s` seconds. Its requests fail."""
         if self._manager is None:
             return
         self.unpause()
@@ -201,7 +203,7 @@ class ContinuousBatch:
             self._manager.stop(block=True, timeout=timeout_s, hard_stop=True)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Replaces `ModelRunner._sample`: reads scores [1, takers, vocabulary], writes the tokens to output_ids[0]."""
+        """Replaces `ModelRunner._sample`: reads `scores` [1, takers, vocabulary], writes tokens to `output_ids[0]`."""
         import torch
 
         entries = self.entries()

@@ -2,7 +2,7 @@
 
 Every token carries the weight version that sampled it, and keys and values are always computed with the current
 weights: an update empties the prefix cache and resubmits requests in flight with their output so far. If the batching
-thread dies, every request fails at once; none waits for ever.
+thread dies, every request fails immediately, so none waits forever.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WATCH_INTERVAL_S = 0.2
-"""Seconds within which the death of the batching thread is noticed."""
+"""Seconds within which the death of the batching thread is detected."""
 
 _STOP_TIMEOUT_S = 30.0
+"""Limit in seconds for the current step to end when the engine closes."""
 
-# A step on a CPU takes about as long as its requests together; on a GPU it hardly depends on how many there are.
+# On a CPU the time of a step grows with the number of requests; on a GPU it hardly depends on it.
 _RUNNING_ON_CPU = 8
-"""Limit in seconds for the running step to end when the engine closes."""
 
 
 class TransformersEngine:
@@ -83,10 +83,10 @@ class TransformersEngine:
         self._version = 0
         self._released: frozenset[str] = frozenset()
         self._flights: dict[str, InFlight] = {}
-        self._lock = threading.Lock()  # guards submitting one request against resubmitting all
+        self._lock = threading.Lock()  # so that submitting a request and resubmitting all requests exclude each other
         self._serials = itertools.count()
         self._down = "the engine is not started"
-        # transformers counts pauses per thread, so all of them happen on this one.
+        # transformers counts pauses per thread, so all pauses are made on this thread.
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokengrove-control")
 
     async def start(self) -> None:
@@ -135,7 +135,7 @@ class TransformersEngine:
         await self._on_control(self._running().unpause)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path` in place. Raises InvalidRequest if they are not for this model."""
+        """Load the weights in folder `path` in place. Raises InvalidRequest if they do not fit this model."""
         self._running()
         return await self._on_control(lambda: self._replace_weights(Path(path), version))
 
@@ -145,22 +145,22 @@ class TransformersEngine:
         await self._on_control(lambda: self._while_paused(self._resubmit_all))
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineIncapable: this engine loads weights from a folder only."""
+        """Raises EngineIncapable: this engine only loads weights from a folder."""
         raise EngineIncapable(f"the transformers engine has no {step.value}; use /engine/update_weights with a folder")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Move the weights to the host's memory, and free the cache of keys and values with its attention masks.
+        """Move the weights to host memory, and free the KV cache with its attention masks.
 
-        On the CPU the weights are in the host's memory already. There are no CUDA graphs. Raises EngineUnavailable if
-        the host lacks memory; nothing is released then.
+        On a CPU the weights already are in host memory. There are no CUDA graphs. Raises EngineUnavailable if host
+        memory is insufficient; nothing is then released.
         """
         self._running()
         await self._on_control(lambda: self._while_paused(lambda: self._free(_kinds(tags) - self._released)))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take back what `release_memory` released, in any order. Raises EngineUnavailable if memory lacks.
+        """Resume released memory, in any order. Raises EngineUnavailable if memory is insufficient.
 
-        What could not be taken back is still released, and another call takes it back.
+        Memory that could not be resumed is still released, and another call may resume it.
         """
         self._running()
         await self._on_control(lambda: self._while_paused(lambda: self._take_back(_kinds(tags) & self._released)))
@@ -190,7 +190,7 @@ class TransformersEngine:
 
     @property
     def failure(self) -> str:
-        """Why the engine answers nothing any more; "" while it runs."""
+        """The reason why the engine no longer answers; "" while it runs."""
         return self._down
 
     # The methods below run on the event loop.
@@ -248,7 +248,7 @@ class TransformersEngine:
         return self._device
 
     def _send(self, flight: InFlight) -> None:
-        """Submit prompt and output so far to the batch. Raises EngineFailed."""
+        """Submit the prompt and the output so far to the batch. Raises EngineFailed."""
         prompt = flight.request.input_ids if flight.seen is None else flight.seen.ids
         ids = [*prompt, *flight.output]
         self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids), flight.seen)
@@ -288,7 +288,7 @@ class TransformersEngine:
         self._batch.start()
 
     def _open_eyes(self, batch: ContinuousBatch) -> Sight | None:
-        """The sight of the model, if it sees. A vision model answers texts without it, so that is no error."""
+        """The sight of a vision model, or None. No sight is not an error, since the model still answers text."""
         if not is_vision_model(self._folder):
             return None
         kind = self._model.config.model_type
@@ -353,8 +353,8 @@ class TransformersEngine:
     def _resubmit_all(self) -> None:
         """Empty the cache and resubmit every request with its output so far. The batching thread must be parked.
 
-        A request that was on its way to the scheduler may take one more step under its old serial: `_step` ignores
-        unknown serials, and the cancellation then frees it.
+        A request that has not reached the scheduler yet may take one more step under its old serial. `_step` ignores
+        unknown serials, and the cancellation then frees the request.
         """
         batch = self._running()
         batch.forget()
@@ -396,7 +396,7 @@ class TransformersEngine:
     # The methods below run on the watching thread.
 
     def _watch(self) -> None:
-        """Fail requests that fail in the batch, and all requests once the batching thread is gone."""
+        """Fail requests that fail in the batch, and all requests once the batching thread has ended."""
         batch = self._batch
         assert batch is not None
         while batch.alive:
@@ -417,5 +417,5 @@ class TransformersEngine:
 
 
 def _kinds(tags: Sequence[str]) -> frozenset[str]:
-    """The kinds of memory that `tags` name: all of them by default."""
+    """The kinds of memory that `tags` name; all kinds by default."""
     return frozenset(tags or MEMORY_TAGS)

@@ -1,8 +1,8 @@
 """Grammars compiled with llguidance: after each token, the mask allows exactly the tokens that can still fit.
 
-An output closes within its token budget if it can, whatever the weights: white space between JSON tokens is at most one
-space, and when the budget gets short, the mask is narrowed to tokens that bring the end nearer (`steering`). Added
-tokens of the tokenizer (markers, end tokens) come only where the grammar names them by id, never inside text.
+An output is completed within its token budget if possible, whatever the weights: white space between JSON tokens is at
+most one space, and when the budget runs short, the mask is narrowed to tokens that lead to the end (`steering`). Added
+tokens of the tokenizer (markers, end tokens) are allowed only where the grammar names them by id, never inside text.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.transformers.steering import Steering, skeleton
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
-# At most one space, as models write JSON: a random model could otherwise write white space for ever.
+# At most one space, as models write JSON. Otherwise a random model could write white space forever.
 _JSON_OPTIONS = {"whitespace_pattern": " ?"}
 
 _SLACK_TOKENS = 16
-"""Tokens added to the reserve: for a half-written character or key, the end token, and finer tokenisation."""
+"""Tokens added to the reserve, for an incomplete character or key, the end token, and finer tokenisation."""
 
 
 class GrammarCompiler:
@@ -36,7 +36,7 @@ class GrammarCompiler:
         self._compile = lru_cache(maxsize=256)(self._compile_source)
 
     def compile(self, grammar: Grammar, stop_token_ids: tuple[int, ...]) -> GrammarState:
-        """Return a state for an output that ends with one of `stop_token_ids`. Raises InvalidRequest naming `tools`."""
+        """Return the state of an output that ends with one of `stop_token_ids`. Raises InvalidRequest for `tools`."""
         if not stop_token_ids:
             raise InvalidRequest("tools: constrained output needs at least one stop token to end with", param="tools")
         try:
@@ -55,7 +55,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
         tried = matcher.deep_copy()
         if not tried.is_error():
-            tried.compute_bitmask()  # finds what compiling does not, such as references in a circle
+            tried.compute_bitmask()  # detects errors that compiling does not, such as circular references
         if tried.is_error():
             reason = tried.get_error().split("<state>")[0].strip().splitlines()[0]
             raise InvalidRequest(f"tools: these schemas cannot be compiled to a grammar: {reason}", param="tools")
@@ -74,9 +74,9 @@ class GrammarCompiler:
 class GrammarState:
     """The state of one constrained output. Implements `sampler.TokenMask`.
 
-    llguidance marks the end with the tokenizer's own end token. So `end_ids` are removed from its mask, and the
-    request's `stop_token_ids` are allowed once the output is complete. `reserve`: with this many tokens left, narrowing
-    begins.
+    llguidance marks the end with the tokenizer's own end token, so `end_ids` are removed from its mask, and the
+    request's `stop_token_ids` are allowed once the output is complete. `reserve`: the number of remaining tokens at
+    which narrowing begins.
     """
 
     matcher: Any
@@ -91,7 +91,7 @@ class GrammarState:
     ended: bool = False
 
     def allowed(self, remaining: int) -> Any:
-        """Bool array [vocabulary] of allowed tokens; `remaining`: tokens left. Raises ValueError on failure."""
+        """Bool array [vocabulary] of the allowed tokens. `remaining`: tokens left. Raises ValueError on failure."""
         import numpy as np
 
         complete = self.matcher.is_accepting()
@@ -136,7 +136,7 @@ class GrammarState:
 
 
 def _load_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """Load the tokenizer for llguidance, with every added token marked special, so that none matches text."""
+    """Load the tokenizer for llguidance, with all added tokens marked as special, so that none matches text."""
     from llguidance import LLTokenizer
 
     try:
@@ -190,7 +190,7 @@ def _marker_ids(grammar: Grammar) -> tuple[int, ...]:
 
 
 def _skeletons(grammar: Grammar) -> tuple[str, ...]:
-    """An estimate of the longest output of each alternative, to reserve tokens for."""
+    """An estimate of the longest output of each alternative, for which tokens are reserved."""
     return tuple(
         "".join(skeleton(part.schema) if part.schema is not None else part.text for part in parts)
         for parts in grammar.alternatives

@@ -1,7 +1,7 @@
 """A request in flight in an engine that samples on another thread.
 
-The batching thread only posts items; the event loop of the request only reads them. The first item with a finish, or
-the first error, is the end: later items are never read.
+The batching thread only posts items, and the event loop of the request only reads them. The first item with a finish
+reason, or the first error, is the end. Later items are never read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Item = TokenChunk | ProxyError
 class InFlight:
     """A request, its sampling state, and the queue to its event loop.
 
-    `serial`: its id in the batch, a new one after each resubmission. `processed`: prompt tokens that the model
-    processed before the first token was sampled; the rest of the prompt came from the prefix cache. `finished`: no more
-    tokens are sampled. `seen`: the prompt as the batch gets it, if it has images.
+    `serial`: its id in the batch, which changes with each resubmission. `processed`: the number of prompt tokens that
+    the model processed before the first token was sampled; the rest of the prompt came from the prefix cache.
+    `finished`: no more tokens are sampled. `seen`: the prompt for the batch, if it has images.
     """
 
     request: GenerateRequest
@@ -86,7 +86,7 @@ def post(items: Iterable[tuple[InFlight, Item]]) -> None:
     for flight, item in items:
         by_loop.setdefault(flight.loop, []).append((flight, item))
     for loop, batch in by_loop.items():
-        with suppress(RuntimeError):  # that loop is closed, so no reader is left
+        with suppress(RuntimeError):  # the loop is closed, so no reader is left
             loop.call_soon_threadsafe(_put, batch)
 
 

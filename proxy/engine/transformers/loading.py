@@ -1,4 +1,4 @@
-"""Options, model, device and cache sizes of the transformers engine, all decided once at start."""
+"""Options, model, device and cache sizes of the transformers engine, all determined once at start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.settings import Settings
 from tokengrove.errors import ConfigurationError, InvalidRequest
 
 _SMALL_MODEL = 20_000_000
-"""Model parameters below which one CPU thread is faster than several, since distributing the work costs more."""
+"""The number of model parameters below which one CPU thread is faster than several, due to the overhead of threads."""
 
 _DEFAULT_CACHE_MB = 4096
 
@@ -24,15 +24,16 @@ _OPTIONS = ("device", "threads", "cache_mb", "batch_tokens", "unmasked_logprobs"
 _NUMBERS = ("threads", "cache_mb", "batch_tokens", "image_cache_mb")
 
 SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Kinds of models (`model_type`) whose images this engine knows how to place; others sample text only."""
+"""The kinds of models (`model_type`) for which this engine supports images. It samples other models with text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`--engine-arg` options: torch device, CPU threads, KV cache in MiB, tokens per forward pass. None: chosen.
+    """The `--engine-arg` options. `device`, `threads`, `cache_mb` and `batch_tokens` None: chosen automatically.
 
-    `unmasked_logprobs`: report the logprobs of answers under a grammar before its mask too. `image_cache_mb`: features
-    of images that are kept, in MiB.
+    `device`: the torch device. `threads`: CPU threads. `cache_mb`: the KV cache in MiB. `batch_tokens`: tokens per
+    forward pass. `unmasked_logprobs`: also report the logprobs of answers under a grammar without its mask.
+    `image_cache_mb`: the cache of image features in MiB.
     """
 
     device: str | None = None
@@ -44,7 +45,7 @@ class EngineOptions:
 
 
 def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
-    """Parse the engine's options from `key=value` texts. Raises ConfigurationError naming the one at fault."""
+    """Parse the engine's options from `key=value` texts. Raises ConfigurationError naming the wrong option."""
     given = parse_arguments(arguments)
     check_known(given, _OPTIONS, "the transformers engine")
     values: dict[str, Any] = dict(given)
@@ -85,7 +86,7 @@ def load_model(folder: Path, options: EngineOptions) -> Any:
 
 
 def read_model(folder: Path, device: str) -> Any:
-    """Load a model into CPU memory, in float32 if `device` is the CPU, else in its own dtype. Never downloads."""
+    """Load a model into CPU memory, in float32 if `device` is the CPU, else in its own dtype. Never downloads files."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -96,7 +97,7 @@ def read_model(folder: Path, device: str) -> Any:
 
 
 def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:
-    """Load the weights in `folder`. Raises InvalidRequest naming `path` unless names and shapes fit `model`."""
+    """Load the weights in `folder`. Raises InvalidRequest naming `path` unless their names and shapes fit `model`."""
     if not (folder / "config.json").is_file():
         raise InvalidRequest(f"{folder} is not a Hugging Face model folder (it has no config.json)", param="path")
     try:
@@ -114,7 +115,7 @@ def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:
 
 
 def choose_sizes(model: Any, settings: Settings, options: EngineOptions) -> BatchSizes:
-    """Sizes for a cache of the whole context (or --max-context-tokens) and a quarter more, if memory allows."""
+    """Sizes for a cache of the context length (or --max-context-tokens) plus a quarter, if memory allows."""
     context = min(context_limit(model), settings.max_context_tokens or context_limit(model))
     budget = (options.cache_mb * 2**20) if options.cache_mb else _cache_budget(model)
     wanted = min(context + context // 4, budget // _bytes_per_token(model))
@@ -123,7 +124,7 @@ def choose_sizes(model: Any, settings: Settings, options: EngineOptions) -> Batc
 
 
 def context_limit(model: Any) -> int:
-    """The most tokens of prompt plus output that the model's positions allow."""
+    """The maximum of prompt plus output, in tokens, that the model's positions allow."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 4096))
 
 
@@ -134,7 +135,7 @@ def end_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def quieten() -> None:
-    """Let transformers log errors only, and show no progress bars.
+    """Make transformers log only errors, and show no progress bars.
 
     Its batching logs failures that it also raises or returns, and warns of a missing psutil, so its logger is silenced.
     """
@@ -145,7 +146,7 @@ def quieten() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     transformers_logging.disable_default_handler()
-    transformers_logging.enable_propagation()  # its lines are lines like any other
+    transformers_logging.enable_propagation()  # its records go through the root logger
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 

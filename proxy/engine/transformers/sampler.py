@@ -1,9 +1,9 @@
-"""Sample one token for each row of a batch. Every request has its own parameters, generator and grammar.
+"""Samples one token for each row of a batch. Every request has its own parameters, generator and grammar.
 
 Logprob rule: the natural log, in float32, of the token's probability after penalties, bias, temperature and grammar
-mask, before top-k, top-p and min-p, and before tokens that are never drawn (placeholders of images) are left out.
-Temperature 0 takes the likeliest token and reports its logprob at temperature 1. A row that cannot be sampled fails
-alone: the other rows are sampled as if it were not there.
+mask, before top-k, top-p and min-p, and before banned tokens (placeholders of images) are excluded. Temperature 0 takes
+the likeliest token and reports its logprob at temperature 1. A row that cannot be sampled fails without affecting the
+other rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class TokenMask(Protocol):
-    """A grammar, as the sampler uses it: it masks the next token, and is told the token that was sampled."""
+    """The sampler's interface to a grammar, which masks the next token and accepts the sampled token."""
 
     def allowed(self, remaining: int) -> Any:
-        """Bool array [vocabulary] of allowed tokens; `remaining`: tokens left. Raises ValueError on failure."""
+        """Bool array [vocabulary] of the allowed tokens. `remaining`: tokens left. Raises ValueError on failure."""
 
     def accept(self, token: int) -> None:
         """Advance by a sampled token. Raises ValueError if it is not allowed."""
@@ -30,10 +30,10 @@ class TokenMask(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SamplingRow:
-    """Sampling parameters and state of one request. `drawn`: tokens so far; `counts`: how often each id was sampled.
+    """Sampling parameters and state of one request. `drawn`: the number of tokens so far; `counts`: how often per id.
 
-    `keeps_unmasked`: report the logprob before the grammar's mask too. `ends`: the end tokens, which are forbidden
-    until `min_tokens` are drawn. `banned`: tokens that are never drawn, and keep their share of the distribution.
+    `keeps_unmasked`: also report the logprob without the grammar's mask. `ends`: the end tokens, which are forbidden
+    until `min_tokens` are drawn. `banned`: tokens that are never drawn, but keep their share of the distribution.
     """
 
     params: SamplingParams
@@ -49,15 +49,15 @@ class SamplingRow:
 
     @property
     def remaining(self) -> int:
-        """Tokens left of `max_tokens`."""
+        """The remaining tokens of `max_tokens`."""
         return (self.params.max_tokens or 0) - self.drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A sampled token, its logprob and the top alternatives, highest first; or, in `failure`, why sampling failed.
+    """A sampled token, its logprob and the top alternatives, highest first. `failure`: the reason if sampling failed.
 
-    `unmasked`: its logprob by the same rule but before the grammar mask, if the row keeps it and has a grammar.
+    `unmasked`: its logprob by the same rule but without the grammar mask, if the row keeps it and has a grammar.
     """
 
     token: int
@@ -77,7 +77,7 @@ def new_row(
     ends: tuple[int, ...] = (),
     banned: tuple[int, ...] = (),
 ) -> SamplingRow:
-    """A row before its first token. Without a seed in `params`, the operating system seeds the generator."""
+    """The row of a new request. Without a seed in `params`, the operating system seeds the generator."""
     import torch
 
     generator = torch.Generator()
@@ -108,7 +108,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
 
 
 def drawing_device(device: torch.device) -> torch.device:
-    """The device to sample on: that of the logits, but the CPU for MPS, which has no float64."""
+    """The device to sample on: the device of the logits, or the CPU for MPS, which has no float64."""
     import torch
 
     return torch.device("cpu") if device.type == "mps" else device
@@ -134,7 +134,7 @@ def _shape_scores(scores: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _penalize_repetition(scores: torch.Tensor, row: SamplingRow) -> None:
-    """Repetition penalty (arXiv 1909.05858): divide positive, multiply negative scores of tokens seen so far."""
+    """Apply the repetition penalty (arXiv 1909.05858): divide positive and multiply negative scores of seen tokens."""
     import torch
 
     seen = torch.tensor(sorted({*row.prompt_ids, *row.counts}), dtype=torch.long, device=scores.device)
@@ -144,7 +144,7 @@ def _penalize_repetition(scores: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _penalize_counts(scores: torch.Tensor, row: SamplingRow) -> None:
-    """Presence and frequency penalties, as OpenAI's API defines them: they count the output alone."""
+    """Apply presence and frequency penalties as OpenAI's API defines them: they count only the output."""
     import torch
 
     tokens = torch.tensor(list(row.counts), dtype=torch.long, device=scores.device)
@@ -153,7 +153,7 @@ def _penalize_counts(scores: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _mask(scores: torch.Tensor, row: SamplingRow) -> str | None:
-    """Mask one row [vocabulary] in place by its grammar, if it has one; return a failure, if any."""
+    """Mask one row [vocabulary] in place by its grammar, if it has one. Return the reason if that fails."""
     import torch
 
     if row.grammar is None:
@@ -183,9 +183,9 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     for place, index in enumerate(sampled):
         if rows[index].banned:
             probs[place, list(rows[index].banned)] = 0.0
-            probs[place] /= probs[place].sum().clamp(min=1e-300)  # top-p is a share of what may be drawn
+            probs[place] /= probs[place].sum().clamp(min=1e-300)  # top-p is a share of the tokens that may be drawn
         _truncate(probs[place], rows[index].params)
-    # One uniform number per token from the row's own generator: the sample does not depend on other rows.
+    # One uniform number per token from the row's own generator, so that the sample does not depend on other rows.
     uniforms = [torch.rand(1, generator=rows[index].generator, dtype=torch.float64) for index in sampled]
     cumulative = probs.cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -197,7 +197,7 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
 
 
 def _without_banned(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """The logprobs with the tokens that are never drawn at -inf; the same tensor if there are none."""
+    """The logprobs with banned tokens set to -inf; the same tensor if there are none."""
     if not any(row.banned for row in rows):
         return logprobs
     free = logprobs.clone()
@@ -207,7 +207,7 @@ def _without_banned(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torc
 
 
 def _truncate(probs: torch.Tensor, params: SamplingParams) -> None:
-    """Zero the tokens that top-k, top-p or min-p exclude in one row [vocabulary]; each sees the whole distribution."""
+    """Zero the tokens of one row [vocabulary] that top-k, top-p or min-p exclude, each from the whole distribution."""
     cut = None
     if params.min_p > 0.0:
         cut = probs < probs.max() * params.min_p
@@ -231,7 +231,7 @@ def _below_best(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def _note(row: SamplingRow, token: int, logprob: float) -> str | None:
-    """Count the token and advance the grammar; return why the token is invalid, if it is."""
+    """Count the token and advance the grammar. Return the reason if the token is invalid."""
     if not float("-inf") < logprob <= 0.0:
         return "the model's logits are not finite numbers"
     row.drawn += 1

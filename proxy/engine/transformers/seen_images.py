@@ -1,9 +1,9 @@
-"""Images as the model sees them: how many tokens each takes, and the features that stand in for these tokens.
+"""Images as the model sees them: the number of tokens of each, and the features that replace these tokens.
 
-Features belong to the weights that computed them: `forget` drops them when weights change. They are computed on the
-batching thread only, when tokens of an image are processed, so they are never older than the step that uses them.
-Tensors of pixels, which take the host longer, are made before, in worker threads. An image has an id above the
-vocabulary, the same for all its tokens: prompts that differ in their images differ for the prefix cache.
+Features belong to the weights that computed them, and `forget` drops them when weights change. They are computed only
+on the batching thread, when tokens of an image are processed, so they are never older than the step that uses them.
+Pixel tensors, which take longer on the host, are prepared in worker threads. All tokens of an image have the same id
+above the vocabulary, so that prompts with different images differ for the prefix cache.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_KNOWN = 65_536
-"""Images whose ids are remembered; the prefix cache finds those that were seen before these no more."""
+"""The number of images with a remembered id. The prefix cache no longer finds images that were forgotten."""
 
 _MOST_PREPARED_BYTES = 512 * 2**20
-"""Bytes of tensors of pixels that wait for the batching thread, the newest; it makes others when they are needed."""
+"""Bytes of the newest pixel tensors that wait for the batching thread. It computes others when they are needed."""
 
 
 Source = Callable[[], ImageFile]
-"""Gives the bytes of an image. It may wait for the event loop, so it is called on other threads only."""
+"""A function that returns the bytes of an image. It may wait for the event loop, so call it only on other threads."""
 
 
 class SeenName(NamedTuple):
-    """What the model sees depends on an image's bytes and the detail asked for."""
+    """The key of an image: what the model sees depends on its bytes and the requested detail."""
 
     digest: str
     detail: str
@@ -43,9 +43,9 @@ class SeenName(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SeenImage:
-    """An image as this model sees it. `token`: its id above the vocabulary. `length`: how many tokens it takes.
+    """An image as this model sees it. `token`: its id above the vocabulary. `length`: its number of tokens.
 
-    `epoch`: the count of empty caches at which its features were computed last.
+    `epoch`: the epoch of the KV cache, which `emptied` increments, when its features were last used.
     """
 
     name: SeenName
@@ -56,8 +56,9 @@ class SeenImage:
 
 
 class Features(NamedTuple):
-    """Tensors [length, width of the text model] on the model's device: of the embeddings, and of what is added to the
-    output of the first layers (deepstack), one for each of them.
+    """Tensors [length, width of the text model] on the model's device.
+
+    `embeds`: the embeddings. `deepstack`: one tensor for each of the first layers, which is added to its output.
     """
 
     embeds: torch.Tensor
@@ -68,12 +69,12 @@ class Features(NamedTuple):
         return sum(part.numel() * part.element_size() for part in (self.embeds, *self.deepstack))
 
     def part(self, start: int, stop: int) -> Features:
-        """Those of the image's tokens from `start` up to `stop`."""
+        """The features of the image's tokens from `start` up to `stop`."""
         return Features(self.embeds[start:stop], tuple(layer[start:stop] for layer in self.deepstack))
 
 
 class SeenImages:
-    """The images of one model. `most_bytes`: of features that are kept, those used last."""
+    """The images of one model. `most_bytes`: the size of the LRU cache of features."""
 
     def __init__(self, model: Any, processor: VisionProcessor, vocab_size: int, most_bytes: int) -> None:
         self._model, self._processor, self._most_bytes = model, processor, most_bytes
@@ -88,7 +89,7 @@ class SeenImages:
         self._lock = threading.Lock()
 
     def needs(self, name: SeenName) -> bool:
-        """True if `know` will read the image. On the event loop."""
+        """True if `know` will read the image. Call it on the event loop."""
         seen = self._known.get(name)
         return seen is None or not self._has(seen)
 
@@ -111,8 +112,9 @@ class SeenImages:
         return seen
 
     def features(self, seen: SeenImage, source: Source) -> Features:
-        """The features by the current weights. On the batching thread, or while it is parked. Raises what the model
-        raises.
+        """The features of an image for the current weights. Raises the errors of the model.
+
+        Call it on the batching thread, or while that thread is parked.
         """
         found = self._features.get(seen.token)
         if found is None:
@@ -126,8 +128,9 @@ class SeenImages:
         return found
 
     def no_features(self, seen: SeenImage) -> Features:
-        """Zeros in place of features that could not be computed. Their keys and values must be used by no request, so
-        the image gets another id when it comes again.
+        """Zeros in place of features that could not be computed.
+
+        No other request may use their keys and values, so the image gets another id the next time.
         """
         import torch
 
@@ -141,17 +144,17 @@ class SeenImages:
         return Features(zeros, (zeros,) * layers)
 
     def emptied(self) -> None:
-        """Keys and values are gone: images whose features were used will need them again."""
+        """Note that the KV cache was emptied: images will need their features again."""
         self._epoch += 1
 
     def forget(self) -> None:
-        """Drop all features: the weights change, or memory is released. The batching thread must be parked."""
+        """Drop all features, when weights change or memory is released. The batching thread must be parked."""
         self._features.clear()
         self._features_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the features that are kept."""
+        """The size of the cached features in bytes."""
         return self._features_bytes
 
     def _tensors(self, file: ImageFile, detail: str) -> Mapping[str, torch.Tensor]:
@@ -166,7 +169,7 @@ class SeenImages:
         return seen
 
     def _has(self, seen: SeenImage) -> bool:
-        """True if nothing need be prepared: features, or tensors, or keys and values are there, unless evicted."""
+        """True if nothing must be prepared: the features, pixel tensors, or keys and values exist, unless evicted."""
         return seen.epoch == self._epoch or seen.token in self._features or seen.token in self._prepared
 
     def _prepare(self, token: int, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""A prompt with images as the batch gets it: ids that tell images apart, positions, and where features stand."""
+"""A prompt with images for the batch: ids that distinguish images, positions, and the places of features."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Placeholders(NamedTuple):
-    """Ids that stand for images, videos and sounds in a prompt, and are never sampled. `image`: that of images."""
+    """The placeholder ids of images, videos and sounds, which are never sampled. `image`: the placeholder of images."""
 
     image: int
     all: tuple[int, ...]
 
 
 class PlacedSight(NamedTuple):
-    """An image of a prompt: its tokens begin at `start`. `source`: its bytes, for features that must be made anew."""
+    """An image of a prompt. `start`: its first token. `source`: its bytes, for features that must be recomputed."""
 
     start: int
     image: SeenImage
@@ -32,8 +32,10 @@ class PlacedSight(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenPrompt:
-    """`ids`: the prompt with the id of its image for each placeholder. `positions`: int64 [3, tokens + 1], of the first
-    token after the prompt too; None for a model that counts tokens. `images`: in order.
+    """A prompt with images for the batch.
+
+    `ids`: the prompt with each placeholder replaced by the id of its image. `positions`: int64 [3, tokens + 1],
+    including the first token after the prompt; None for a model with plain positions. `images`: the images in order.
     """
 
     ids: Ids
@@ -41,7 +43,7 @@ class SeenPrompt:
     images: tuple[PlacedSight, ...]
 
     def positions_from(self, first: int, count: int) -> np.ndarray[Any, Any]:
-        """The positions [3, count] of the tokens from `first` on, which may be sampled ones after the prompt."""
+        """The positions [3, count] of the tokens from `first` on, which may include sampled tokens after the prompt."""
         import numpy as np
 
         assert self.positions is not None
@@ -52,9 +54,9 @@ class SeenPrompt:
         return np.concatenate([self.positions[:, first:known], np.broadcast_to(later, (3, len(later)))], axis=1)
 
     def between(self, first: int, count: int) -> Iterator[tuple[PlacedSight, int, int]]:
-        """The images with tokens among `count` from `first` on, each with the part of it that is: from, up to."""
+        """Yield the images with tokens among the `count` tokens from `first` on, each with its part: start and stop."""
         last = self.images[-1]
-        if first >= last.start + last.image.length:  # as for each sampled token
+        if first >= last.start + last.image.length:  # the case of each sampled token
             return
         for placed in self.images:
             start, stop = max(placed.start, first), min(placed.start + placed.image.length, first + count)
@@ -70,9 +72,9 @@ def see(
     placed: Sequence[PlacedImage],
     sources: Sequence[Source],
 ) -> SeenPrompt:
-    """Return the prompt `ids` as the batch gets it. CPU-heavy: it decodes new images.
+    """Return the prompt `ids` for the batch. CPU-heavy, since it decodes new images.
 
-    Raises InvalidRequest if the placeholders are not as many as the features of the images that they stand for.
+    Raises InvalidRequest if an image does not have as many placeholders as features.
     """
     sights = tuple(
         PlacedSight(at.start, images.know(SeenName(at.digest, at.detail), source), source)
@@ -96,7 +98,7 @@ def see(
 
 
 def check_placeholders(ids: Ids, placeholders: Placeholders, expected: int) -> None:
-    """Raise InvalidRequest unless `ids` has `expected` placeholders of images, and none of others."""
+    """Raise InvalidRequest unless `ids` has `expected` placeholders of images, and no other placeholders."""
     array = _array(ids)
     found = int((array == placeholders.image).sum())
     if found != expected:
@@ -114,7 +116,7 @@ def check_placeholders(ids: Ids, placeholders: Placeholders, expected: int) -> N
 
 
 def _array(ids: Ids) -> np.ndarray[Any, Any]:
-    """The same ids for numpy: a prompt of 200 screenshots has 300,000."""
+    """The ids as a numpy array without a copy: a prompt with 200 screenshots has 300,000 ids."""
     import numpy as np
 
     return np.frombuffer(ids, dtype=np.int32)

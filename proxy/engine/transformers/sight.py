@@ -1,4 +1,4 @@
-"""The sight of a vision model: its processor, its images and its forward pass with them, as one object."""
+"""The sight of a vision model: its processor, its images and its forward pass with images, as one object."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _READ_TIMEOUT_S = 30.0
 
 # Decoding and scaling an image of 36 million pixels takes half a gigabyte, so such images are prepared one at a time.
 _LARGE_PIXELS = 4_000_000
-# An image that comes again has another token, so only requests that run now ask for one of these.
+# An image that comes again has another token, so only current requests need these.
 _MOST_FAILURES = 1024
 
 
 class Sight:
-    """`images`: what is kept of images. `placeholders`: ids that are never sampled."""
+    """`images`: the images that are known. `placeholders`: the ids that are never sampled."""
 
     def __init__(self, model: Any, folder: Path, cache_mb: int, entries: Callable[[], Sequence[StepEntry]]) -> None:
-        """Hook into `model`. `entries`: the requests of the step that runs.
+        """Register the hooks of `model`. `entries` returns the requests of the current step.
 
         Raises ConfigurationError if the folder has no processor that can be loaded.
         """
@@ -47,7 +47,7 @@ class Sight:
         VisionForward(model, self.images, self.placeholders.image, entries, self._fail)
 
     async def see(self, request: GenerateRequest) -> SeenPrompt | None:
-        """Return the prompt as the batch gets it; None without images. Raises InvalidRequest if both do not fit."""
+        """Return the prompt for the batch; None without images. Raises InvalidRequest if ids and images do not fit."""
         ids = request.input_ids
         if request.images is None or not request.images.placed:
             check_placeholders(ids, self.placeholders, 0)
@@ -62,7 +62,7 @@ class Sight:
         return await loop.run_in_executor(self._large if large else None, work)
 
     def failure(self, prompt: SeenPrompt) -> str | None:
-        """Why an image of the prompt could not be shown to the model; None if all were."""
+        """The reason why the model could not see an image of the prompt; None if it saw all."""
         if not self._failures:
             return None
         found = (self._failures.get(placed.image.token) for placed in prompt.images)
@@ -77,8 +77,9 @@ class Sight:
 def _read(
     images: PromptImages, image: PlacedImage, file: ImageFile | None, loop: asyncio.AbstractEventLoop
 ) -> ImageFile:
-    """Return `file`, or read it on its event loop. Of an image that the model has seen before, that is seldom needed:
-    if its keys and values, and its features, were evicted meanwhile.
+    """Return `file`, or read it on its event loop.
+
+    A known image is read only if its keys and values, and its features, have been evicted.
     """
     if file is not None:
         return file

@@ -1,4 +1,4 @@
-"""Steer a constrained output to its end: of the tokens that the grammar allows, keep those that close structures.
+"""Steering of a constrained output to its end: of the tokens that the grammar allows, those that close structures.
 
 Narrowing never empties a mask and never allows what the grammar forbids. Inside a string, only a quote closes. Outside,
 markers and closing brackets come first, then separators, then the beginnings of the shortest values.
@@ -17,17 +17,17 @@ _SHORT_STRING = re.compile(rb'"{1,2}')
 _DIGIT = re.compile(rb"[0-9]")
 
 _MAX_DEPTH = 6
-"""The depth to which a schema is followed when the length of an instance is estimated."""
+"""The depth to which a schema is followed to estimate the length of an instance."""
 
 _MAX_VALUES = 1000
-"""Values of a schema that are looked at for the estimate: one that names itself in many places has no end of them."""
+"""The maximum number of values of a schema in the estimate, since a recursive schema has infinitely many."""
 
 _MAX_CHARS = 20_000
-"""Characters of the estimate; about as many of an array's elements."""
+"""The maximum number of characters of the estimate, and about that of an array's elements."""
 
 
 class Steering:
-    """The token classes of one vocabulary. `token_bytes[i]`: the text of token i, empty for a special token."""
+    """The token classes of one vocabulary. `token_bytes[i]`: the text of token `i`, empty for a special token."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         import numpy as np
@@ -40,7 +40,7 @@ class Steering:
         self._outside = tuple(matching(kind) for kind in (_END_OF_VALUE, _SEPARATOR, _SHORT_STRING, _DIGIT))
 
     def narrow(self, mask: Any, in_string: bool, marker_ids: tuple[int, ...]) -> Any:
-        """The tokens of `mask` (bool [vocabulary]) in the first class that it has any of, else all of them."""
+        """The tokens of `mask` (bool [vocabulary]) in the first class with any of them, else all of them."""
         import numpy as np
 
         if not in_string and marker_ids and mask[list(marker_ids)].any():
@@ -54,7 +54,7 @@ class Steering:
         return mask
 
     def scan(self, token: int, in_string: bool, escaped: bool) -> tuple[bool, bool]:
-        """Return, for the text after `token`, whether it is inside a JSON string, and just after a backslash in it."""
+        """Return whether the text after `token` is inside a JSON string, and whether a backslash precedes it there."""
         for byte in self._bytes[token]:
             if escaped:
                 escaped = False
@@ -66,7 +66,7 @@ class Steering:
 
 
 def skeleton(schema: Any) -> str:
-    """An approximate JSON text with every property of `schema` once: an estimate of the longest rest of a value."""
+    """An approximate JSON text with every property of `schema` once, which estimates the longest rest of a value."""
     return _skeleton(schema, schema, 0, iter(range(_MAX_VALUES)))[:_MAX_CHARS]
 
 

@@ -1,8 +1,8 @@
-"""The forward pass of continuous batching with images: hooks on the model put features, and positions, in place.
+"""The forward pass of continuous batching with images: hooks on the model insert features and positions.
 
-The batch knows ids and the order of tokens only. Before the model runs a step, the ids of images become the model's
-placeholder again, and each token gets its three positions; before the text model runs, features replace the embeddings
-of placeholders. A step without images is left as it is. Tokens of an image may come in several steps.
+The batch knows only ids and the order of tokens. Before the model runs a step, the ids of images become the model's
+placeholder again, and each token gets its three positions. Before the text model runs, features replace the embeddings
+of placeholders. A step without images is unchanged. The tokens of an image may be split over several steps.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     import torch
 
 Segment = tuple[SeenPrompt | None, int, int]
-"""The tokens of one request in a step: its prompt, None without images; the place of the first; how many."""
+"""The tokens of one request in a step: its prompt (None without images), the position of the first, their number."""
 
 
 class _Step(NamedTuple):
-    """Places of visual tokens in the step, ascending, and their features."""
+    """The ascending places of image tokens in the step, and their features."""
 
     places: torch.Tensor
     features: Features
 
 
 class VisionForward:
-    """The hooks of one model. `entries`: the requests of the step that runs, each carrying its `SeenPrompt` if it has
-    images. `failed` is told of an image whose features could not be computed, and why; its requests must fail.
+    """The hooks of one model.
+
+    `entries` returns the requests of the current step, each with its `SeenPrompt` in `carried` if it has images.
+    `failed` is called with an image and the error if its features cannot be computed; its requests must fail.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class VisionForward:
         return _Step(torch.cat(places).to(device), features)
 
     def _features(self, sight: PlacedSight) -> Features:
-        """An exception here would end all requests, not only those with this image."""
+        """The features of an image, or zeros on failure: an exception would end all requests of the batch."""
         try:
             return self._images.features(sight.image, sight.source)
         except Exception as error:
@@ -103,7 +105,7 @@ class VisionForward:
 
 
 def _positions(segments: Sequence[Segment], flat: torch.Tensor) -> dict[str, Any]:
-    """Positions [3, 1, tokens] of a step, if its prompts have such; `flat`: those of the batch."""
+    """The positions [3, 1, tokens] of a step, if its prompts have them. `flat`: the positions of the batch."""
     import numpy as np
     import torch
 

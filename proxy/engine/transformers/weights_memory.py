@@ -1,7 +1,7 @@
-"""Weights move between the memory of their device and that of the host; their values never change by it.
+"""Moves weights between device memory and host memory, without changing their values.
 
-Parameters and buffers stay the same objects, so whoever refers to them (tied layers, modules) sees the move. Weights of
-a model on the CPU are in the host's memory already and stay where they are.
+Parameters and buffers stay the same objects, so all references to them (tied layers, modules) see the move. The weights
+of a model on a CPU already are in host memory and stay there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def move_to_host(model: Any, device: torch.device) -> None:
-    """Copy the weights on `device` into the host's memory (pinned for CUDA, which copies it back faster), and free it.
+    """Copy the weights on `device` into host memory (pinned for CUDA, for a faster copy back), and free device memory.
 
-    Raises RuntimeError if the host lacks memory; all weights are then on `device` as before.
+    Raises RuntimeError if host memory is insufficient; all weights are then on `device` as before.
     """
     try:
         for tensor in _weights(model):
@@ -29,14 +29,14 @@ def move_to_host(model: Any, device: torch.device) -> None:
 
 
 def move_to_device(model: Any, device: torch.device) -> None:
-    """Copy the weights back to `device`. Raises RuntimeError if it lacks memory; another call then does the rest."""
+    """Copy the weights back to `device`. Raises RuntimeError without memory; another call can then copy the rest."""
     for tensor in _weights(model):
         if tensor.device != device:
             tensor.data = tensor.data.to(device)
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """Return freed memory of `device`, which torch keeps for itself, to the system."""
+    """Return freed memory of `device`, which torch keeps cached, to the system."""
     import torch
 
     if device.type != "cpu":
