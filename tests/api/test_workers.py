@@ -245,6 +245,7 @@ async def test_servers_that_join_and_leave_do_so_for_all_workers(tmp_path: Path,
             for number in (0, 1):
                 shown = (await workers[number].http.get("/engine/servers")).json()["servers"]
                 assert {server["url"]: server["served"] for server in shown} == {wire.url: 4, more.url: 4}
+                assert {server["url"]: server["session_count"] for server in shown} == {wire.url: 4, more.url: 4}
             gone = await workers[0].http.request("DELETE", "/engine/servers", json={"url": wire.url})
             assert [server["url"] for server in gone.json()["servers"]] == [more.url]
             await wire.kill()

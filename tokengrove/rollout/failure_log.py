@@ -121,8 +121,10 @@ class FailureLog:
             if self._in_a_row[failure.type] == 1:
                 self._examples[failure.type] = failure
             count, in_a_row, most = self.counts[failure.type], self._in_a_row.copy(), self.most
-        if not count & (count - 1):
-            _logger.warning(self._line(failure, count))  # no template: filters by template would drop other types
+            if not count & (count - 1):
+                # Within the lock, so that lines come in the order of counts. No template: filters by template would
+                # drop other types.
+                _logger.warning(self._line(failure, count))
         if most is not None and in_a_row.total() >= most:
             raise TooManyFailedEpisodes(self._reasons(in_a_row), dict(in_a_row))
 

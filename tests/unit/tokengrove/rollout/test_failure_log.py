@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -43,6 +44,35 @@ def test_further_ones_are_counted_in_few_lines_and_another_type_is_told_whole(ca
     log.note(failed("KeyError"))
     assert "KeyError: no luck (task t-1, session s-1)" in caplog.records[-1].getMessage()
     assert (log.episodes, log.total, log.counts) == (1001, 1001, {"ValueError": 1000, "KeyError": 1})
+
+
+def test_the_lines_of_threads_come_in_the_order_of_their_counts() -> None:
+    log, lines, begun = FailureLog(-1), list[str](), threading.Event()
+
+    def note() -> None:
+        begun.set()
+        log.note(failed())
+
+    other = threading.Thread(target=note)
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not begun.is_set():  # the first line: another thread notes a failure before it is written
+                other.start()
+                begun.wait()
+                other.join(0.1)
+            lines.append(record.getMessage())
+
+    logger, handler = logging.getLogger("tokengrove.rollout.failure_log"), Slow()
+    handler.createLock = lambda: None  # type: ignore[method-assign]
+    handler.lock = None
+    logger.addHandler(handler)
+    try:
+        log.note(failed())
+        other.join()
+    finally:
+        logger.removeHandler(handler)
+    assert ["2 times by now" in line for line in lines] == [False, True]
 
 
 def test_so_many_in_a_row_end_the_run_with_the_types_their_numbers_and_examples() -> None:
