@@ -141,6 +141,7 @@ class ExportEndpoint:
         about = {SESSIONS_HEADER: str(len(page)), INCOMPLETE_HEADER: str(len(incomplete))}
         if "left_out" in end:
             about[LEFT_OUT_HEADER] = str(sum(end["left_out"].values()))
+            about |= {f"{LEFT_OUT_HEADER}-{reason}": str(number) for reason, number in end["left_out"].items()}
         cursor = end["cursor"]
         return about if cursor is None else {**about, CURSOR_HEADER: quote(cursor)}
 

@@ -25,6 +25,9 @@ from tests.support import Server, sampled, says, serving, until, user
 HANGS = Reply(sampled("never said"), fault=Fault.HANG, fault_after=1)
 
 
+LEFT_OUT = "x-tokengrove-left-out"
+
+
 async def withdraw(server: Server, name: str, **body: Any) -> Any:
     return await server.ok(f"/{name}/rl/withdraw_session", body)
 
@@ -205,6 +208,11 @@ async def test_exports_leave_it_out_and_count_it_unless_they_name_it(tmp_path: P
         told = await export(server, filter={"validation": "include"})
         assert (list(entries(told)), told["left_out"]) == (["kept", "measured"], {"withdrawn": 2})
         assert (await export(server, filter={"validation": "only"}))["left_out"] == {"withdrawn": 1}
+        response = await server.post("/trajectories/export", {})
+        counted = {
+            name[len(LEFT_OUT) :]: value for name, value in response.headers.items() if name.startswith(LEFT_OUT)
+        }
+        assert counted == {"": "3", "-validation": "1", "-withdrawn": "2"}
         named = await export(server, session_id="gone")
         assert list(entries(named)) == ["gone"]
         assert len(named["samples"]) == 1

@@ -154,6 +154,11 @@ def test_an_export_that_matches_nothing_says_so_and_fails_with_require_complete(
         assert done.returncode == 1 and words in done.stderr.strip().splitlines()[-1], done.stderr
     done = export(*flags, "-o", "all", cwd=tmp_path)
     assert shown(done.stderr)["validation"] == "1 sessions left out; --validation include exports them"
+    with Client(url, KEY) as admin, admin.session("retried", group_id="retried") as session:
+        session.withdraw()
+    done = export(*flags, "-o", "without", cwd=tmp_path)
+    assert shown(done.stderr)["validation"] == "1 sessions left out; --validation include exports them"
+    assert shown(done.stderr)["withdrawn"] == "1 sessions left out; --session exports them"
     done = export(*flags, "--metadata", "validate=true", "-o", "only", cwd=tmp_path)
     assert shown(done.stderr)["sessions"] == "1" and "validation" not in shown(done.stderr)
 

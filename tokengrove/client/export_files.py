@@ -264,7 +264,9 @@ class _Writer:
             part.unlink(missing_ok=True)
         tally.files += 1
         tally.sessions += int(response.headers["x-tokengrove-sessions"])
-        tally.validation += int(response.headers.get("x-tokengrove-left-out", 0))
+        withdrawn = int(response.headers.get("x-tokengrove-left-out-withdrawn", 0))
+        tally.withdrawn += withdrawn
+        tally.validation += int(response.headers.get("x-tokengrove-left-out", 0)) - withdrawn
         tally.incomplete += int(response.headers["x-tokengrove-incomplete"])
         self.show(0)
 

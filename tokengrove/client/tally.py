@@ -17,7 +17,7 @@ _EXPECTED = ("first", "continued")
 class Tally:
     """Sums over the pages that were written.
 
-    `validation`: sessions that match but were left out, because they are for validation.
+    `validation`, `withdrawn`: sessions that match but were left out, because they are for validation or were withdrawn.
     `uncounted`: why pages could not be read, or None; the fields after it are then 0.
     `tokens`: tokens of all samples, without padding; `trained`: those with loss mask 1.
     `forks`: samples beyond one a session; in layout tree, leaves beyond one; in layout individual, turns that neither
@@ -33,6 +33,7 @@ class Tally:
 
     sessions: int = 0
     validation: int = 0
+    withdrawn: int = 0
     incomplete: int = 0
     files: int = 0
     size: int = 0
@@ -81,6 +82,8 @@ class Tally:
         yield "sessions", str(self.sessions) if self.sessions else self.nothing
         if self.sessions and self.validation:
             yield "validation", f"{self.validation} sessions left out; --validation include exports them"
+        if self.withdrawn:
+            yield "withdrawn", f"{self.withdrawn} sessions left out; --session exports them"
         if self.uncounted is None:
             yield from self._counted(layout)
         else:
