@@ -5,12 +5,12 @@ A field that is null is absent. Only the fields that are given are looked at.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from enum import StrEnum
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from proxy.api.known_fields import check_known
 from proxy.protocols.fields import (
@@ -25,9 +25,8 @@ from proxy.protocols.fields import (
 )
 from proxy.store.values import Wanted
 from tokengrove.errors import InvalidRequest
-from tokengrove.options.export import Include, TurnSelection
+from tokengrove.options.export import TurnSelection
 from tokengrove.options.option import Conditions, NumberCondition, Option, options_of
-from tokengrove.options.session import Purpose
 
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=StrEnum)
@@ -54,10 +53,10 @@ def read_group(group: type[_T], body: Mapping[str, Any], at: str = "") -> _T:
 
 def read_choice(value: Any, choices: type[_EnumT], path: str) -> _EnumT:
     """A word, as the member that it names."""
-    try:
-        return choices(expect_str(value, path)) if isinstance(value, str) else choices("")
-    except ValueError:
-        raise InvalidRequest(f"'{path}' must be one of {', '.join(choices)}", param=path) from None
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return choices(value)
+    raise InvalidRequest(f"'{path}' must be one of {', '.join(choices)}", param=path)
 
 
 def read_wanted(value: Any, path: str) -> Wanted:
@@ -78,28 +77,31 @@ def _read(value: Any, option: Option, path: str) -> Any:
         return reader(value, option, path)
     if is_dataclass(kind):
         return read_group(kind, expect_object(value, path), f"{path}.")  # type: ignore[arg-type]
-    if get_origin(kind) is Literal:
-        if value not in option.choices:
-            raise InvalidRequest(f"'{path}' must be one of {', '.join(option.choices)}", param=path)
-        return value
-    return read_choice(value, kind, path)
+    if get_origin(kind) is frozenset:
+        return _names(value, option, path)
+    return _text(value, option, path) if get_origin(kind) is Literal else read_choice(value, kind, path)
+
+
+def _checked(value: _T, option: Option, path: str) -> _T:
+    """The value. Raises InvalidRequest for one out of its bounds, or none of its words."""
+    if (fault := option.fault(value)) is not None:
+        raise InvalidRequest(f"'{path}' {fault}", param=path)
+    return value
 
 
 def _number(value: Any, option: Option, path: str) -> float:
-    least, most = option.about.get("least", -_FAR), option.about.get("most", _FAR)
     if "unit" in option.about and (isinstance(value, bool) or not isinstance(value, int | float)):
         message = f"'{path}' must be a number of {option.about['unit']}, not {json_type(value)}"
         raise InvalidRequest(message, param=path)
-    return optional_float({path: value}, path, least=least, most=most) or 0.0
+    return _checked(optional_float({path: value}, path, least=-_FAR, most=_FAR) or 0.0, option, path)
 
 
 def _integer(value: Any, option: Option, path: str) -> int:
-    least, most = option.about.get("least", -_MAX_INT), option.about.get("most", _MAX_INT)
-    return optional_int({path: value}, path, least=math.ceil(least), most=math.floor(most)) or 0
+    return _checked(optional_int({path: value}, path, least=-_MAX_INT, most=_MAX_INT) or 0, option, path)
 
 
 def _text(value: Any, option: Option, path: str) -> str:
-    return check_text(expect_str(value, path), path)
+    return _checked(check_text(expect_str(value, path), path), option, path)
 
 
 def _texts(value: Any, option: Option, path: str) -> tuple[str, ...]:
@@ -108,13 +110,13 @@ def _texts(value: Any, option: Option, path: str) -> tuple[str, ...]:
 
 
 def _names(value: Any, option: Option, path: str) -> frozenset[str]:
-    """A string or a list of strings, as a set."""
+    """A string or a list of strings, as a set of what the option's type makes of them."""
     values = [value] if isinstance(value, str) else expect_list(value, path)
     for each in values:
         check_text(expect_str(each, path), path)
         if option.choices and each not in option.choices:
             raise InvalidRequest(f"'{path}' must contain only {', '.join(option.choices)}", param=path)
-    return frozenset(values)
+    return frozenset(map(get_args(option.kind)[0], values))
 
 
 def _turns(value: Any, option: Option, path: str) -> TurnSelection | frozenset[int]:
@@ -156,11 +158,9 @@ _READERS: Mapping[Any, Callable[[Any, Option, str], Any]] = {
     float: _number,
     str: _text,
     tuple[str, ...]: _texts,
-    frozenset[str]: _names,
     Mapping[str, Any]: _object,
     Conditions: _conditions,
     NumberCondition: _number_condition,
     TurnSelection | frozenset[int]: _turns,
     bool | Literal["auto"]: _bool_or_auto,
-    **{frozenset[words]: _names for words in (Purpose, Include)},  # type: ignore[valid-type]
 }

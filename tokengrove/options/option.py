@@ -98,21 +98,23 @@ class Option:
     def check(self, value: Any) -> None:
         """Raise ConfigurationError that names the flag for a value out of its bounds, or none of its words."""
         for each in value if isinstance(value, tuple | frozenset) else () if value is None else (value,):
-            self._check_one(each)
+            if (fault := self.fault(each)) is not None:
+                raise ConfigurationError(f"{self.flag} {fault}")
 
-    def _check_one(self, value: Any) -> None:
-        about = self.about
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with one value: "must be at least 1, not 0". None: nothing."""
+        about, choices = self.about, self.choices
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigurationError(f"{self.flag} must be a finite number, not {value}")
-        if self.choices and value not in self.choices:
-            raise ConfigurationError(f"{self.flag} must be one of {', '.join(self.choices)}, not {value!r}")
+            return f"must be a finite number, not {value}"
+        if choices and value not in choices:
+            return f"must be one of {', '.join(choices)}, not {value!r}"
         if not about.keys() & {"least", "most", "above"}:
-            return
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigurationError(f"{self.flag} must be a number, not {value!r}")
+            return f"must be a number, not {value!r}"
         below = value < about.get("least", -math.inf) or value <= about.get("above", -math.inf)
-        if below or value > about.get("most", math.inf):
-            raise ConfigurationError(f"{self.flag} must be {_bounds(about)}, not {_number(value)}")
+        outside = below or value > about.get("most", math.inf)
+        return f"must be {_bounds(about)}, not {_number(value)}" if outside else None
 
 
 def option(default: Any, help: str, **about: Unpack[About]) -> Any:

@@ -55,6 +55,7 @@ class Group:
     listed: str = option("x", "x or y.", choices=("x", "y"))
     names: tuple[str, ...] = option((), "Texts.")
     words: frozenset[str] | None = option(None, "Texts.")
+    modes: frozenset[Baseline] = option(frozenset(), "Words.")
     pairs: Mapping[str, Any] = option({}, "Pairs.")
     inner: Inner = option(Inner(), "An object.")
     plain: int = 0
@@ -108,6 +109,7 @@ def test_a_new_option_of_an_export_is_one_line(tmp_path: Path) -> None:
         ({"whole": 5.0}, Group(whole=5)),
         ({"share": 1}, Group(share=1.0)),
         ({"word": "grpo", "literal": "b"}, Group(word=Baseline.GRPO, literal="b")),
+        ({"modes": "grpo"}, Group(modes=frozenset({Baseline.GRPO}))),
         ({"names": ["a"], "words": "b"}, Group(names=("a",), words=frozenset({"b"}))),
         ({"pairs": {"a": 1}, "inner": {"size": 2}}, Group(pairs={"a": 1}, inner=Inner(size=2))),
     ],
@@ -123,12 +125,15 @@ def test_a_body_is_read_by_the_types_of_its_options(body: dict[str, Any], value:
         ({"whole": 10}, "whole", "between 0 and 9"),
         ({"whole": True}, "whole", "an integer"),
         ({"share": "1"}, "share", "a number"),
+        ({"share": 0}, "share", "must be more than 0 and at most 1, not 0"),
+        ({"listed": "z"}, "listed", "must be one of x, y, not 'z'"),
+        ({"modes": ["best"]}, "modes", "must contain only grpo, leave_one_out"),
         ({"text": "a\0b"}, "text", "NUL"),
         ({"word": "best"}, "word", "one of grpo, leave_one_out"),
         ({"literal": "c"}, "literal", "one of a, b"),
         ({"names": "a"}, "names", "an array"),
         ({"names": [1]}, "names[0]", "a string"),
-        ({"inner": {"size": 0}}, "inner.size", "between"),
+        ({"inner": {"size": 0}}, "inner.size", "must be at least 1, not 0"),
         ({"inner": {"sice": 0}}, "inner.sice", "did you mean 'inner.size'?"),
         ({"plain": 1}, "plain", "is unknown"),
     ],
