@@ -24,7 +24,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     After the end of a session that no caller named, the next turn opens the next session of its series
     (`session_series`). A replaced key is refused.
 (4) With `--rewards-by control`, only the control_key. Without a session in the path as in (3), but a missing session
-    is not created, and after the end of a session its series stays at that session.
+    is not created, and after an end the ended session is addressed.
 (5) Only with `--rewards-by session`, which is the default on open servers only.
 
 On a server with an admin key, expired keys grant nothing until the administrator rotates them. An ended session accepts

@@ -30,8 +30,8 @@ class Attempt:
 
     `interactions`: one per choice, empty until the attempt has ended. `written`: the end of the reply was sent to a
     client. `joined`: a client has read from it. `readers`: clients connected to it now. `grace`: the task that cancels
-    it after the last reader leaves. `superseded`: a newer attempt replaces it. `unsettled`: another replica
-    committed it and may still be sending it.
+    it after the last reader leaves. `superseded`: a newer attempt replaces it. `unsettled`: another replica committed
+    it and may still be sending it.
     """
 
     key: str

@@ -49,7 +49,7 @@ class LiveSession:
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica, and is no longer in the store.
     `images`: its stored images by digest, as parts without a position; `image_sizes`: bytes of each.
-    `image_urls`: digests of its fetched images by URL; the last turn with an image may not be stored.
+    `image_urls`: digests of its fetched images by URL; an image is not stored if its turn was not committed.
     `follows`: the id of the previous session of its series (see `session_series`), which has ended.
     """
 
@@ -95,7 +95,7 @@ class LiveSession:
 
     @cached_property
     def tried(self) -> set[str]:
-        """With `follows`: hashes of requests that arrived in this session first, so are not retries from `follows`."""
+        """With `follows`: hashes of requests first sent to this session, so they retry no request of `follows`."""
         return set()
 
     @property

@@ -37,7 +37,7 @@ class SharedReads:
     def new_turns(self, session_id: str, seen: Seen) -> asyncio.Future[News | None]:
         """The state of a session and its turns since it was `seen`; None if there is no such session.
 
-        If the revision also grew, the news have no turns: use `load_news`. The future raises StoreUnavailable.
+        If the revision also grew, the news has no turns: use `load_news`. The future raises StoreUnavailable.
         """
         future: asyncio.Future[News | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(((session_id, seen), future))

@@ -25,7 +25,7 @@ def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[New
     """The news of sessions. Runs one query, and one more for each session that has new turns.
 
     None for a session that does not exist, an exception for one with damaged rows. If the revision of a session also
-    grew, its news have only the state.
+    grew, its news has only the state.
     Needs no transaction: a turn is read after the state, so it may have a newer reward but not an older one.
     """
     names = {name for name, _ in wanted}
