@@ -162,7 +162,7 @@ class Registry:
         session.image_sizes.update({part.digest: size for part, size, _ in stored})
 
     async def _load(self, session_id: str) -> LiveSession | None:
-        """Load a session; None if it does not exist: an error kept by the task would keep its callers' objects alive."""
+        """Load a session; None if it does not exist: an error in the task would keep its callers' objects alive."""
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
         if news is None or news.record is None:
