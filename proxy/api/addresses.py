@@ -1,5 +1,7 @@
-"""The URL under which a client reaches this server, and who it is. Forwarded headers count only if a trusted proxy sent
-them."""
+"""The URL under which a client reaches this server, and the client's address.
+
+Forwarded headers count only if a trusted proxy sent them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from proxy.sessions.keys import session_of_key
 from proxy.settings import Settings
 
 _IN_PROCESS = "tokengrove.in_process"
-"""The extension of ASGI that the client in this process announces."""
+"""The ASGI extension that the client in this process announces."""
 
 _HOST = re.compile(r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
 _PREFIX = re.compile(r"(/[\w.~:@+-]+)*/?")
@@ -24,7 +26,7 @@ _PREFIX = re.compile(r"(/[\w.~:@+-]+)*/?")
 class Addresses:
     """Root URLs, from `--public-url`, else from the X-Forwarded-* headers of a trusted proxy, else from the request.
 
-    A client in this process gets its own address: it reaches no other one.
+    A client in this process gets the address that it uses, because it reaches no other.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -40,7 +42,7 @@ class Addresses:
         return (self._forwarded(request) or str(request.base_url)).rstrip("/")
 
     def client(self, scope: Scope) -> str:
-        """The address that a request comes from: behind trusted proxies, the one that the first of them saw."""
+        """The address that a request comes from: behind trusted proxies, the address that the first of them saw."""
         found = str((scope.get("client") or ("",))[0])
         if not (self._trusted or self._everybody):
             return found
@@ -56,15 +58,15 @@ class Addresses:
         return host_of(self.client(scope))
 
     def sender(self, scope: Scope, headers: Headers) -> Sender:
-        """Who sends a request, as far as it can be known before its session is found."""
+        """The sender of a request, as far as it is known before its session is found."""
         path: str | None = scope.get("path_params", {}).get("session")
-        if path:  # neither a secret nor an agent's name makes another sender
+        if path:  # a secret or an agent's name does not change the sender
             return Sender(self.host(scope), path.partition("~")[0] or path.partition("@")[0])
         key = key_in(headers)
         return Sender(self.host(scope), session_of_key(key) if key else "")
 
     def _forwarded(self, request: Request) -> str | None:
-        """The URL by X-Forwarded-* headers, malformed ones ignored; None if no trusted proxy sent the request."""
+        """The URL from X-Forwarded-* headers, ignoring malformed ones; None if no trusted proxy sent the request."""
         if not self._trusts(request):
             return None
         scheme, host, prefix = (_first(request, f"x-forwarded-{name}") for name in ("proto", "host", "prefix"))

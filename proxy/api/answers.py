@@ -1,4 +1,4 @@
-"""What every answer has: its request id, in the header that the SDKs of its API read."""
+"""The request id of every answer, in the header that the SDKs of its API read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMES = (b"x-request-id", b"request-id")
 
 
 def is_messages_path(path: str) -> bool:
-    """Whether a path belongs to Anthropic's Messages API, also one that has no endpoint here (`batches`)."""
+    """Whether a path belongs to Anthropic's Messages API, even if it has no endpoint here (`batches`)."""
     _, version, rest = path.rpartition("/v1/")
     return path.endswith(("/messages", "/messages/count_tokens")) or (bool(version) and rest.startswith("messages/"))
 
@@ -21,7 +21,7 @@ def id_header(path: str) -> str:
 
 
 def identified(scope: Scope, request: HttpRequest, send: Send) -> Send:
-    """`send`, which notes the status, and adds the header of the request id to an answer that has none."""
+    """Wrap `send` to record the status, and to add the request id header to an answer without it."""
 
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,8 @@
 """One line for each control action: who changed the engine, replaced keys or deleted a session, and whether it worked.
 
-A line has the action, what it concerned, by whose right, a fingerprint of the key and never the key, the client's
-address and the HTTP status. Refused actions are logged like others. With several workers, the one that carries an
-action out writes the line. It stands in place of the line that every request has.
+A line has the action, its object, the authority, a fingerprint of the key (never the key), the client's address and the
+HTTP status. Refused actions are logged like others. With several workers, the worker that performs the action writes
+the line. It replaces the usual line of the request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NOTED = "tokengrove.audit"
 
 
 def note(request: Request, **what: Any) -> None:
-    """Say what a request is about, for its line: names and values that its endpoint has read. None is left out."""
+    """Add fields to the line of a request: names and values that its endpoint has read. None values are omitted."""
     request.scope.setdefault(_NOTED, {}).update(what)
 
 
 def audited(access: Access, action: str, endpoint: Endpoint) -> Endpoint:
-    """The endpoint, with a line for each request once it is answered or has failed."""
+    """Wrap an endpoint to log a line for each request when it is answered or has failed."""
 
     async def run(request: Request) -> Response:
         status, code = 499, None  # the client left
@@ -76,7 +76,7 @@ def _write(access: Access, action: str, request: Request, status: int, code: str
 
 
 def _told_already(record: HttpRequest) -> None:
-    """Say nothing: the audit line is the line of its request."""
+    """Log nothing: the audit line is the line of its request."""
 
 
 def _client_of(request: Request) -> str | None:

@@ -1,7 +1,7 @@
-"""Request bodies: read within the limits of one body and of all bodies together, and decoded if they are not too much.
+"""Request bodies: read within the limits of one body and of all bodies together, and decoded if they are not too large.
 
-Nothing that a client sends may hold up the others. A large body is weighed before it is parsed, because orjson holds
-the interpreter, and what Python makes of it is made in a worker thread, in turn by sender.
+No body may delay other clients. A large body is weighed before it is parsed, because orjson holds the interpreter lock.
+The Python work on it runs in a worker thread, where senders take turns.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tokengrove.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 _T = TypeVar("_T")
 
 INLINE = 512 * 1024
-"""A body of so many bytes is decoded on the event loop: whatever it holds, that takes 20 ms at most."""
+"""A body of at most this many bytes is decoded on the event loop: whatever it contains, that takes at most 20 ms."""
 
 INLINE_WORK = 128 * 1024
-"""What Python makes of a body of so many bytes is made there, too."""
+"""The Python work on a body of at most this many bytes also runs there."""
 
-# More would only wait for each other: they need the interpreter nearly all the time.
+# More threads would only wait for each other: they need the interpreter lock nearly all the time.
 _THREADS = 2
-# A body of so many bytes leaves much memory to be given back.
+# The memory of a larger body is returned to the system after its release.
 _LARGE = 2**20
 
 
@@ -54,7 +54,7 @@ class Bodies:
         addresses: Addresses | None = None,
         senders: Senders | None = None,
     ) -> None:
-        """`images`: reads those of bodies; None if the model sees none."""
+        """`images`: reads the images of bodies; None without a vision model."""
         self.freed, self.images = freed, images
         self.addresses, senders = addresses or Addresses(settings), senders or Senders()
         self.pool = FairPool(_THREADS, freed, senders.work)
@@ -63,7 +63,7 @@ class Bodies:
         self.budget = BodyBudget(settings.all_body_bytes, senders.body_bytes)
 
     def upload(self, scope: Scope, headers: Headers, receive: Receive) -> Upload:
-        """The body of a request. Use it in a `with` block that ends when the body and what was made of it is used."""
+        """The body of a request. Use it in a `with` block that ends when the body and its parsed values are used."""
         return Upload(self, scope, headers, receive)
 
     async def read_object(self, request: Request) -> Mapping[str, Any]:
@@ -83,18 +83,18 @@ class Bodies:
         return decode_json(body)
 
     def decode_without_images(self, body: bytes) -> tuple[Any, Lifted]:
-        """Decode JSON as `decode`, with marks in the place of images. They count as no values, and take no time."""
+        """Decode JSON like `decode`, with marks in place of images, which count as no values and take no time."""
         lifted = Lifted(body)
         try:
             return self.decode(lifted.json), lifted
         except InvalidRequest:
             if lifted:
-                decode_json(body)  # names the position in the body that was sent
+                decode_json(body)  # for an error with the position in the original body
             raise
 
 
 class Upload:
-    """The body of one request. At the end of the `with` block its share of the budget is given back."""
+    """The body of one request. The end of the `with` block releases its share of the budget."""
 
     __slots__ = ("_bodies", "_headers", "_lifted", "_receive", "_scope", "_sender", "_share")
 
@@ -112,13 +112,13 @@ class Upload:
 
     @property
     def sender(self) -> Sender:
-        """Who sends it, as far as it can be known before the body is read."""
+        """The sender, as far as it is known before the body is read."""
         if self._sender is None:
             self._sender = self._bodies.addresses.sender(self._scope, self._headers)
         return self._sender
 
     def release(self) -> None:
-        """Give back the share, before the end of the block if the body is not used any more."""
+        """Release the share. May be called before the end of the block, when the body is no longer used."""
         if self._share is not None:
             if self._share.size > _LARGE:
                 self._bodies.freed.expect()
@@ -126,7 +126,7 @@ class Upload:
             self._share = None
 
     def handed_on(self) -> Upload:
-        """The same body for another `with` block, which gives its share back at its end; this one then does not."""
+        """The same body for another `with` block, which then releases the share instead of this one."""
         other = Upload(self._bodies, self._scope, self._headers, self._receive)
         other._share, self._share = self._share, None
         return other
@@ -134,8 +134,8 @@ class Upload:
     async def read(self) -> bytes:
         """Read the whole body, which must be declared as JSON unless it is empty.
 
-        Raises UnsupportedMediaType, BodyTooLarge as soon as it is known to exceed the limit, TooManyRequests if other
-        bodies leave no room for it, or ClientDisconnect.
+        Raises UnsupportedMediaType, BodyTooLarge as soon as the body is known to exceed the limit, TooManyRequests if
+        other bodies leave no room for it, or ClientDisconnect.
         """
         most = self._bodies.most
         length = _declared(self._headers, most)
@@ -168,8 +168,10 @@ class Upload:
         return decode_json(body) if len(body) <= INLINE else await self.do(len(body), self._bodies.decode, body)
 
     async def decode_turn(self, body: bytes) -> tuple[Any, int]:
-        """As `decode`, for a body whose images `read_images` reads next. Returns also how many bytes were decoded: the
-        images of a large body stay in it."""
+        """Like `decode`, for a body whose images `read_images` reads next.
+
+        Also returns the number of decoded bytes: the images of a large body are not decoded.
+        """
         if self._bodies.images is None or len(body) <= INLINE:
             return await self.decode(body), len(body)
         value, lifted = await self.do(len(body), self._bodies.decode_without_images, body)
@@ -178,7 +180,7 @@ class Upload:
         return value, len(lifted.json)
 
     async def decode_turn_object(self, body: bytes) -> tuple[Mapping[str, Any], int]:
-        """As `decode_turn`, for a JSON object; an empty body is an empty object."""
+        """Like `decode_turn`, for a JSON object; an empty body is an empty object."""
         value, size = await self.decode_turn(body) if body.strip() else ({}, 0)
         return as_object(value), size
 
@@ -187,20 +189,20 @@ class Upload:
         return as_object(await self.decode(body) if body.strip() else {})
 
     async def do(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call what reads a body of `size` bytes: in a worker thread, in turn by sender, if it may take long."""
+        """Call a function on a body of `size` bytes: in a worker thread, fair by sender, if it may take long."""
         return function(*arguments) if size <= INLINE_WORK else await self.work(size, function, *arguments)
 
     async def work(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call what may take long, however little it reads: in a worker thread, in turn by sender."""
+        """Call a function that may take long for a body of any size, in a worker thread, fair by sender."""
         return await self._bodies.pool.run(self.sender, size, function, *arguments)
 
     async def read_images(
         self, body: Any, size: int, api: Api, session: LiveSession | None, *, sizes_only: bool = False
     ) -> dict[str, ImageFile]:
-        """Read the images of a decoded body, before it is parsed; `size`: of the body, in bytes.
+        """Read the images of a decoded body, before it is parsed. `size`: the bytes of the body.
 
-        `sizes_only`: nobody needs the bytes of images whose sizes are known. Returns those that are not stored with the
-        session, by digest. Raises InvalidRequest naming the field.
+        `sizes_only`: the bytes of images with a known size are not needed. Returns the images that are not stored with
+        the session, by digest. Raises InvalidRequest naming the field.
         """
         intake = self._bodies.images
         if intake is None:
@@ -216,8 +218,10 @@ class Upload:
     async def _with_texts(
         self, sources: list[Source], body: Any, api: Api, sent: bytes, lifted: Lifted
     ) -> list[Source]:
-        """Return the sources with the texts that were lifted. If one of these is no image, all of the body is decoded:
-        it may stand in any text."""
+        """Return the sources with the texts that were lifted.
+
+        If a lifted text is not an image, the whole body is decoded, because the mark may be part of any text.
+        """
         self._lifted = None
         texts = [lifted.at(source.text) for source in sources if isinstance(source.text, str)]
         if len(texts) - texts.count(None) == len(lifted):
@@ -240,7 +244,7 @@ class Upload:
 
 
 def _declared(headers: Headers, most: int) -> int:
-    """The length that a body has by its headers, `most` if they do not say, or `most + 1` for any larger number.
+    """The length of a body according to its headers; `most` if they have none, `most + 1` for any larger number.
 
     `int` refuses numbers of more than 4300 digits.
     """
@@ -252,8 +256,10 @@ def _declared(headers: Headers, most: int) -> int:
 
 
 def _check_json(content_type: str) -> None:
-    """Raise UnsupportedMediaType for another type than JSON: without asking the server, a browser lets pages of any
-    site send forms and plain text."""
+    """Raise UnsupportedMediaType unless the type is JSON.
+
+    Browsers let pages of any site send forms and plain text without a preflight.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         given = f"'content-type: {kind[:100]}'" if kind else "no content-type"

@@ -1,8 +1,8 @@
 """The bytes of all request bodies that a server holds at once.
 
-A body takes its room when more than a little of it has arrived, and gives it back when what was made of it is used.
-Nobody can hold all of it: a small body takes nothing, one sender gets at most half, and while others wait for room, an
-upload has some seconds to arrive.
+A body takes its share when more than a little of it has arrived, and releases it when its values are used. No client
+can hold the whole budget: a small body takes nothing, one sender gets at most half, and while others wait, an upload
+must arrive within a few seconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from proxy.resources.senders import Sender, Tally
 from tokengrove.errors import TooManyRequests
 
 FREE = 64 * 1024
-"""A body of so many bytes takes nothing. uvicorn reads about as much of each body before anybody asks for it."""
+"""A body of at most this many bytes takes nothing. uvicorn reads about as much of each body in advance."""
 
-# A request waits so long for others to end. SDKs send it again after a 429.
+# How long a request waits for others to end. SDKs retry it after a 429.
 _WAIT_S = 30.0
-# While others wait, an upload that has not arrived so long after it got its room is given up.
+# While others wait, an upload is cancelled if it has not arrived this long after it got its share.
 _ARRIVAL_S = 3.0
 _LOOK_S = 0.5
 
 
 class BodyBudget:
-    """`most` bytes in all. Use it on one event loop."""
+    """A budget of `most` bytes in total. Use it on one event loop."""
 
     def __init__(self, most: int, bytes_of: Tally) -> None:
         self.most = most
@@ -35,11 +35,11 @@ class BodyBudget:
 
     @property
     def held(self) -> int:
-        """How many bytes are taken."""
+        """The number of bytes taken."""
         return self._bytes.total
 
     async def take(self, share: Share) -> None:
-        """Take the room of a share once it is free, in turn by sender. Raises TooManyRequests after half a minute."""
+        """Wait for the bytes of a share, fair by sender, and take them. Raises TooManyRequests after half a minute."""
         if not self._take(share):
             self._waiting.put(share.sender, share)
             self._look_later()
@@ -52,18 +52,18 @@ class BodyBudget:
                 self._waiting.discard(share.sender, share)
 
     def arrived(self, share: Share, size: int) -> None:
-        """Note that a body has arrived whole, and give back the room that it did not need."""
+        """Note that a body has arrived completely, and release the bytes that it did not need."""
         share.since = None
         self._give_back(share, share.size - size)
 
     def release(self, share: Share) -> None:
-        """Give back the room of a share, if it has any."""
+        """Release the bytes of a share, if it has any."""
         if share in self._shares:
             self._shares.remove(share)
             self._give_back(share, share.size)
 
     def full(self) -> TooManyRequests:
-        """The error of a request that finds no room."""
+        """The error for a request that gets no share."""
         return TooManyRequests(
             f"the bodies of other requests fill the {self.most} bytes that the server has for them, half of it for "
             "one sender (--max-inflight-body-bytes); send the request again",
@@ -95,7 +95,7 @@ class BodyBudget:
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Give up the uploads that are late, if somebody waits for their room."""
+        """Cancel late uploads if other requests wait for their bytes."""
         self._looking = False
         if not self._waiting:
             return
@@ -109,8 +109,7 @@ class BodyBudget:
 
 
 class Share:
-    """The room of one body. `sender`: who sends it. `size`: in bytes. `since`: when it got its room; None before that,
-    and once the body has arrived."""
+    """The share of one body. `size`: in bytes. `since`: when it was taken; None before, and after the body arrived."""
 
     __slots__ = ("_cancels", "_given_up", "_task", "sender", "since", "size", "taken")
 
@@ -124,10 +123,10 @@ class Share:
         self._given_up, self._task, self._cancels = False, task, task.cancelling()
 
     def give_up(self) -> None:
-        """Cancel the task that reads the body, which then asks whether it `was_given_up`."""
+        """Cancel the task that reads the body, which then checks `was_given_up`."""
         self.since = None
         self._given_up = self._task.cancel()
 
     def was_given_up(self) -> bool:
-        """Whether the cancellation that the task has caught is this one, and no other has come with it."""
+        """Whether the cancellation that the task has caught is from `give_up` alone."""
         return self._given_up and self._task.uncancel() <= self._cancels

@@ -1,7 +1,7 @@
-"""How long a JSON text takes to parse, found without parsing it: orjson holds the interpreter until it has finished.
+"""Estimates how long a JSON text takes to parse, without parsing it: orjson holds the interpreter lock meanwhile.
 
-What counts are the marks outside of strings: commas (numbers, strings and words take about 40 ns each), and brackets
-and colons, since an array, an object or a key takes about twelve times as long as a number.
+The weight counts marks outside of strings: commas (numbers, strings and words take about 40 ns each), and brackets and
+colons, because an array, an object or a key takes about twelve times as long as a number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 CONTAINER = 12
-"""The weight of an array, an object or a key, where a comma weighs 1."""
+"""The weight of an array, an object or a key; a comma weighs 1."""
 
 _SLICE = 256 * 1024
 _QUOTE = ord('"')
@@ -19,20 +19,20 @@ _WEIGHTS[[ord(mark) for mark in "[{:"]] = CONTAINER
 
 
 def weighs_at_most(text: bytes) -> int:
-    """Return what a JSON text weighs, or more: marks in strings count too. It takes a quarter of the time."""
+    """Return an upper bound of the weight: marks in strings also count. Takes a quarter of the time of `weigh`."""
     return text.count(b",") + CONTAINER * (text.count(b"[") + text.count(b"{") + text.count(b":"))
 
 
 def weigh(text: bytes, most: int) -> int:
-    """Return the weight of a JSON text, or any larger number than `most` if it has more.
+    """Return the weight of a JSON text, or any number above `most` if it weighs more.
 
-    Of a text that is not JSON, it is the weight of what a parser reads before it stops, or more.
+    For invalid JSON, it is at least the weight of the part that a parser reads before it stops.
     """
     weight, at = 0, 0
     within = np.False_  # a string
     while at < len(text) and weight <= most:
         part = text[at : at + _SLICE]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the last one escapes the byte behind this slice
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the last one escapes the byte after this slice
             part = text[at : at + _SLICE + 1]
         at += len(part)
         if b"\\" in part:

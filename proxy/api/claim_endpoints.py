@@ -2,7 +2,7 @@
 
 A claim waits at most `wait_s` for a first session, and never for a full page. It leases nothing for a client that has
 left. If the answer is lost, a claim with the same `claim_id` returns the same sessions; otherwise they become available
-when the lease ends. With `renew`, a claim extends the lease of what it holds and adds nothing.
+when the lease ends. With `renew`, a claim extends the lease of its sessions and adds none.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from tokengrove.options.session import SessionStatus
 CLAIM_HEADER = "x-tokengrove-claim"
 
 _MAX_LIMIT = 1000
-# Polling interval of a waiting claim: leases that expire and sessions that end on another server notify nobody here.
+# Polling interval of a waiting claim: expired leases and ends on other servers do not notify this server.
 _WATCH_S = 0.5
-# Ids that can be sent in a header unchanged.
+# Ids that can be sent unchanged in a header.
 _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
 _CLAIM_ONLY = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
 # Fields of an export that would not select the sessions of a claim.
@@ -77,7 +77,7 @@ class ParsedClaim:
 
 
 class ClaimEndpoints:
-    """Claim ended sessions, and acknowledge them when they have been trained on."""
+    """Claims ended sessions, and acknowledges them when they have been trained on."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ClaimEndpoints:
     async def _export_claimed(self, request: Request, wanted: ParsedClaim, export: ParsedExport) -> Response:
         """Claim, then export the sessions. If they cannot be exported, release the lease at once."""
         export = await self._export.prepared(export)
-        encoding = encoder(export.format, export.options)  # an unsupported format is refused before anything is claimed
+        encoding = encoder(export.format, export.options)  # an unsupported format is refused before the claim
         claimed = await self._claim(request, wanted)
         try:
             counted = replace(export, ended_by=claimed.ended_by)
@@ -126,7 +126,7 @@ class ClaimEndpoints:
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})
 
     async def _claim(self, request: Request, wanted: ParsedClaim) -> Lease:
-        """Claim sessions, waiting up to `wait_s` for the first; perhaps none."""
+        """Claim sessions, waiting up to `wait_s` for the first; the result may be empty."""
         until = time.monotonic() + wanted.wait_s
         while True:
             ring = self._queue.ends.listen()
@@ -135,7 +135,7 @@ class ClaimEndpoints:
                 return claimed
 
     async def _records(self, claimed: Lease) -> list[SessionRecord]:
-        """The claimed sessions in their order. One that was pruned in between is not among them."""
+        """The claimed sessions in their order, without sessions that were pruned in between."""
         records = await self._recordings.find_sessions(SessionQuery(session_ids=claimed.sessions))
         by_id = {record.session_id: record for record in records}
         return [by_id[name] for name in claimed.sessions if name in by_id]
@@ -186,9 +186,9 @@ def _with_claim_header(response: Response, claimed: Lease) -> Response:
 
 
 def parse_claim(body: Mapping[str, Any], call_hash: str | None = None) -> ParsedClaim:
-    """The claim in a body. `call_hash`: of a call that may be repeated, whose claim then has the same id again.
+    """The claim in a body. `call_hash`: the hash of a repeatable call, which gives each repetition the same claim id.
 
-    Raises InvalidRequest that names the field.
+    Raises InvalidRequest, which names the field.
     """
     refuse(
         body,
@@ -227,7 +227,7 @@ def _parse_export(export: Mapping[str, Any], claim: Mapping[str, Any]) -> Parsed
 
 
 def _claim_id(given: ClaimOptions, call_hash: str | None) -> str:
-    """The client's own id, by which it can repeat the claim; else a new one that begins with the consumer's name."""
+    """The client's own id, with which it can repeat the claim; else a new id that begins with the consumer's name."""
     for name, text in (("claim_id", given.claim_id), ("consumer", given.consumer)):
         if text is not None and not _NAME.fullmatch(text):
             raise InvalidRequest(f"'{name}' must be 1 to 200 characters of A-Z a-z 0-9 _ . : @ -", param=name)

@@ -1,6 +1,6 @@
-"""What headers say about a turn: fields of this server, SDK retry counts, and the purpose by headers of known clients.
+"""Reads the headers of a turn: fields of this server, SDK retry counts, and the purpose from headers of known clients.
 
-A malformed header of a client is ignored, never refused.
+Malformed client headers are ignored, never refused.
 
 Codex        x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request
 Claude Code  x-claude-code-agent-id is sent only by sub-agents
@@ -22,7 +22,7 @@ _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 
 def add_headers(asked: TurnRequest, headers: Headers, agent: str | None) -> None:
-    """Add what the headers say to a request, and the `agent` that its path names if they name none.
+    """Add the values of headers to a request, and the `agent` of its path if the headers name none.
 
     Raises InvalidRequest for an unknown `x-tokengrove-purpose`, and for an agent that no database can store.
     """
@@ -35,7 +35,7 @@ def add_headers(asked: TurnRequest, headers: Headers, agent: str | None) -> None
 
 
 def _purpose(headers: Headers, asked: TurnRequest) -> str | None:
-    """The purpose that headers or prompt state; None if they state none.
+    """The purpose that the headers or the prompt state; None if they state none.
 
     A sub-agent's summary counts as a summary: the kind of the request comes before the kind of the agent.
     """

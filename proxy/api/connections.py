@@ -1,4 +1,4 @@
-"""Client connections: notice that the client has left, and stop work that nobody waits for."""
+"""Client connections: detects that the client has left, and stops its work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:
 async def connected_until(end: asyncio.Future[Any], receive: Receive) -> bool:
     """Wait until `end` is done. Return False if the client leaves first.
 
-    In the caller's own task, as `asyncio.timeout` does: a task for each waiting client costs three times as much.
+    Waits in the caller's own task, like `asyncio.timeout`: a task for each waiting client costs three times as much.
     """
     if end.done():
         return True
@@ -46,7 +46,7 @@ async def connected_until(end: asyncio.Future[Any], receive: Receive) -> bool:
     try:
         await disconnected(receive)
     except asyncio.CancelledError:
-        if not ended or task.uncancel() > cancels:  # others have cancelled it, too
+        if not ended or task.uncancel() > cancels:  # others have also cancelled it
             raise
     finally:
         waiting = False

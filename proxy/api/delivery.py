@@ -22,7 +22,7 @@ from tokengrove.errors import InvalidRequest, ProxyError, classes_by, told
 from tokengrove.reasons import FinishReason
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-# Those of a chat completion; the calls are seen in its message.
+# The finish reasons of a chat completion. Tool calls are read from its message.
 _OF_COMPLETIONS = {**_FINISHES, "tool_calls": FinishReason.STOP, "content_filter": FinishReason.CONTENT_FILTER}
 _BY_CODE = classes_by("code")
 _ANSWERS = ("message", "response", "text", "output_ids", "error")
@@ -31,7 +31,7 @@ _FIELDS = ("interaction_id", "request_id", "session_id", "turn", *_ANSWERS, "log
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """A chat message as an answer, to be written in the format of the model's family. `field`: where it came from."""
+    """A chat message as an answer, to be written in the format of the model family. `field`: its field in the body."""
 
     message: Message
     field: str
@@ -39,7 +39,7 @@ class DeliveredMessage:
     finish: FinishReason
 
     def written(self, renderer: Renderer, request: GenerateRequest) -> Delivery:
-        """The answer as token ids without logprobs. Raises InvalidRequest if this model cannot say it so."""
+        """The answer as token ids without logprobs. Raises InvalidRequest if this model cannot express it."""
         if request.turn is None:
             raise InvalidRequest(
                 f"this request has token ids and no messages; answer with 'output_ids' instead of '{self.field}'",
@@ -47,13 +47,13 @@ class DeliveredMessage:
             )
         ids = write_delivered(renderer, request.turn, request.prompt.tail(TAIL), self.message)
         if self.finish is FinishReason.LENGTH:
-            ids = ids[:-1]  # an answer that was cut has no end token
+            ids = ids[:-1]  # a truncated answer has no end token
         elsewhere = self.field == "response"
         return Delivery(None, ids, None, self.version, self.finish, self.field, counted_elsewhere=elsewhere)
 
 
 def parse_delivery(body: Mapping[str, Any]) -> Delivery | DeliveredMessage | ProxyError:
-    """The answer in a body. Raises InvalidRequest for none or several, and for fields that do not apply to it."""
+    """The answer in a body. Raises InvalidRequest for no or several answers, and for fields that do not apply."""
     check_given(body, _FIELDS)
     given = [name for name in _ANSWERS if body.get(name) is not None]
     if len(given) != 1:
@@ -78,7 +78,7 @@ def parse_delivery(body: Mapping[str, Any]) -> Delivery | DeliveredMessage | Pro
 
 
 def _parse_error(body: Mapping[str, Any]) -> ProxyError:
-    """A message, or the `error` of an answer of OpenAI's shape; what is not the client's fault is a failed engine's."""
+    """The error in a message or an OpenAI-style `error`. Errors that are not the client's fault are engine failures."""
     if not isinstance(body["error"], Mapping):
         return failure(str(optional_text(body, "error")))
     error = body["error"]
@@ -90,7 +90,7 @@ def _parse_error(body: Mapping[str, Any]) -> ProxyError:
 
 
 def _parse_completion(response: Mapping[str, Any], version: int | None) -> DeliveredMessage:
-    """The only choice of a `chat.completion` object; its other fields have no effect."""
+    """The only choice of a `chat.completion` object. Its other fields have no effect."""
     choices = expect_list(response.get("choices"), "response.choices")
     if len(choices) != 1:
         raise InvalidRequest(

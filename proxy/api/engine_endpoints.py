@@ -38,7 +38,7 @@ class EngineEndpoints:
         settings: Settings,
         sight: Sight | None = None,
     ) -> None:
-        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: what the model sees."""
+        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: the model's vision."""
         self._sight = None if sight is None else sight._asdict()
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
         self._bodies, self._revision = bodies, revision_of(settings)
@@ -55,7 +55,7 @@ class EngineEndpoints:
         return await self._state()
 
     async def resume(self, request: Request) -> JsonResponse:
-        """End a pause; interrupted requests go on."""
+        """End a pause; interrupted requests continue."""
         await self._known(request)
         await self._admin.resume()
         return await self._state()
@@ -63,7 +63,7 @@ class EngineEndpoints:
     async def update_weights(self, request: Request) -> JsonResponse:
         """Load the weights in the folder `path`, which the engine must be able to read.
 
-        `version`: their weight version (default: the current one plus 1). `mode`: as for a pause.
+        `version`: their weight version (default: the current one plus 1). `mode`: see `pause`.
         """
         body = await self._known(request, "path", "model_path", "version", "mode")
         path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
@@ -98,7 +98,7 @@ class EngineEndpoints:
         return await self._state()
 
     async def resume_memory(self, request: Request) -> JsonResponse:
-        """Bring released memory back. Generation continues once no memory is released any more."""
+        """Restore released memory. Generation continues when all memory is restored."""
         await self._admin.resume_memory(_tags(await self._known(request, "tags")))
         return await self._state()
 
@@ -120,7 +120,7 @@ class EngineEndpoints:
         return JsonResponse({"servers": await self._pool().show()})
 
     async def remove_server(self, request: Request) -> JsonResponse:
-        """Remove the server at `url`: send it nothing new, and wait for its requests in flight."""
+        """Remove the server at `url`: send it no new requests, and wait for its requests in flight."""
         url = _url(await self._known(request, "url"))
         await self._pool().remove(url)
         return JsonResponse({"servers": await self._pool().show()})

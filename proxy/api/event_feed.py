@@ -1,7 +1,7 @@
-"""What listeners are told while they listen: made once for all of them, and nothing while there is none.
+"""The events for listeners. Each event is made once for all listeners, and none is made without listeners.
 
-A listener has room for the newest statistics and a few notes of changed sessions. One that does not read stalls nobody
-and holds nothing: what it missed is replaced by a note that says so.
+A listener has room for the newest statistics and a few notes of changed sessions. A listener that does not read delays
+no other and holds little memory: a single note replaces the notes that it missed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tokengrove.errors import ProxyError, TooManyRequests
 logger = logging.getLogger(__name__)
 
 MOST_LISTENERS = 64
-"""Listeners of one process. Each costs a connection and a few kilobytes."""
+"""The most listeners of one process. Each costs a connection and a few kilobytes."""
 KEEPALIVE_S = 15.0
 _TICK_S = 1.0
 _STATISTICS_TICKS = 2
 _SETTLE_S = 0.1
-"""A change is told so long after it: what was queued for the database with it can then be read."""
+"""The delay between a change and its event, so that database writes queued with the change can be read."""
 _MOST_NOTES = 8
 
 
@@ -42,7 +42,7 @@ ALL_CHANGED = event(Kind.SESSIONS, {"changed": [], "all": True})
 
 
 class Listener:
-    """One who listens to events of some `kinds`."""
+    """A listener to events of some `kinds`."""
 
     def __init__(self, kinds: frozenset[Kind]) -> None:
         self.kinds = kinds
@@ -51,7 +51,7 @@ class Listener:
         self._told = asyncio.Event()
 
     def tell(self, kind: Kind, what: bytes) -> None:
-        """Keep an event until it is read. `what`: whole, and the same object for all listeners."""
+        """Keep an event until it is read. `what`: the encoded event, the same object for all listeners."""
         if kind not in self.kinds:
             return
         if kind is Kind.STATISTICS:
@@ -64,7 +64,7 @@ class Listener:
         self._told.set()
 
     async def next(self) -> bytes:
-        """The events that have come since the last call; waits for the first, and gives a keep-alive in its stead."""
+        """The events since the last call. Waits for the first; returns a keep-alive if none comes in time."""
         try:
             async with asyncio.timeout(KEEPALIVE_S):
                 await self._told.wait()
@@ -78,7 +78,7 @@ class Listener:
 
 
 class Feed:
-    """Tells all listeners of one process. Use it on one event loop."""
+    """Sends events to all listeners of one process. Use it on one event loop."""
 
     def __init__(self, statistics: Statistics, live: CommonLive) -> None:
         self._statistics, self._live = statistics, live
@@ -88,7 +88,7 @@ class Feed:
 
     @contextmanager
     def listening(self, kinds: frozenset[Kind]) -> Iterator[Listener]:
-        """A listener while the block runs. Raises TooManyRequests if there are MOST_LISTENERS."""
+        """A listener for the duration of the block. Raises TooManyRequests if there are MOST_LISTENERS."""
         if len(self._listeners) >= MOST_LISTENERS:
             raise TooManyRequests(
                 f"{MOST_LISTENERS} clients listen to /rl/events already, and no more may; close one, or ask "
@@ -108,8 +108,8 @@ class Feed:
                 self._task = None
 
     async def _run(self) -> None:
-        """Tell what there is, tick by tick, until cancelled."""
-        await self._try(self._look_for_changes)  # where to begin
+        """Send events at each tick until cancelled."""
+        await self._try(self._look_for_changes)  # sets the place to begin at
         ticks = 0
         while True:
             if ticks % _STATISTICS_TICKS == 0:
@@ -119,7 +119,7 @@ class Feed:
             ticks += 1
 
     async def _try(self, step: Callable[[], Awaitable[Any]]) -> None:
-        """Run a step; the next tick comes whatever happens to it."""
+        """Run a step and log its errors, so that the next tick runs in any case."""
         try:
             await step()
         except ProxyError as error:
@@ -138,7 +138,7 @@ class Feed:
             self._tell(Kind.SESSIONS, event(Kind.SESSIONS, {"changed": ids, "all": everything}))
 
     async def _look_for_changes(self) -> tuple[list[str], bool]:
-        """The sessions that changed since the last look, on any worker; and whether some may be missing."""
+        """The sessions that changed on any worker since the last call, and whether some may be missing."""
         found = await self._live.changed(self._places)
         missing = bool(self._places) and found.keys() != self._places.keys()
         self._places = {worker: changed.place for worker, changed in found.items()}

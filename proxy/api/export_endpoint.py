@@ -47,12 +47,12 @@ from tokengrove.reasons import LeftOut
 logger = logging.getLogger(__name__)
 
 CURSOR_HEADER = "x-tokengrove-cursor"
-"""The cursor of the next page, percent-encoded: known in any format before the first byte."""
+"""The cursor of the next page, percent-encoded. In any format, it is known before the first byte."""
 SESSIONS_HEADER = "x-tokengrove-sessions"
 INCOMPLETE_HEADER = "x-tokengrove-incomplete"
-"""The number of sessions of the page, and of those with missing calls: known in any format without decoding it."""
+"""The number of sessions of the page, and of sessions with missing calls. In any format, it needs no decoding."""
 LEFT_OUT_HEADER = "x-tokengrove-left-out"
-"""The number of sessions that match but were left out, on the first page; absent if there is none."""
+"""The number of matching sessions that were left out, on the first page; absent if there are none."""
 
 # Sessions whose rewards are read at once for group statistics: about 100 bytes per turn.
 _GROUP_PAGE = 1000
@@ -79,7 +79,7 @@ class ExportEndpoint:
         self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
 
     async def export(self, request: Request) -> StreamingResponse:
-        """Stream a page session by session: memory holds one of them."""
+        """Stream a page session by session, with one session in memory."""
         self._access.check_admin(key_of(request))
         wanted = await self.prepared(parse_export(await self._bodies.read_object(request)))
         encoding = encoder(wanted.format, wanted.options)
@@ -95,7 +95,7 @@ class ExportEndpoint:
         )
 
     async def prepared(self, wanted: ParsedExport) -> ParsedExport:
-        """The export as this server can give it. Raises UnsupportedParameter."""
+        """The export with options that this server can fulfil. Raises UnsupportedParameter."""
         return replace(wanted, options=await self._images.prepared(wanted.options, wanted.format))
 
     async def respond(
@@ -108,9 +108,9 @@ class ExportEndpoint:
     ) -> StreamingResponse:
         """Stream the samples of these sessions, then the fields `end`. The response closes `encoding`.
 
-        It begins with its first bytes: a format that is written to disk first has failed by then, if the disk is full.
-        Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse, ScratchFull,
-        and ClientDisconnect.
+        The response starts with its first bytes, so a format that is first written to disk fails before it if the disk
+        is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse,
+        ScratchFull, and ClientDisconnect.
         """
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
@@ -120,13 +120,13 @@ class ExportEndpoint:
         return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)
 
     async def _left_out(self, wanted: ParsedExport) -> dict[str, Any]:
-        """How many sessions the defaults of the filter leave out, by the reason, on the first page."""
+        """The number of sessions that the filter's defaults leave out, by reason, on the first page."""
         if wanted.page.cursor is not None:
             return {}
         filters, left_out = dict(wanted.filters), dict[str, int]()
         if filters.get("validation") is False:
             left_out[LeftOut.VALIDATION.value] = await self._number({**filters, "validation": True}, wanted)
-            del filters["validation"]  # each session has one reason: a withdrawn one is left out in any case
+            del filters["validation"]  # each session has one reason: withdrawn ones are always left out
         if filters.get("withdrawn") is False:
             left_out[LeftOut.WITHDRAWN.value] = await self._number({**filters, "withdrawn": True}, wanted)
         found = {reason: number for reason, number in left_out.items() if number}
@@ -153,7 +153,7 @@ class ExportEndpoint:
         wanted: ParsedExport,
         groups: Groups,
     ) -> AsyncGenerator[bytes]:
-        """Encode the page piece by piece in threads; turns run in between."""
+        """Encode the page piece by piece in threads, with turns running in between."""
         options, begun, samples = wanted.options, time.perf_counter(), 0
         try:
             for record in page:
@@ -163,7 +163,7 @@ class ExportEndpoint:
                     and options.padding is not None
                     and options.padding.on_too_long is TooLong.REFUSE
                 ):
-                    raise _too_long(record, session_samples)  # it grew since the check: break off the stream
+                    raise _too_long(record, session_samples)  # it grew since the check: abort the stream
                 samples += len(session_samples.rows)
                 async for piece in self._pieces(encoding.add(session_samples.rows, entry), options):
                     yield piece
@@ -174,12 +174,12 @@ class ExportEndpoint:
         self._metrics.duration.observe(time.perf_counter() - begun, wanted.format)
         self._metrics.sessions.by[()] += len(page)
         self._metrics.samples.by[()] += samples
-        # A session that was active when it was read may have ended since, with turns that are not in this export.
+        # A session that was active when it was read may have ended since, with turns that this export lacks.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
             self._recordings.note_exported(ended)
 
     async def _pieces(self, pieces: Pieces, options: LayoutOptions) -> AsyncIterator[bytes]:
-        """The bytes that an encoder makes. It is sent the images that it wants."""
+        """The bytes that an encoder makes. The images that it wants are read and sent to it."""
         entry: ImageEntry | None = None
         while (piece := await self._pace.work(_next(pieces, entry))) is not None:
             entry = None
@@ -191,7 +191,7 @@ class ExportEndpoint:
     async def _session(
         self, record: SessionRecord, options: LayoutOptions, groups: Groups
     ) -> tuple[SessionSamples, dict[str, Any]]:
-        """Load and lay out a session; return its rows and its entry."""
+        """Load and lay out a session; return its samples and its entry."""
         begun = await self._registry.count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
@@ -207,7 +207,7 @@ class ExportEndpoint:
         }
 
     async def _groups(self, page: Sequence[SessionRecord], wanted: ParsedExport) -> Groups:
-        """Statistics of the page's groups, over all sessions that match. Reads rewards, not tokens."""
+        """The statistics of the page's groups, over all matching sessions. Reads rewards, not tokens."""
         groups, options, after = Groups(), wanted.options, None
         if not options.compares:
             return groups
@@ -240,7 +240,7 @@ class ExportEndpoint:
                 raise _too_long(record, session_samples)
 
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
-        """The sessions of the page, and one more if there is a next page. Raises SessionNotFound for an unknown id."""
+        """The sessions of the page, plus one if there is a next page. Raises SessionNotFound for an unknown id."""
         records = await self._recordings.find_sessions(
             SessionQuery(
                 session_ids=wanted.page.session_ids,
@@ -271,7 +271,7 @@ def _add(
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """The first piece of a body, and the rest of it, which is closed with this."""
+    """The first piece of a body, then the rest. Closing this iterator closes `rest`."""
     async with aclosing(rest):
         yield first
         async for piece in rest:
@@ -288,7 +288,7 @@ def _send(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage | Non
 async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage | None:
     """Make the next piece in a thread; None after the last.
 
-    If cancelled, however often, wait for the thread: the encoder is closed next.
+    Waits for the thread even if cancelled repeatedly, because the encoder is closed next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(_send, pieces, entry))
     try:

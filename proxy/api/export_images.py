@@ -1,7 +1,6 @@
-"""The images of exports: which options this server can fulfil, and each image when an encoder wants it.
+"""The images of exports: checks the options that this server can fulfil, and reads each image when an encoder wants it.
 
-Images are read from the database one at a time, past the memory that turns use: an export of many sessions would
-empty it.
+Images are read from the database one at a time, without the image cache of turns, which a large export would flush.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FIELD = "multi_modal_inputs"
 
 
 class ExportImages:
-    """`stored`: the images of all sessions. `renderer`: of the model, whose images it has if it sees."""
+    """Reads images. `stored`: the images of all sessions. `renderer`: of the model, with images for a vision model."""
 
     def __init__(self, stored: StoredImages, renderer: Renderer) -> None:
         self._stored, self._renderer = stored, renderer
@@ -33,9 +32,9 @@ class ExportImages:
         self._loading = asyncio.Lock()
 
     async def prepared(self, options: LayoutOptions, name: ExportFormat) -> LayoutOptions:
-        """Return the options with the model's placeholders, and what `auto` means for it.
+        """Return the options with the model's placeholders, and with `auto` replaced by its value for the model.
 
-        Raises UnsupportedParameter for `multi_modal_inputs` that this server, this model or the format cannot give.
+        Raises UnsupportedParameter for `multi_modal_inputs` that the server, the model or the format does not support.
         """
         options = replace(options, placeholders=self._renderer.placeholders)
         if options.multi_modal_inputs is False:
@@ -50,7 +49,7 @@ class ExportImages:
         return replace(options, multi_modal_inputs=True, mrope=inputs.three)
 
     def positions(self, options: LayoutOptions) -> PositionsOf | None:
-        """The rule of positions for samples under these prepared options; None if they have none."""
+        """The position rule for samples with these prepared options; None if they have no positions."""
         return self._inputs.positions if options.mrope and self._inputs is not None else None
 
     async def read(self, wanted: WantedImage, options: LayoutOptions) -> ImageEntry:

@@ -1,4 +1,4 @@
-"""Parse the body of an export. Errors name the field at fault and the allowed values."""
+"""Parses the body of an export. Errors name the field at fault and the allowed values."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ FILTERS = options_of(SessionFilter)
 SAMPLE_FILTERS = tuple(name for name in FILTERS if name not in options_of(StoredFilter))
 """The filters that select turns or samples; the others select sessions."""
 SAMPLE_OPTIONS = options_of(*SAMPLE_GROUPS)
-"""The fields that say how samples are made."""
+"""The fields that determine how samples are made."""
 _EXPORT = options_of(*EXPORT_GROUPS)
 _PADDED = options_of(Padding)
 TOKEN_OPTIONS = {name: each for name, each in _EXPORT.items() if each.about.get("tokens")}
-"""The fields that decide what becomes of a token."""
+"""The fields that affect the states of tokens."""
 _VALIDATION = {Validation.SKIP: False, Validation.INCLUDE: None, Validation.ONLY: True}
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedExport:
-    """A parsed body: which sessions, with which options, in which format, and which page.
+    """A parsed body: the sessions, options, format and page.
 
-    `page.session_ids`: the named sessions, also a single one. `filters`: fields of a SessionQuery. `ended_by`: groups
-    contain only sessions that had ended by this place in the order of ends, that of a claim; None: all.
+    `page.session_ids`: the named sessions, also if there is only one. `filters`: fields of a SessionQuery. `ended_by`:
+    groups contain only sessions up to this place in the order of ends, as of a claim; None: all sessions.
     """
 
     page: PageOptions
@@ -58,7 +58,7 @@ class ParsedExport:
 
 
 def parse_export(body: Mapping[str, Any]) -> ParsedExport:
-    """The export in a body. Raises InvalidRequest that names the field and the allowed values."""
+    """The export in a body. Raises InvalidRequest, which names the field and the allowed values."""
     refuse_filters(body)
     given = read_given(body, _EXPORT)
     page, name = _page(made_of(PageOptions, given)), _format(given)
@@ -69,9 +69,9 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
 
 
 def parse_token_options(query: Mapping[str, str]) -> LayoutOptions:
-    """The options in a query that decide what becomes of a token. A value that is no text is JSON.
+    """The options in a query that affect the states of tokens. Values other than texts are JSON.
 
-    Raises InvalidRequest that names the parameter and the allowed values.
+    Raises InvalidRequest, which names the parameter and the allowed values.
     """
     texts = {name: query[name] for name in TOKEN_OPTIONS if name in query}
     given = read_given({name: _query_value(text, TOKEN_OPTIONS[name]) for name, text in texts.items()}, TOKEN_OPTIONS)
@@ -86,7 +86,7 @@ def refuse_filters(body: Mapping[str, Any]) -> None:
 
 
 def query_fields(chosen: StoredFilter, *, named: bool) -> dict[str, Any]:
-    """The fields of a SessionQuery. `named`: validation sessions are not left out, unless the filter says so."""
+    """The fields of a SessionQuery. `named`: validation sessions are included, unless the filter excludes them."""
     values = {name: getattr(chosen, name) for name in options_of(StoredFilter)}
     fields = {name: value for name, value in values.items() if value not in (None, {})}
     if not named:
@@ -133,14 +133,14 @@ def _page(page: PageOptions) -> PageOptions:
 
 
 def _format(given: Mapping[str, Any]) -> ExportFormat:
-    """The format of an export: AReaL's if the body has `style` and no `format`, as AReaL's client sends it."""
+    """The format of an export: AReaL's if the body has `style` and no `format`, as sent by AReaL's client."""
     default = ExportFormat.AREAL if "style" in given else ExportFormat.JSON
     chosen: ExportFormat = given.get("format", default)
     return chosen
 
 
 def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFormat) -> LayoutOptions:
-    """The options of layouts. An option that has no effect together with the others is refused by name."""
+    """The layout options. An option that has no effect in combination with the others is refused by name."""
     layout = _layout(given)
     if layout is Layout.TREE and given.get("drift") is Drift.MASK:
         raise InvalidRequest(

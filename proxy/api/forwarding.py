@@ -1,4 +1,4 @@
-"""Requests that another worker of this server must answer: passed on whole, and the answer comes back as it is."""
+"""Forwards requests that another worker of this server must answer. Requests and answers are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from proxy.workers.leader import LEADER
 from proxy.workers.peers import PASSED, PEER, Peers, Unreachable
 
 _OF_THE_CONNECTION = {b"connection", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
-_NOT_ASKED = _OF_THE_CONNECTION | {b"content-length", PEER}  # httpx writes the length
-_NOT_ANSWERED = _OF_THE_CONNECTION | {b"date"}  # this worker's own server writes it
+_NOT_ASKED = _OF_THE_CONNECTION | {b"content-length", PEER}  # httpx sets the length
+_NOT_ANSWERED = _OF_THE_CONNECTION | {b"date"}  # this worker's server sets it
 
 
 class Forwarding:
@@ -27,17 +27,17 @@ class Forwarding:
         self._peers, self._bodies = peers, bodies
 
     async def to_leader(self, request: Request) -> Forwarded:
-        """The endpoint of a path that only the leader can answer. Raises the errors of `Upload.read`."""
+        """The endpoint for paths that only the leader can answer. Raises the errors of `Upload.read`."""
         with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
             return self.to(LEADER, await upload.read(), upload)
 
     def to(self, worker: int, body: bytes, upload: Upload) -> Forwarded:
-        """The reply to a request whose body has been read; it keeps the share of `upload` until the answer begins."""
+        """The reply to a request whose body has been read. It keeps the share of `upload` until the answer begins."""
         return Forwarded(self._peers, worker, body, upload.handed_on())
 
 
 class Forwarded:
-    """A reply that another worker writes. If the client leaves, that worker sees it leave."""
+    """A reply that another worker writes. If the client leaves, the other worker sees the disconnect."""
 
     def __init__(self, peers: Peers, worker: int, body: bytes, upload: Upload) -> None:
         self._peers, self._worker, self._body, self._upload = peers, worker, body, upload
@@ -63,6 +63,6 @@ class Forwarded:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except Unreachable as error:
-            if not self.started:  # else the reply breaks off: one that failed must not end like one that succeeded
+            if not self.started:  # else abort: a failed reply must not end like a complete one
                 request_of(scope).elsewhere = False
                 await error_response(scope, error)(scope, receive, send)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tokengrove.spans import Tracing
 
 _SAMPLING = frozenset(SamplingParams._fields)
-# Prefix of the routing key of requests without a session. No session id contains a space, so none can be equal.
+# Prefix of the routing key of requests without a session. No session id contains a space, so no key is equal to one.
 _AFFINITY = "generate "
 
 
@@ -57,7 +57,7 @@ class GenerateEndpoint:
         forwarding: Forwarding | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`forwarding`: to the other workers; None without any. `tracing`: None if no traces are made."""
+        """`forwarding`: to other workers; None without other workers. `tracing`: None if no traces are made."""
         self._bodies = bodies
         self._access, self._gate, self._settings = access, gate, settings
         self._turns, self._tokens = turns, tokens
@@ -93,7 +93,7 @@ class GenerateEndpoint:
             trace_request(record.trace, asked)
         with _errors_named(body):
             if session is None:
-                upload.release()  # all that is left of the body are the ids, which the engine needs
+                upload.release()  # of the body only the ids are kept, for the engine
                 sent = b""
                 wanted = self._generate_request(asked, affinity)
                 if asked.images or self._turns.has_vision:
@@ -127,7 +127,7 @@ class GenerateEndpoint:
         )
 
     def _within_limit(self, sampling: SamplingParams) -> SamplingParams:
-        """Apply `--max-tokens-per-turn`, which holds without a session too."""
+        """Apply `--max-tokens-per-turn`, which also applies without a session."""
         limits = [n for n in (sampling.max_tokens, self._settings.max_tokens_per_turn) if n is not None]
         return sampling._replace(max_tokens=min(limits, default=None))
 
@@ -150,7 +150,7 @@ class GenerateEndpoint:
 
 @contextmanager
 def _errors_named(body: Mapping[str, Any]) -> Iterator[None]:
-    """Rename the field of an InvalidRequest to the one of this endpoint, for prompts and sampling parameters."""
+    """Replace the field of an InvalidRequest with its name in this endpoint, for prompts and sampling parameters."""
     try:
         yield
     except InvalidRequest as error:

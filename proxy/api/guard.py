@@ -1,11 +1,11 @@
-"""What every request passes before its endpoint: no page of another site may call a server that asks for no key.
+"""Checks every request before its endpoint: pages of other sites must not call a server that requires no key.
 
-On a server without an admin key the names in `Host` are checked, requests of other origins (a page at another port of
-this machine is one) are refused unless they are allowed, and only this machine manages engine servers. A server with
-keys needs none of this, because a page knows no key: it checks `Host` where `--allowed-hosts` is given. On both, pages
-of `--allowed-origins` may read the answers.
+On a server without an admin key, the name in `Host` is checked, requests from other origins (including other ports of
+this machine) are refused unless they are allowed, and only this machine may manage engine servers. A server with keys
+needs none of this, because a page knows no key; it checks `Host` only with `--allowed-hosts`. On both, pages of
+`--allowed-origins` may read the answers.
 
-A link on another site may lead a person to the page: that shows the site nothing, and no frame shows the page.
+A link on another site may open the page: that reveals nothing to the site, and the page cannot be framed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN = 100
 
 
 class Guard:
-    """Checks requests to a server with these settings. Between workers, only the first of them checks."""
+    """Checks requests to a server with these settings. Of several workers, only the first one checks a request."""
 
     def __init__(self, settings: Settings) -> None:
         self._open = settings.admin_key is None
@@ -46,7 +46,7 @@ class Guard:
         self._public_url = (settings.public_url or "").lower()
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let `app` answer a request that may pass; answer any other one."""
+        """Pass an admitted request to `app`; answer other requests with an error."""
         try:
             origin = self._admitted(scope)
         except Forbidden as error:
@@ -60,7 +60,7 @@ class Guard:
             await app(scope, receive, shared_with(origin, send))
 
     def _admitted(self, scope: Scope) -> str | None:
-        """The allowed origin that a request comes from; None for any other that may pass. Raises Forbidden."""
+        """The allowed origin of a request; None for other admitted requests. Raises Forbidden."""
         found = [(name, value) for name, value in scope["headers"] if name in _CHECKED]
         hosts = [value.decode("latin-1") for name, value in found if name == b"host"]
         if self._checks_hosts:
@@ -81,7 +81,7 @@ class Guard:
 
     def _check_host(self, hosts: list[str], scope: Scope) -> None:
         if not hosts:
-            return  # no browser: a health check over HTTP/1.0, or a client in this process
+            return  # not a browser: a health check over HTTP/1.0, or a client in this process
         if len(hosts) == 1 and (self._hosts.accepts(hosts[0]) or _is_own(hosts[0], scope)):
             return
         names = "localhost, 127.0.0.1, [::1], the host of --public-url and those of --allowed-hosts"
@@ -103,19 +103,19 @@ class Guard:
             raise OriginNotAllowed(_cross_site(f"of another port ({brief(origin)})"))
 
     def _ports(self, scheme: str, name: str | None, hosts: list[str], scope: Scope) -> set[int]:
-        """The ports at which a page with this name is the server's own: those under which it is called."""
+        """The ports at which a page with this name belongs to this server: the ports under which it is called."""
         found = {_port(host, scheme) for host in hosts}
         if (server := scope.get("server")) is not None and server[1] is not None:
             found.add(server[1])
         if public := _WEB.fullmatch(self._public_url):
             found.add(_port(public[2].partition("/")[0], public[1]))
         if name is not None and name != "localhost" and not name.endswith(".localhost") and not is_loopback(name):
-            found.add(_DEFAULT_PORTS[scheme])  # a gateway may write the `Host` anew
+            found.add(_DEFAULT_PORTS[scheme])  # a gateway may rewrite `Host`
         return found
 
 
 def _follows_link(scope: Scope) -> bool:
-    """Whether a person opens the page in a tab of its own."""
+    """Whether a user opens the page as a top-level document."""
     if scope["path"] not in _PAGE or scope["method"] not in ("GET", "HEAD"):
         return False
     headers = headers_of(scope)
@@ -136,7 +136,7 @@ def _cross_site(which: str) -> str:
 
 
 def _is_own(host: str, scope: Scope) -> bool:
-    """Whether `host` is the address of this end of the connection; in process, the host of the URL that was called."""
+    """Whether `host` is the local address of the connection; in process, the host of the called URL."""
     server = scope.get("server")
     if server is None:
         return False
@@ -145,10 +145,10 @@ def _is_own(host: str, scope: Scope) -> bool:
 
 
 def _check_nearby(scope: Scope, headers: Headers) -> None:
-    """Raise Forbidden for a client on another machine, also one behind a proxy: its URLs would be called from here."""
+    """Raise Forbidden for a client on another machine or behind a proxy, because this server would call its URLs."""
     client = scope.get("client")
     passed = [part for name in _FORWARDED for part in headers.get(name, "").split(",") if part]
-    far = client is not None and is_address(client[0]) and not is_loopback(client[0])  # else in process, or of Unix
+    far = client is not None and is_address(client[0]) and not is_loopback(client[0])  # else in process or on Unix
     if not far and all(is_loopback(part.strip()) for part in passed):
         return
     raise Forbidden(

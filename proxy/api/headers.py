@@ -1,4 +1,4 @@
-"""Request headers as ASGI gives them, and what they say about the caller: its key and the session that it hints at."""
+"""Request headers in ASGI form, and the key and session hint of the caller in them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from proxy.sessions.ids import check_session_id
 from tokengrove.errors import InvalidRequest
 
 Headers = Mapping[bytes, str]
-"""Headers by their names in lower case. Of a repeated header the first one counts."""
+"""Headers by lower-case name. Of a repeated header, the first one counts."""
 
-# In order of preference. An opencode sub-agent has a session of its own and belongs to its parent's.
+# In order of preference. An opencode sub-agent has its own session, but belongs to its parent's.
 _HINTS = (b"x-claude-code-session-id", b"session-id", b"x-parent-session-id", b"x-session-id")
 
 
@@ -32,7 +32,7 @@ def key_in(headers: Headers) -> str | None:
 
 
 def hint_in(headers: Headers, body: Any) -> str | None:
-    """The session id of the client itself, from a header or the body; None if it sends none that can be an id."""
+    """The client's own session id, from a header or the body; None if it sends no valid id."""
     values: list[Any] = [headers.get(name) for name in _HINTS]
     if isinstance(body, dict):
         values += [_metadata_session(body.get("metadata")), body.get("prompt_cache_key")]
@@ -40,7 +40,7 @@ def hint_in(headers: Headers, body: Any) -> str | None:
 
 
 def _metadata_session(metadata: Any) -> Any:
-    """The session id of Claude Code, which it puts into `metadata.user_id`, a JSON string."""
+    """The session id of Claude Code, which sends it in `metadata.user_id`, a JSON string."""
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
     try:
         decoded = orjson.loads(user) if isinstance(user, str) else None

@@ -31,7 +31,7 @@ class HealthEndpoints:
         servers: ServerPool | None,
         settings: Settings,
     ) -> None:
-        """`numbers` reads the metrics of this process, or of all workers. `servers`: the pool that the engine is."""
+        """`numbers` reads the metrics of this process, or of all workers. `servers`: the pool, if the engine is one."""
         self._gate, self._store, self._servers = gate, store, servers
         self._metrics, self._numbers = metrics, numbers
         self._port = settings.metrics_port
@@ -55,14 +55,14 @@ class HealthEndpoints:
         return JsonResponse({**state, "version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics as Prometheus or OpenMetrics text, as `Accept` asks. Raises Unauthorized and NotFound."""
+        """The metrics as Prometheus or OpenMetrics text, depending on `Accept`. Raises Unauthorized and NotFound."""
         if self._port is not None and _port_of(request) != self._port:
             raise NotFound(f"/metrics is at port {self._port} of this server (--metrics-port)")
         self._check_key(key_of(request))
         backlog = await self._store.backlog.read()
         self._metrics.sessions.see(backlog, time.time(), up=backlog is not None and not self._store.refused)
         numbers, accept = await self._numbers(), request.headers.get("accept", "")
-        text, media_type = await asyncio.to_thread(self._metrics.text, numbers, accept)  # it takes some 10 ms
+        text, media_type = await asyncio.to_thread(self._metrics.text, numbers, accept)  # takes about 10 ms
         return Response(text, headers={"content-type": media_type})
 
     def _check_key(self, key: str | None) -> None:
@@ -72,6 +72,6 @@ class HealthEndpoints:
 
 
 def _port_of(request: Request) -> int | None:
-    """The port of the server that the client has reached."""
+    """The server port that the client connected to."""
     server = request.scope.get("server")
     return None if server is None else server[1]

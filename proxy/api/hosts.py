@@ -1,8 +1,8 @@
-"""The names under which a server may be called: a page of another site reaches it only under a name of that site.
+"""The names under which a server may be called. A page of another site reaches it only under a name of that site.
 
-A page whose name was made to resolve to this machine (DNS rebinding) is of the same origin as the server for a browser,
-so nothing but the header `Host` tells the two apart. An IP address in `Host` was resolved by nobody, but 0.0.0.0 is an
-address of this machine that browsers let pages of other sites call, so only addresses of loopback are accepted.
+If the name of a page resolves to this machine (DNS rebinding), a browser treats the page and the server as the same
+origin, and only the `Host` header distinguishes them. An IP address in `Host` needs no resolution. But browsers let
+pages of other sites call 0.0.0.0, which is an address of this machine, so only loopback addresses are accepted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from proxy.settings import Settings, listed
 
-# A name, an IPv4 address or an IPv6 address in brackets; a name may end with the dot of the root. Then the port.
+# A name (perhaps with a final dot), an IPv4 address or an IPv6 address in brackets, followed by the port.
 _HOST = re.compile(r"([a-z0-9_-][a-z0-9._-]*?|\[[0-9a-f:.]+\])\.?(?::[0-9]{0,5})?")
 _REMEMBERED = 64
 
 
 class Hosts:
-    """Loopback names and addresses, the host of `--public-url`, and those of `--allowed-hosts`; ports do not count."""
+    """Loopback names and addresses, the host of `--public-url`, and `--allowed-hosts`. Ports are ignored."""
 
     def __init__(self, settings: Settings) -> None:
         allowed = [name.lower() for name in listed(settings.allowed_hosts)]
@@ -30,7 +30,7 @@ class Hosts:
             self._names.add(f"[{public}]" if ":" in public else public)
         self._suffixes = (".localhost", *(name[1:] for name in allowed if name.startswith("*")))
         self.accepts = lru_cache(_REMEMBERED)(self._accepts)
-        """Whether a server with these settings may be called under a `Host` or the rest of an origin."""
+        """Whether the server may be called under a `Host`, or the part of an origin after its scheme."""
 
     def _accepts(self, text: str) -> bool:
         name = host_name(text)
@@ -40,7 +40,7 @@ class Hosts:
 
 
 def host_name(text: str) -> str | None:
-    """The name or address in a `Host`, in lower case, without port and last dot; None if `text` is no host."""
+    """The name or address in a `Host`, in lower case, without port and final dot; None if `text` is not a host."""
     found = _HOST.fullmatch(text.lower())
     return None if found is None else found[1]
 
@@ -55,7 +55,10 @@ def is_address(text: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `address` is one of loopback, in the usual notation: browsers send no other. IPv6 may have brackets."""
+    """Whether `address` is a loopback address in the usual notation, the only one that browsers send.
+
+    IPv6 addresses may have brackets.
+    """
     try:
         parsed = ipaddress.ip_address(address.strip("[]") if ":" in address else address)
     except ValueError:

@@ -19,7 +19,7 @@ from proxy.sessions.access import Caller
 from proxy.telemetry.http_request import request_of, without_secret
 from tokengrove.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, TooManyRequests
 
-# After a longer wait the openai SDK does not retry; the anthropic SDK sleeps through it.
+# The openai SDK does not retry after a longer wait; the anthropic SDK waits for any time.
 _MAX_RETRY_AFTER_S = 30
 
 
@@ -55,7 +55,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def as_object(value: Any) -> Mapping[str, Any]:
-    """Return a decoded body that is an object. Raises InvalidRequest for anything else."""
+    """Return a decoded body if it is an object. Raises InvalidRequest for anything else."""
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     return value
@@ -73,9 +73,10 @@ def key_of(request: Request) -> str | None:
 
 
 def error_response(scope: Scope, error: ProxyError) -> Response:
-    """The response for `error`, in the envelope of the API that the path belongs to; the request's record notes it.
+    """The response for `error`, in the envelope of the API that the path belongs to. It is noted in the request record.
 
-    Agents are told of no place behind the server; the record has the whole message. A wrong key is answered late.
+    Messages for agents name no address behind the server; the record has the full message. Wrong keys are answered
+    with a delay.
     """
     delay, keys = None, scope.get(WRONG_KEYS)
     try:
@@ -112,12 +113,12 @@ def shown_path(request: Request) -> str:
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:
-    """Handle a path that no route has."""
+    """Handle a path without a route."""
     return error_response(request.scope, NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
-    """Handle a method that the route of this path does not have; the header `allow` lists those it has."""
+    """Handle a method that the route of this path does not support. The `allow` header lists the supported methods."""
     headers = dict(getattr(error, "headers", None) or {})
     allowed = headers.get("Allow", "another method")
     problem = MethodNotAllowed(f"{shown_path(request)} does not support {request.method}; use {allowed}")
@@ -127,11 +128,11 @@ async def on_method_not_allowed(request: Request, error: Exception) -> Response:
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
-    """Handle a client that left while it sent its request; nobody reads the response."""
+    """Handle a client that disconnected while it sent its request. The response is never read."""
     assert isinstance(error, ClientDisconnect)
     return Response(status_code=499)
 
 
 async def on_crash(request: Request, error: Exception) -> Response:
-    """Handle an unexpected exception: the client gets one sentence, the log the traceback."""
+    """Handle an unexpected exception: the client gets one sentence, and the traceback is logged."""
     return error_response(request.scope, CRASH)

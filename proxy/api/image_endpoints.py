@@ -1,7 +1,7 @@
 """`GET /rl/sessions/{session}/images/{digest}`: an image of a session, as its client sent it.
 
-A digest names bytes that never change, so browsers may keep them; and whatever these bytes are, a browser runs nothing
-of them.
+The bytes of a digest never change, so browsers may cache them. The headers prevent browsers from executing them,
+whatever they contain.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tokengrove.errors import NotFound, brief
 _DIGEST = re.compile("[0-9a-f]{64}")
 _HEADERS = {
     "cache-control": "private, max-age=31536000, immutable",
-    "vary": "authorization, x-api-key",  # what a browser keeps is for the key that asked
+    "vary": "authorization, x-api-key",  # a cached image is only for the key that requested it
     "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; sandbox",
 }
 
 
 class ImageEndpoints:
-    """Gives images to whoever may read their session."""
+    """Returns images to callers that may read their session."""
 
     def __init__(self, access: Access, registry: Registry, images: StoredImages) -> None:
         self._access, self._registry, self._images = access, registry, images
@@ -40,7 +40,7 @@ class ImageEndpoints:
         check_known(request.query_params, ())
         session = await self._registry.get(check_dots(request.path_params["session"]))
         digest = request.path_params["digest"]
-        # Only what can be a digest is looked up: a database refuses some other texts, such as one with NUL.
+        # Only valid digests are looked up, because a database refuses some texts, such as text with NUL.
         file = await self._images.find(session.id, digest) if _DIGEST.fullmatch(digest) else None
         if file is None:
             raise NotFound(f"session {brief(session.id)} has no image {brief(digest)}", param="digest")

@@ -20,7 +20,7 @@ from proxy.telemetry.http_request import request_of
 
 
 class KeyEndpoints:
-    """Rotate a session's keys."""
+    """Rotates the keys of a session."""
 
     def __init__(
         self, access: Access, rotation: KeyRotation, bodies: Bodies, addresses: Addresses, repeated: RepeatedCalls
@@ -29,9 +29,9 @@ class KeyEndpoints:
         self._addresses, self._repeated = addresses, repeated
 
     async def rotate(self, request: Request) -> JsonResponse:
-        """Replace the keys named in `keys` (default: all of them). The old ones stop working at once.
+        """Replace the keys named in `keys` (default: all of them). The old keys stop working at once.
 
-        A repeated call is known by the key that it has replaced, so it is looked up before the key is checked.
+        A repeated call is looked up before its key is checked, because the first call may have replaced that key.
         """
         if name_of(request) is None:
             return await self._rotate(request, None, None)

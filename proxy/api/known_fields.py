@@ -1,4 +1,4 @@
-"""Unknown and misplaced fields of a body are refused by name: an ignored filter would match every session."""
+"""Refuses unknown and misplaced fields of a body by name, because an ignored filter would match every session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokengrove.errors import InvalidRequest
 
 
 def check_known(fields: Mapping[str, Any], known: Collection[str], at: str = "") -> None:
-    """Raise InvalidRequest for the first of `fields` that is not in `known`; `at` is the path of `fields` with its dot.
+    """Raise InvalidRequest for the first of `fields` that is not in `known`. `at`: the path of `fields`, with its dot.
 
     The message has the path as the client wrote it, the nearest known name if one is close, and all known names.
     """
@@ -34,7 +34,7 @@ def _hint(name: str, known: Collection[str], at: str) -> str:
 
 
 def refuse(body: Mapping[str, Any], names: Iterable[str], why: str, at: str = "") -> None:
-    """Raise InvalidRequest for the first of the fields `names` that a body has; `why` continues "'NAME' "."""
+    """Raise InvalidRequest for the first of the fields `names` in a body. `why`: the message after "'NAME' "."""
     for name in names:
         if body.get(name) is not None:
             raise InvalidRequest(f"'{at}{name}' {why}", param=at + name)

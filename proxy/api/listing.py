@@ -1,6 +1,6 @@
-"""Pages of sessions and of groups for people who look at them, read a bounded piece at a time.
+"""Pages of sessions and groups for people who view them, read in bounded pieces.
 
-A page may be short, and its cursor then goes on where the work ended. Between pieces, running turns come first.
+A page may be short; its cursor then continues where the work ended. Between pieces, running turns have priority.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from proxy.api.summaries import Summaries, Summed
 from proxy.store.recordings import SessionReads
 from proxy.types import GroupSummary, ListedSession
 
-_PIECE = 200  # sessions whose turns are read at once, at most
-_PIECE_TURNS = 2_000  # and their turns, unless one session alone has more
-_MOST_SESSIONS = 2_000  # whose turns one request reads
+_PIECE = 200  # the most sessions whose turns are read at once
+_PIECE_TURNS = 2_000  # the most turns of them, unless a single session has more
+_MOST_SESSIONS = 2_000  # the most sessions whose turns one request reads
 _MOST_TURNS = 50_000
-_PER_GROUP = 1_000  # sessions whose scores make up those of a group, as many as a claim can lease
+_PER_GROUP = 1_000  # the most sessions in the scores of a group, as many as a claim can lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +37,36 @@ class GroupPage:
 
 
 class _Budget:
-    """How many more sessions and turns a request reads."""
+    """The number of sessions and turns that a request may still read."""
 
     def __init__(self) -> None:
         self._sessions, self._turns = _MOST_SESSIONS, _MOST_TURNS
 
     def spend(self, sessions: Sequence[ListedSession]) -> bool:
-        """Count what was read. Returns whether more may be."""
+        """Count the sessions that were read. Return whether more may be read."""
         self._sessions -= len(sessions)
         self._turns -= sum(session.turns for session in sessions)
         return self._sessions > 0 and self._turns > 0
 
 
 class Listing:
-    """Reads pages. What a page lacks of its limit is on the next one."""
+    """Reads pages. If a page has less than its limit, the rest is on the next page."""
 
     def __init__(self, recordings: SessionReads, summaries: Summaries) -> None:
         self._recordings, self._summaries = recordings, summaries
 
     async def records(self, wanted: ParsedListing) -> tuple[list[ListedSession], str | None]:
-        """A page of sessions whose turns nobody asks for, and its cursor. Raises InvalidRequest for an unknown one."""
+        """A page of sessions without their turns, and its cursor. Raises InvalidRequest for an unknown cursor."""
         found = await self._recordings.find_listed(replace(wanted.query, limit=wanted.limit + 1))
         page = found[: wanted.limit]
         return page, _id(page[-1]) if len(found) > len(page) else None
 
     async def page(self, wanted: ParsedListing) -> Page:
-        """A page of sessions with summaries, which meet the conditions on those. Raises InvalidRequest as `records`."""
+        """A page of sessions whose summaries meet the conditions. Raises InvalidRequest like `records`."""
         page: list[Summed] = []
         budget, query = _Budget(), wanted.query
         while True:
-            # Without a condition on summaries, all that is read is on the page.
+            # Without a condition on summaries, all sessions read are on the page.
             most = _PIECE if wanted.summed.asks else min(_PIECE, wanted.limit - len(page))
             found = await self._recordings.find_listed(replace(query, limit=most + 1))
             more = len(found) > most
@@ -83,7 +83,7 @@ class Listing:
                 return Page(page, query.after)
 
     async def groups(self, wanted: ParsedGroups) -> GroupPage:
-        """A page of groups: at least one, if there is one, and fewer than the limit if they have many turns."""
+        """A page of groups: at least one if any exists, and fewer than the limit if they have many turns."""
         found = await self._recordings.find_groups(wanted.query, wanted.before, wanted.limit + 1)
         page: list[tuple[GroupSummary, list[Summed]]] = []
         budget = _Budget()
@@ -102,7 +102,7 @@ class Listing:
 
 
 def _together(groups: Sequence[GroupSummary]) -> Iterator[list[GroupSummary]]:
-    """Groups in their order, those together whose sessions one query reads: at most those of a piece."""
+    """The groups in order, batched so that one query reads the sessions of a batch: at most a piece."""
     some, sessions = list[GroupSummary](), 0
     for group in groups:
         count = sum(group.by_status.values())
@@ -120,7 +120,7 @@ def _id(session: ListedSession) -> str:
 
 
 def _first_piece(sessions: Sequence[ListedSession]) -> Sequence[ListedSession]:
-    """The first of some sessions that are read at once: at least one, and no more turns than a piece has."""
+    """The first sessions, to read at once: at least one, and at most the turns of a piece."""
     turns = 0
     for at, session in enumerate(sessions[:_PIECE]):
         turns += session.turns

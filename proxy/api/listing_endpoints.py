@@ -1,4 +1,4 @@
-"""`GET /rl/sessions` and `GET /rl/groups`: what was recorded, as lists. They change nothing and cost turns nothing."""
+"""`GET /rl/sessions` and `GET /rl/groups`: lists of recorded sessions and groups. They change and delay nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.store.recordings import SessionReads
 
 
 class Lists:
-    """The answers of both endpoints, for whoever may read the database."""
+    """The answers of both endpoints, for any reader of the database."""
 
     def __init__(self, recordings: SessionReads, listing: Listing) -> None:
         self._recordings, self._listing = recordings, listing
@@ -55,21 +55,23 @@ class Lists:
         ]
 
     async def _counts(self, wanted: ParsedListing) -> dict[str, int] | None:
-        """The sessions of all pages by status, also of other ones than the filter's; None if they have to be read."""
+        """The number of sessions on all pages for each status, whatever the filter; None if they must be read."""
         if wanted.summed.asks or wanted.query.reads_values:
             return None
         return by_status_json(await self._recordings.count_by_status(replace(wanted.query, status=None, after=None)))
 
 
 class ListingEndpoints:
-    """List sessions and groups, with the admin key."""
+    """Lists sessions and groups, with the admin key."""
 
     def __init__(self, access: Access, lists: Lists) -> None:
         self._access, self._lists = access, lists
 
     async def index(self, request: Request) -> JsonResponse:
-        """A page of the sessions that `filter` selects, in their `order`: at most `limit`, from where the `cursor` of
-        the page before points. `include` adds summaries, returns and counts."""
+        """A page of at most `limit` sessions that `filter` selects, in `order`, from the `cursor` of the page before.
+
+        `include` adds summaries, returns and counts.
+        """
         self._access.check_admin(key_of(request))
         return JsonResponse(await self._lists.sessions(request.query_params))
 

@@ -14,7 +14,7 @@ _MOST_TASKS = 10
 
 
 def listed_json(record: SessionRecord, summary: Summary, running: int, *, returns: bool = False) -> dict[str, Any]:
-    """An entry of the listing with its summary. `running`: calls that began and have not ended."""
+    """An entry of the listing with its summary. `running`: the number of calls that have begun and not ended."""
     shown = summary_json(summary, running, record.updated_at)
     if returns:
         shown["returns"]["values"] = summary.returns.tolist()
@@ -22,7 +22,7 @@ def listed_json(record: SessionRecord, summary: Summary, running: int, *, return
 
 
 def summary_json(summary: Summary, running: int, last_at: float) -> dict[str, Any]:
-    """What a session's turns come to. `last_at`: the last commit or change."""
+    """The summary of a session's turns. `last_at`: the last commit or change."""
     low, high = summary.versions or (None, None)
     return {
         "turns": summary.turns,
@@ -45,7 +45,7 @@ def summary_json(summary: Summary, running: int, last_at: float) -> dict[str, An
 
 
 def group_json(group: GroupSummary, sessions: Sequence[tuple[SessionRecord, Summary]]) -> dict[str, Any]:
-    """A group. Its scores, returns, tokens, tasks and versions are those of the given `sessions`, its first ones."""
+    """A group. Its scores, returns, tokens, tasks and versions are from `sessions`, the first sessions of the group."""
     summaries = [summary for _, summary in sessions]
     versions = version_range(summary.versions for summary in summaries)
     scores = [summary.score for summary in summaries if summary.score is not None]
@@ -70,7 +70,7 @@ def group_json(group: GroupSummary, sessions: Sequence[tuple[SessionRecord, Summ
 
 
 def by_status_json(counts: dict[SessionStatus, int]) -> dict[str, int]:
-    """Numbers of sessions by status; a status without one has 0."""
+    """The number of sessions for each status; 0 if there are none."""
     return {status.value: counts.get(status, 0) for status in SessionStatus}
 
 

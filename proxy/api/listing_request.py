@@ -27,22 +27,22 @@ _MAX_GROUPS = 200
 _MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _LONGEST_SEARCH = 200
 STORED = ("session_ids", "version", "search", "withdrawn")
-"""Filters of listings alone, by what the database has of a session."""
+"""Filters for listings only, on stored values of a session."""
 SUMMED = ("reward", "purpose", "forked")
-"""Filters of listings alone, by what the turns of a session come to."""
-# Filters of exports that select turns or samples. Of these a listing has `purpose`: a turn of the session has it.
+"""Filters for listings only, on the summary of a session's turns."""
+# Filters of exports that select turns or samples. Listings support only `purpose` of these: one turn must have it.
 _OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name not in options_of(ListingFilter))
 
 
 class Order(StrEnum):
-    """The order of a listing: that in which sessions were created, or its reverse."""
+    """The order of a listing: by creation, oldest or newest first."""
 
     OLDEST = "oldest"
     NEWEST = "newest"
 
 
 class Part(StrEnum):
-    """What `include` may name: sums of each session's turns, the returns of its turns, and counts of all sessions."""
+    """Values of `include`: summaries of each session's turns, the returns of its turns, and counts of all sessions."""
 
     SUMMARY = "summary"
     RETURNS = "returns"
@@ -51,7 +51,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SummaryFilter:
-    """Conditions on what a session's turns come to; None means any. `purpose`: that of at least one turn."""
+    """Conditions on the summary of a session's turns; None: any. `purpose`: the purpose of at least one turn."""
 
     reward: Wanted | None = None
     purpose: str | None = None
@@ -59,7 +59,7 @@ class SummaryFilter:
 
     @property
     def asks(self) -> bool:
-        """Whether a session's turns have to be read to know whether it is listed."""
+        """Whether the turns of a session must be read to decide if it is listed."""
         return (self.reward, self.purpose, self.forked) != (None, None, None)
 
     def fits(self, summary: Summary) -> bool:
@@ -73,7 +73,7 @@ class SummaryFilter:
 
 @dataclass(frozen=True, slots=True)
 class ParsedListing:
-    """A page of a listing: `query` has the conditions that the database looks at, its cursor and its order."""
+    """A page of a listing. `query` has the conditions that the database checks, the cursor and the order."""
 
     query: SessionQuery
     summed: SummaryFilter
@@ -83,9 +83,9 @@ class ParsedListing:
 
 @dataclass(frozen=True, slots=True)
 class ParsedGroups:
-    """A page of groups: those of the sessions that `query` selects, by default without withdrawn ones.
+    """A page of the groups of sessions that `query` selects, by default without withdrawn sessions.
 
-    `before`: the number of the last group before.
+    `before`: the number of the last group on the previous page.
     """
 
     query: SessionQuery
@@ -94,7 +94,7 @@ class ParsedGroups:
 
 
 def parse_listing(query: Mapping[str, str]) -> ParsedListing:
-    """The page that a query of `/rl/sessions` asks for. Raises InvalidRequest. `after` is the cursor's older name."""
+    """The page that a query of `/rl/sessions` requests. Raises InvalidRequest. `after` is the cursor's older name."""
     given: dict[str, Any] = dict(query)
     if "after" in given and "cursor" not in given:
         given["cursor"] = given.pop("after")
@@ -107,7 +107,7 @@ def parse_listing(query: Mapping[str, str]) -> ParsedListing:
 
 
 def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
-    """The page that a query of `/rl/groups` asks for. Raises InvalidRequest."""
+    """The page that a query of `/rl/groups` requests. Raises InvalidRequest."""
     check_known(query, _GROUP_FIELDS)
     given: dict[str, Any] = dict(query)
     limit = _limit(given, 50, _MAX_GROUPS)
@@ -129,7 +129,7 @@ def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
 
 
 def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], SummaryFilter]:
-    """The fields of a SessionQuery, and the conditions on summaries. Raises InvalidRequest that names the field."""
+    """The fields of a SessionQuery, and the conditions on summaries. Raises InvalidRequest, which names the field."""
     refuse(filters, _OF_SAMPLES, "selects samples, not sessions; export the sessions with it", "filter.")
     chosen = read_group(ListingFilter, filters, "filter.")
     if (search := chosen.search) is not None and not 0 < len(search) <= _LONGEST_SEARCH:

@@ -1,6 +1,6 @@
-"""Long polls must not delay a shutdown: when the server is asked to stop, every waiting request is answered at once.
+"""Long polls, which must not delay a shutdown: when the server stops, every waiting request is answered at once.
 
-It gets the answer of a wait that timed out, so the client polls again and reaches the next server.
+The answer is the same as after a timeout, so the client polls again and reaches the next server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class LongPolls:
 
     @property
     def ending(self) -> bool:
-        """True once the server is stopping: no request may wait any more."""
+        """True when the server is stopping and no request may wait."""
         return self._ending.is_set()
 
     def end(self) -> None:
-        """End all waits, now and in future. Call on the event loop."""
+        """End all current and future waits. Call on the event loop."""
         self._ending.set()
 
     async def wait(self, something: Coroutine[Any, Any, T]) -> T | None:

@@ -1,4 +1,4 @@
-"""`/mailbox/...`: an outside process answers in place of an engine. It fetches requests and delivers their answers."""
+"""`/mailbox/...`: an external process acts as the engine. It fetches requests and delivers their answers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class MailboxEndpoints:
     async def next(self, request: Request) -> JsonResponse:
         """Return the oldest waiting request, of `session_id` if given.
 
-        `{"status": "empty"}` if there is none for `wait_s` seconds; `{"status": "ended"}` if the session has ended or
-        is past its deadline, so that it can send no more. `images`: whether the request's images come with their bytes.
+        `{"status": "empty"}` if none arrives for `wait_s` seconds; `{"status": "ended"}` if the session has ended or is
+        past its deadline, so that it can send no more. `images`: whether to include the bytes of the request's images.
         """
         body = await self._body(request)
         check_given(body, ("session_id", "wait_s", "images"))
@@ -68,7 +68,7 @@ class MailboxEndpoints:
         wait_s = wait_s if left_s is None else min(wait_s, max(left_s, 0.0))
         waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
         async with self._noticing_ends(session_id, wait_s):
-            # A poll whose client has left must not take a request away from another poll.
+            # A poll whose client has left must not take a request from another poll.
             letter = await while_connected(request.receive, waiting)
         if letter is not None:
             images = await _images_json(letter.request, with_bytes)
@@ -78,7 +78,7 @@ class MailboxEndpoints:
 
     @asynccontextmanager
     async def _noticing_ends(self, session_id: str | None, wait_s: float) -> AsyncIterator[None]:
-        """Let `ended` of the session be set during a poll, too, if the session ends on another replica."""
+        """Watch the session during a poll, so that its `ended` is also set if it ends on another replica."""
         if session_id is None or not (wait_s and self._registry.shared):
             yield
             return
@@ -90,7 +90,7 @@ class MailboxEndpoints:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _has_ended(self, session_id: str) -> bool:
-        """Whether a session takes no more turns. Read it again: another replica may have ended it during the poll."""
+        """Whether a session takes no more turns. Reads it again, because another replica may have ended it."""
         session = await self._registry.get(session_id)
         left_s = session.seconds_left()
         return session.record.status is not SessionStatus.ACTIVE or (left_s is not None and left_s <= 0)
@@ -106,7 +106,7 @@ class MailboxEndpoints:
         return JsonResponse(_names(name))
 
     def _name(self, body: Mapping[str, Any]) -> str:
-        """The id of the request to answer. Fields that name different ones are refused."""
+        """The id of the request to answer. Fields that name different requests are refused."""
         by_id, by_older_name = (optional_text(body, field) for field in _names(""))
         session_id, turn = optional_text(body, "session_id"), optional_int(body, "turn", least=0)
         name = by_id or by_older_name
@@ -133,7 +133,7 @@ class MailboxEndpoints:
 
 
 def _check_same(name: str, field: str, given: str | int | None, own: str | int | None) -> None:
-    """Raise InvalidRequest if a field is given that names another request than `name`, which has `own` there."""
+    """Raise InvalidRequest if a given field does not match the request `name`, whose value for it is `own`."""
     if given is not None and given != own:
         raise InvalidRequest(
             f"{brief(field)} is {brief(given)}, but that of request {name} is {brief(own)}", param=field
@@ -141,7 +141,7 @@ def _check_same(name: str, field: str, given: str | int | None, own: str | int |
 
 
 def _names(request_id: str) -> dict[str, str]:
-    """The id of a request, which is that of the interaction; `request_id` is its older name."""
+    """The id of a request, which is the id of the interaction; `request_id` is its older name."""
     return {"interaction_id": request_id, "request_id": request_id}
 
 
@@ -172,9 +172,9 @@ def _with_bytes(body: Mapping[str, Any]) -> bool:
 
 
 async def _images_json(request: GenerateRequest, with_bytes: bool) -> list[dict[str, Any]]:
-    """The images of the prompt, in its order; `with_bytes`: each with its bytes as they came, in base64.
+    """The images of the prompt, in order. `with_bytes`: include the original bytes of each, in base64.
 
-    They cannot be read elsewhere yet: those of a turn are stored with its answer.
+    They cannot be read elsewhere yet: the images of a turn are stored with its answer.
     """
     if request.images is None:
         return []
@@ -190,7 +190,7 @@ async def _images_json(request: GenerateRequest, with_bytes: bool) -> list[dict[
 
 
 def _asked(turn: TurnRequest) -> dict[str, Any]:
-    """What the client itself set beside messages and tools, as fields of a chat completion."""
+    """The other fields that the client set, besides messages and tools, as fields of a chat completion."""
     asked: dict[str, Any] = {name: _field(name, getattr(turn.sampling, name)) for name in sorted(turn.given)}
     if turn.template_options:
         asked["chat_template_kwargs"] = dict(turn.template_options)

@@ -12,7 +12,7 @@ from proxy.api.http import JsonResponse
 
 
 class ModelEndpoints:
-    """The one model that is served, which answers to every name, as turns do. `end_token_ids` end its answers."""
+    """The served model, under any name, like in turns. `end_token_ids` end its answers."""
 
     def __init__(self, name: str, end_token_ids: tuple[int, ...]) -> None:
         self._name, self._end_token_ids = name, end_token_ids
@@ -31,7 +31,7 @@ class ModelEndpoints:
         return JsonResponse(listing)
 
     async def show(self, request: Request) -> JsonResponse:
-        """Return the served model under the name that was asked for; `display_name` is its own."""
+        """Return the served model under the requested name; `display_name` is its own name."""
         return JsonResponse(self._model(request.path_params["model"] or self._name))
 
     def _model(self, name: str) -> dict[str, Any]:

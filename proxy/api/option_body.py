@@ -1,6 +1,6 @@
-"""Read the options of a body (`tokengrove.options`). Errors name the field at fault and the values that it takes.
+"""Reads the options of a body (`tokengrove.options`). Errors name the field at fault and its allowed values.
 
-A field that is null is absent. Only the fields that are given are looked at.
+A field that is null counts as absent. Only given fields are read.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _RANGE = ("min", "max")
 
 
 def read_given(body: Mapping[str, Any], options: Mapping[str, Option], at: str = "") -> dict[str, Any]:
-    """The values of the options that a body has. `at` is the path of the body with its dot. Raises InvalidRequest."""
+    """The values of the options in a body. `at`: the path of the body, with its dot. Raises InvalidRequest."""
     check_known({name: value for name, value in body.items() if at or value is not None}, options, at)
     return {name: _read(value, options[name], at + name) for name, value in body.items() if value is not None}
 
 
 def made_of(group: type[_T], given: Mapping[str, Any]) -> _T:
-    """The group with those of the given values that are its own."""
+    """The group, built from the given values that belong to it."""
     return group(**{name: given[name] for name in options_of(group) if name in given})
 
 
 def read_group(group: type[_T], body: Mapping[str, Any], at: str = "") -> _T:
-    """The group that a body has all the options of."""
+    """The group whose options are the fields of a body."""
     return group(**read_given(body, options_of(group), at))
 
 
 def read_choice(value: Any, choices: type[_EnumT], path: str) -> _EnumT:
-    """A word, as the member that it names."""
+    """The enum member that a word names."""
     if isinstance(value, str):
         with suppress(ValueError):
             return choices(value)

@@ -1,4 +1,4 @@
-"""Web origins that may call the server from a browser or a webview, and what such a caller must be told (CORS)."""
+"""Web origins that may call the server from a browser or a webview, and the CORS headers for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFLIGHT_S = 600
 
 
 class Origins:
-    """The origins of `--allowed-origins`, in which `*` stands for any host, or for what precedes the rest of a name."""
+    """The origins of `--allowed-origins`. `*` matches any host, or any beginning of a host name."""
 
     def __init__(self, settings: Settings) -> None:
         patterns = (re.escape(text.lower()).replace(r"\*", "[^/]+") for text in listed(settings.allowed_origins))
@@ -24,12 +24,12 @@ class Origins:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks if it may send a request."""
+    """Whether a request is a CORS preflight."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers_of(scope)
 
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
-    """Permit the request that a browser asks for: every method, and the headers that it names."""
+    """Permit the announced request: every method, and the headers that it names."""
     asked = headers_of(scope)
     headers = [
         (b"access-control-allow-methods", b"GET, POST, DELETE"),
@@ -43,7 +43,7 @@ async def answer_preflight(scope: Scope, send: Send) -> None:
 
 
 def shared_with(origin: str, send: Send) -> Send:
-    """A `send` whose answer may be read by pages of `origin`."""
+    """Wrap `send` so that pages of `origin` may read the answer."""
     shared = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-expose-headers", b"*"),

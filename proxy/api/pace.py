@@ -1,6 +1,6 @@
 """Pacing of exports: while turns run, an export sleeps as long as each slice took.
 
-So turns get at least half of the CPU time, and wait for one slice at most.
+So turns get at least half of the CPU time, and wait for at most one slice.
 """
 
 from __future__ import annotations

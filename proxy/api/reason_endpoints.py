@@ -1,4 +1,4 @@
-"""`GET /rl/reasons`: what every word means that answers give as a reason, so that a page or a dashboard can say it."""
+"""`GET /rl/reasons`: the meaning of each reason word in answers, for pages and dashboards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def reasons_json() -> dict[str, dict[str, str]]:
 
 
 class ReasonEndpoints:
-    """Says what words mean. The same for every session, so it is made once."""
+    """Returns the meaning of words. It is the same for every session, so it is made once."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -1,8 +1,8 @@
-"""Control calls that may be repeated: with the header `Idempotency-Key`, the same call is done once.
+"""Idempotent control calls: with the header `Idempotency-Key`, a repeated call is performed once.
 
-Its answer is stored with what it did, so a repetition gets the same answer, from any server and after a restart. The
-answer is sealed with the key of the caller and the Idempotency-Key, of which the database has only hashes: it may hold
-new keys of a session.
+The answer is stored with the changes of the call, so a repetition gets the same answer, from any server and after a
+restart. The answer may contain new keys of a session. It is therefore encrypted with the caller's key and the
+Idempotency-Key, of which the database has only hashes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SALT_BYTES = 16
 
 
 class RepeatableCall:
-    """A call with an Idempotency-Key, by the caller's key and by what it asks for."""
+    """A call with an Idempotency-Key, identified by the caller's key and the request."""
 
     def __init__(self, request: Request, name: str, body: Mapping[str, Any]) -> None:
         headers = headers_of(request.scope)
@@ -40,13 +40,13 @@ class RepeatableCall:
         self.request_hash = hashlib.sha256(asked + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     def answer(self, body: Mapping[str, Any], session_id: str | None = None) -> Answer:
-        """The answer to store. `session_id`: of the session that the header of the answer names."""
+        """The answer to store. `session_id`: the session that the header of the answer names."""
         salt = secrets.token_bytes(_SALT_BYTES)
         text = encode_json({"body": body, "session_id": session_id})
         return Answer(self.hash, self.request_hash, salt + self._sealed(salt, text))
 
     def opened(self, answer: Answer) -> JsonResponse:
-        """The response of a stored answer. Raises IdempotencyMismatch if the call asked for something else."""
+        """The response of a stored answer. Raises IdempotencyMismatch if the request of the call was different."""
         if answer.request_hash != self.request_hash:
             raise IdempotencyMismatch(
                 "this 'Idempotency-Key' belongs to an earlier call with another path, session or body; give each call "
@@ -59,25 +59,25 @@ class RepeatableCall:
         return JsonResponse(told["body"], headers=None if name is None else addressed(name))
 
     def _sealed(self, salt: bytes, text: bytes) -> bytes:
-        """The text, or what was sealed, under a key stream that the secret gives; twice gives the text again."""
+        """The text XORed with a key stream from the secret. Applying it twice returns the text."""
         stream = hashlib.shake_256(b"seal\0" + salt + self._secret).digest(len(text))
         return (int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(text), "big")
 
 
 Work = Callable[[RepeatableCall | None], Awaitable[JsonResponse]]
-"""Does what a call asks for, and stores the answer of the call, if it can be repeated, with it."""
+"""Performs a call and, if the call can be repeated, stores its answer with the changes."""
 
 
 class RepeatedCalls:
-    """Answers calls once."""
+    """Performs each call once."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
 
     async def once(self, request: Request, body: Mapping[str, Any], work: Work) -> JsonResponse:
-        """The stored answer of an equal call, or what `work` answers.
+        """The stored answer of an equal call, or the answer of `work`.
 
-        A call that is refused stores nothing. Raises InvalidRequest, IdempotencyMismatch and what `work` raises.
+        A refused call stores nothing. Raises InvalidRequest, IdempotencyMismatch and the errors of `work`.
         """
         name = name_of(request)
         if name is None:
@@ -88,7 +88,7 @@ class RepeatedCalls:
         try:
             return await work(call)
         except ProxyError:
-            # An equal call may have done it meanwhile, and this one then finds its session started, ended or deleted.
+            # An equal call may have run meanwhile, so that this one finds its session started, ended or deleted.
             if (known := await self._answers.find(call.hash)) is not None:
                 return call.opened(known)
             raise

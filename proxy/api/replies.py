@@ -1,7 +1,7 @@
 """HTTP replies of turns, unary or streamed. The end is written only after the commit; a disconnect ends the reply.
 
-Both replies are ASGI applications. They raise the ProxyError of a turn that failed before anything was written, so
-while `started` is False.
+Both replies are ASGI applications. If a turn fails before anything was written (`started` is False), they raise its
+ProxyError.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from tokengrove.errors import ProxyError
 
 # Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0
-# A replay, or a retry that attaches late, has tens of thousands of tokens to write: so many deltas at once hold nobody
-# up, and what a slow client has yet to read is little. A delta may bring the logprobs of some tens of tokens.
+# The most deltas written at once. A replay, or a retry that attaches late, may have tens of thousands of tokens to
+# write: this many delay no other request, and a slow client has little left to read. A delta may have the logprobs of
+# some tens of tokens.
 _DELTAS_AT_ONCE = 64
-# Of a turn that has ended: such replies take turns, so that many at once hold nobody up either.
+# The same for turns that have ended. Such replies take turns, so that many at once also delay no other request.
 _DELTAS_OF_ENDED = 16
-# Proxies refuse headers of some kilobytes.
+# Proxies refuse headers of several kilobytes.
 _IGNORED_BYTES = 1024
 
 
@@ -46,7 +47,7 @@ Header = tuple[bytes, bytes]
 
 
 class UnaryReply:
-    """Waits until all choices are committed, then answers in one body."""
+    """Waits until all choices are committed, then sends one body."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class UnaryReply:
 
 
 class StreamReply:
-    """Streams events as tokens come. It begins with the first, so that an early failure has its HTTP status.
+    """Streams events as tokens arrive. It starts with the first one, so that an early failure has its HTTP status.
 
-    One task writes what has come since its last write, of all choices; a change of a choice wakes it.
+    One task writes the new tokens of all choices; a change of a choice wakes it.
     """
 
     def __init__(
@@ -147,15 +148,15 @@ class StreamReply:
             if behind and over.done():
                 await self._turns.earlier.yield_to_others()
             elif behind:
-                await asyncio.sleep(0)  # `send` lets nobody run while the connection takes what it is given
-            elif not changed.done():  # nothing has come since the deltas were read
+                await asyncio.sleep(0)  # `send` does not yield while the connection accepts data
+            elif not changed.done():  # no change since the deltas were read
                 if over.done():
                     break
                 await changed
         await self._end(request, send, over)
 
     async def _start(self, request: HttpRequest, send: Send) -> bytes:
-        """Send the headers, and return the events that precede all others."""
+        """Send the headers, and return the first events of the stream."""
         self.started, request.status = True, 200
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
@@ -184,7 +185,7 @@ class StreamReply:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Wake the writer at each change of a choice, and when it has been silent for too long."""
+        """Wake the writer at each change of a choice, and when a keep-alive is due."""
         for choice in self._choices:
             choice.watchers.append(self._wake)
         self._timer = self._loop.call_later(KEEPALIVE_S, self._look)
@@ -200,11 +201,11 @@ class StreamReply:
             self._changed.set_result(None)
 
     def _on_end(self, over: asyncio.Future[Any]) -> None:
-        over.exception()  # retrieved here, because nobody else does if the client has left
+        over.exception()  # retrieved here, because nothing else does if the client has left
         self._wake()
 
     def _look(self) -> None:
-        """Wake the writer if nothing was written for `KEEPALIVE_S` seconds. One timer a stream, not one a wait."""
+        """Wake the writer if nothing was written for `KEEPALIVE_S` seconds. One timer per stream, not per wait."""
         left = self._written_at + KEEPALIVE_S - self._loop.time()
         if left <= 0:
             self._wake()
@@ -217,9 +218,10 @@ def session_header(choices: Sequence[Choice]) -> Header:
 
 
 def ignored_header(dropped: Sequence[str]) -> tuple[Header, ...]:
-    """The header that names the fields of a request that were `dropped`; none without any.
+    """The header that names the `dropped` fields of a request; no header if there are none.
 
-    Names are percent-encoded like a URL, so that a comma separates them. Of very many the first are named, then `...`.
+    Names are percent-encoded like a URL and separated by commas. If there are too many, the first are followed by
+    `...`.
     """
     if not dropped:
         return ()
@@ -235,7 +237,7 @@ def ignored_header(dropped: Sequence[str]) -> tuple[Header, ...]:
 
 
 def _named(request: HttpRequest, turns: Turns, choices: Sequence[Choice]) -> HttpRequest:
-    """The record of a request, which is named after its interaction unless its client has named it."""
+    """The record of a request. Its id is the interaction id, unless the client has set one."""
     request.tell = TurnLines(choices, content=turns.log_content)
     if request.id is None:
         interaction_id = choices[0].interaction.id
@@ -244,7 +246,7 @@ def _named(request: HttpRequest, turns: Turns, choices: Sequence[Choice]) -> Htt
 
 
 def request_id_header(api: Api, request: HttpRequest) -> Header:
-    """The header of the request id, so that a client can report a reply by it."""
+    """The header of the request id, with which a client can report a reply."""
     return b"request-id" if api is Api.MESSAGES else b"x-request-id", request.name().encode()
 
 
@@ -259,7 +261,7 @@ async def begin_turns(
         return await turns.begin(session, asked, new_id=protocol.new_id)
     gone = asyncio.ensure_future(disconnected(receive))
     try:
-        # Not in a separate task: nothing may run between the begin of a turn and the moment its reader is attached.
+        # Not in a separate task: nothing may run between the start of a turn and the attachment of its reader.
         async with asyncio.timeout(None) as waiting:
             gone.add_done_callback(end := functools.partial(_end, waiting))
             return await turns.begin(session, asked, new_id=protocol.new_id)

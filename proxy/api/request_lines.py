@@ -1,7 +1,7 @@
-"""The line of a request at its end: one that was refused, or one that is no turn.
+"""The log line at the end of a request that was refused or is not a turn.
 
-A client that sends the same wrong request in a loop does not fill a disk: of equal refusals some are said each second,
-and the others counted.
+A client that sends the same wrong request in a loop does not fill a disk: only some equal refusals are logged each
+second, and the others are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.telemetry.log_lines import without_texts
 logger = logging.getLogger(__name__)
 
 REFUSALS = 5
-"""Lines a second for refusals of one route with one code."""
+"""The most lines per second for refusals of one route with one code."""
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _COUNTING = frozenset(
@@ -25,11 +25,11 @@ _COUNTING = frozenset(
         *("/mailbox/next", "/mailbox/deliver"),
     }
 )
-"""Routes that change nothing, and those that an environment calls for each turn: their lines are for debugging."""
+"""Routes that change nothing, or that an environment calls for each turn. Their lines have the level DEBUG."""
 
 
 class RequestLines:
-    """Tells of each request that has ended. Use it on the event loop."""
+    """Logs each request that has ended. Use it on the event loop."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str], int] = {}

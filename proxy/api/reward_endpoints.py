@@ -1,4 +1,4 @@
-"""`/rl/set_reward` and `/rl/mark`: what the environment says about turns that were sampled before."""
+"""`/rl/set_reward` and `/rl/mark`: rewards and training marks for turns that were already sampled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tokengrove.errors import InvalidRequest
 
 
 class RewardEndpoints:
-    """Set rewards and training marks. Values are stored as given; returns are computed from them."""
+    """Sets rewards and training marks. Values are stored as given; returns are computed from them."""
 
     def __init__(self, access: Access, scores: Scores, bodies: Bodies, repeated: RepeatedCalls) -> None:
         self._access, self._scores, self._bodies, self._repeated = access, scores, bodies, repeated
@@ -33,7 +33,7 @@ class RewardEndpoints:
     async def set_reward(self, request: Request) -> JsonResponse:
         """Store the rewards in the body. The reply lists the interactions that they belong to.
 
-        AReaL's second API names the served `model` here; it changes nothing, as one model is served.
+        AReaL's second API sends the served `model` here. It has no effect, because only one model is served.
         """
         session, body = await self._addressed(request)
         check_given(body, (*REWARD_FIELDS, "model"))
@@ -63,7 +63,7 @@ class RewardEndpoints:
         return await self._repeated.once(request, body, work)
 
     async def _addressed(self, request: Request) -> tuple[LiveSession, Mapping[str, Any]]:
-        """The session that a request means by its caller and the turn that it names, and its body."""
+        """The session that a request addresses by its caller and its named turn, and its body."""
         caller = caller_of(request)
         session = await self._access.for_control(caller)
         request_of(request.scope).enter(session.id, session.record.metadata)
@@ -94,9 +94,9 @@ async def store_rewards(
 
 
 def check_rewards(session: LiveSession, body: Mapping[str, Any]) -> None:
-    """Raise EndedOtherwise if a body, which ends an ended session again, has a reward that is not set.
+    """Raise EndedOtherwise if a body that ends an ended session again has a reward that is not set.
 
-    A reward that names no turn went to one that was complete at the end, and turns that ran then may have followed.
+    A reward that names no turn went to a turn that was complete at the end. Turns that ran then may have followed.
     """
     kind = kind_of_reward(body)
     if kind in ONE_TURN and body.get("interaction_id") is None and body.get("turn") is None:

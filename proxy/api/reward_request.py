@@ -33,7 +33,7 @@ REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "agent", "name", "align")
 """The fields of a body that rewards turns."""
 ONE_TURN = ("reward", "token_rewards")
 """The fields that reward one turn."""
-# What says more about a reward, and the fields that it applies to.
+# The fields that qualify a reward, each with the reward fields that it applies to.
 _DETAILS = {
     "interaction_id": ONE_TURN,
     "turn": ONE_TURN,
@@ -47,7 +47,7 @@ _MAX_REWARD = 1e30
 
 
 def parse_reward(session: LiveSession, body: Mapping[str, Any]) -> Changes:
-    """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound that names the field."""
+    """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound, which name the field."""
     kind = kind_of_reward(body)
     name = _reward_name(body)
     target = _target(body)
@@ -73,7 +73,7 @@ def ending_rewards(session: LiveSession, body: Mapping[str, Any], ending: Mappin
 
 
 def kind_of_reward(body: Mapping[str, Any]) -> str | None:
-    """The field that a body rewards by. Raises InvalidRequest for several, and for a field without effect."""
+    """The reward field of a body. Raises InvalidRequest for several, and for a field without effect."""
     kinds = [name for name in _REWARDS if body.get(name) is not None]
     if len(kinds) > 1:
         raise InvalidRequest(f"give one of {', '.join(_REWARDS)}, not {' and '.join(kinds)}", param=kinds[1])
@@ -138,7 +138,7 @@ def _numbers(value: Any, name: str) -> list[float]:
 
 
 def finite_reward(value: Any, name: str) -> float:
-    """A reward or score, whose name is that of its field. Raises InvalidRequest unless exports can hold it."""
+    """A reward or score. `name`: its field. Raises InvalidRequest unless exports can represent it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"'{name}' must be a finite number, not {json_type(value)}", param=name)
     try:

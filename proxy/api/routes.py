@@ -1,4 +1,4 @@
-"""Routes whose requests are counted and logged under a template, never under a path: it has sessions and secrets."""
+"""Routes whose requests are counted and logged by template, never by path, which contains sessions and secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.telemetry.http_request import set_route
 
 
 class Route(routing.Route):
-    """A route of Starlette. `label`: what its requests are counted under; its own template by default."""
+    """A route of Starlette. `label`: the name for counting its requests; by default its template."""
 
     def __init__(
         self, path: str, endpoint: Callable[..., Any], *, methods: list[str], label: str | None = None
@@ -22,7 +22,7 @@ class Route(routing.Route):
         self.label = label or path.replace(":path}", "}")
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As in Starlette; what matches by its path, whatever the method, has this label."""
+        """As in Starlette; also sets the label of requests whose path matches, with any method."""
         match, found = super().matches(scope)
         if match is not Match.NONE:
             set_route(found, self.label)

@@ -9,8 +9,9 @@ from proxy.turns.turn import Turn
 
 
 def running_json(begun: Mapping[str, float], here: Iterable[Turn]) -> list[dict[str, Any]]:
-    """One entry a call, in order of begin. `begun`: ids in the database, with Unix seconds; `here`: turns that run in
-    this process, of which more is known. Of the others all but id and begin is null.
+    """One entry per call, in order of start. Calls of other processes have only their id and start; the rest is null.
+
+    `begun`: ids in the database, with Unix seconds. `here`: turns that run in this process.
     """
     known = {turn.interaction.id: _known(turn) for turn in here}
     unknown = {name: _entry(name, begun_at) for name, begun_at in begun.items() if name not in known}

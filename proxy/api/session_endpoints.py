@@ -51,7 +51,7 @@ _MAX_GRANT = 10**9
 
 
 class SessionEndpoints:
-    """Start, end, show and delete sessions. The admin key may do all; a control key may end its own."""
+    """Starts, ends, shows and deletes sessions. The admin key may do everything, a control key end its own session."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SessionEndpoints:
         self._texts, self._pace, self._one_at_a_time = texts, pace, asyncio.Lock()
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
-        """Let `n` more sessions start (default: 1), or fewer. AReaL's clients call this before each start."""
+        """Let `n` more sessions start (default: 1), or fewer if negative. AReaL's clients call it before each start."""
         self._access.check_admin(key_of(request))
         body = await self._body(request)
         check_given(body, ("n",))
@@ -109,7 +109,7 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         body = await self._body(request)
         wanted, record = parse_start(body), request_of(request.scope)
-        record.metadata = wanted.get("metadata")  # a start that is refused names its run, too
+        record.metadata = wanted.get("metadata")  # the log line of a refused start also names its run
         url = self._addresses.root_url(request)
 
         async def work(call: RepeatableCall | None) -> JsonResponse:
@@ -121,9 +121,9 @@ class SessionEndpoints:
         return await self._repeated.once(request, body, work)
 
     async def end(self, request: Request) -> JsonResponse:
-        """Store the rewards in the body, if any, and end the session. An equal end of an ended one changes nothing.
+        """Store the rewards in the body, if any, and end the session. Repeating an equal end changes nothing.
 
-        A session that has expired takes rewards, but no more fields: the server has ended it, not the environment.
+        An expired session accepts rewards but no other fields: the server has ended it, not the environment.
         """
         session = await self._access.for_control(caller_of(request))
         request_of(request.scope).enter(session.id, session.record.metadata)
@@ -150,9 +150,9 @@ class SessionEndpoints:
         return await self._repeated.once(request, body, work)
 
     async def withdraw(self, request: Request) -> JsonResponse:
-        """Withdraw a session: it counts for nothing any more. A live one ends, and the turns that run are cancelled.
+        """Withdraw a session from training. A live session ends, and its running turns are cancelled.
 
-        Fields of a session that has ended, or was withdrawn before, change nothing.
+        For a session that has already ended or was withdrawn, the fields of the body have no effect.
         """
         session = await self._access.for_control(caller_of(request))
         request_of(request.scope).enter(session.id, session.record.metadata)
@@ -175,7 +175,7 @@ class SessionEndpoints:
         return await self._repeated.once(request, body, work)
 
     async def show(self, request: Request) -> JsonResponse:
-        """One session with its tree of interactions. `turn` numbers the complete ones, from 0; `include` adds parts."""
+        """One session with its tree of interactions. `turn` numbers complete ones, from 0. `include` adds parts."""
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include",))
         include = parse_include(request.query_params.get("include"), OF_A_SESSION)
@@ -194,7 +194,7 @@ class SessionEndpoints:
         return JsonResponse(shown if running is None else {**shown, "running": running})
 
     async def show_turn(self, request: Request) -> JsonResponse:
-        """One turn, by id or number; `include` adds parts of it. The others say of which export `tokens` tells."""
+        """One turn, by id or number. `include` adds parts. The other parameters are export options for `tokens`."""
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include", *TOKEN_OPTIONS))
         include = parse_include(request.query_params.get("include"))
@@ -213,12 +213,12 @@ class SessionEndpoints:
             shown["request"] = await self._requests.request(session.record, interactions, turn)
         if Part.TOKENS in include:
             of_turn = (session.record, interactions, turn, options, self._texts)
-            async with self._one_at_a_time:  # laying out takes the memory of a session's samples
+            async with self._one_at_a_time:  # a layout needs the memory of the session's samples
                 shown["tokens"] = await self._pace.work(asyncio.to_thread(encoded_tokens, *of_turn))
         return JsonResponse(shown)
 
     async def delete(self, request: Request) -> JsonResponse:
-        """Delete a session for good, also a live one: the turns that run in it are cancelled."""
+        """Permanently delete a session. If it is live, its running turns are cancelled."""
         note(request, session=request.path_params["session"])
         self._access.check_admin(key_of(request))
         check_given(body := await self._body(request), ())
@@ -234,12 +234,12 @@ class SessionEndpoints:
         return await self._repeated.once(request, body, work)
 
     async def _pixels(self, interactions: Sequence[Interaction], include: Collection[Part]) -> Mapping[str, str]:
-        """What tells the images of a session that show the same picture, if it has any and they are compared."""
+        """The pixel digests of a session's images, to find equal pictures; empty without images or a comparison."""
         digests = digests_of(interactions) if Part.COMPARED in include else ()
         return await self._images.pixels(digests) if digests else {}
 
     async def _running(self, session: LiveSession) -> list[dict[str, Any]]:
-        """The calls that have begun and not ended. Read them before the interactions, to miss none."""
+        """The calls that have begun and not ended. Read them before the interactions to miss no call."""
         return running_json(await self._registry.load_begun(session.id), self._running_turns.of(session))
 
     async def _body(self, request: Request) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ _COUNTS = ("reasons", "unaligned", "failed", "aborted", "superseded")
 
 
 def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
-    """The addresses and keys of a session. A key that is not new is null: only its hash is stored.
+    """The addresses and keys of a session. A key that is not new is null, because only its hash is stored.
 
     `root_url` contains the session's path secret, so it works with any API key or none.
     """
@@ -38,12 +38,12 @@ def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
 
 
 def addressed(session_id: str) -> dict[str, str]:
-    """The header that names the session which a request reached, as in a URL: the caller may know its key alone."""
+    """The header with the id of the addressed session, as in a URL: the caller may know only its key."""
     return {"x-tokengrove-session": quoted(session_id)}
 
 
 def record_json(record: SessionRecord) -> dict[str, Any]:
-    """The fields of a session without its interactions. Times are Unix seconds; `version` is that of its start."""
+    """The fields of a session without its interactions. Times are Unix seconds; `version` is the one at its start."""
     return {
         "session_id": record.session_id,
         "status": record.status.value,
@@ -68,7 +68,7 @@ def record_json(record: SessionRecord) -> dict[str, Any]:
 
 
 def session_json(record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> dict[str, Any]:
-    """A session with its interactions, which are given in order of `seq`. `begun`: calls that have not ended."""
+    """A session with its interactions, given in order of `seq`. `begun`: the number of calls that have not ended."""
     counts = certificate(record, interactions, begun)
     shown = {name: counts[name] for name in _COUNTS}
     nodes = interactions_json(record, interactions)
@@ -87,7 +87,7 @@ def interactions_json(record: SessionRecord, interactions: Sequence[Interaction]
 
 
 def _interaction_json(interaction: Interaction, value: float | None, purpose: str | None) -> dict[str, Any]:
-    """The fields of an interaction without its tokens. `value` is its return; `purpose` None: the stored one."""
+    """The fields of an interaction without its tokens. `value`: its return. `purpose`: None for the stored purpose."""
     return {
         "interaction_id": interaction.id,
         "id": interaction.id,  # the older name
@@ -115,5 +115,5 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
 
 
 def quoted(session_id: str) -> str:
-    """A session id as URLs and headers have it."""
+    """A session id, encoded for URLs and headers."""
     return quote(session_id, safe="/~:@+")

@@ -59,7 +59,7 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that end a session. Raises InvalidRequest that names the field."""
+    """The fields that end a session. Raises InvalidRequest, which names the field."""
     check_given(body, _END_FIELDS)
     outcome = body.get("outcome")
     if outcome not in (None, *Outcome):
@@ -75,20 +75,20 @@ def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_withdrawal(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that end a session which is withdrawn while it is live. Raises InvalidRequest that names the field."""
+    """The fields that end a live session when it is withdrawn. Raises InvalidRequest, which names the field."""
     check_given(body, _WITHDRAWAL_FIELDS)
     return parse_ending(body)
 
 
 def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind], float | None]:
-    """The keys to replace, and the lifetime of the new ones. Raises InvalidRequest that names the field."""
+    """The keys to replace, and the lifetime of the new keys. Raises InvalidRequest, which names the field."""
     check_given(body, _ROTATE_FIELDS)
     lifetime_s = read_given({"key_lifetime_s": body.get("key_lifetime_s")}, _START).get("key_lifetime_s")
     return _parse_key_kinds(body), lifetime_s
 
 
 def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
-    """The keys named in `keys`, else all."""
+    """The keys named in `keys`; all keys without it."""
     names = [expect_str(name, "keys") for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
     for name in names:
         if name not in list(KeyKind):
@@ -97,14 +97,14 @@ def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
 
 
 def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling defaults of a session, under the same rules as the sampling fields of a request."""
+    """The sampling defaults of a session. The rules for sampling fields of a request apply."""
     sampling = optional_object(body, "sampling")
     check_known(sampling, sorted(_SAMPLING_FIELDS), "sampling.")
     return parse_sampling(sampling, "sampling.")
 
 
 def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object that replies can repeat. Raises InvalidRequest if it is too deep for the JSON encoder."""
+    """An object that replies can include. Raises InvalidRequest if it is too deep for the JSON encoder."""
     value: Any = optional_object(body, name)
     wrapped = value
     for _ in range(_LEVELS_AROUND):

@@ -1,6 +1,6 @@
-"""What the server does, as one object of JSON: of all workers, whichever answers.
+"""The activity of the server as one JSON object, for all workers, whichever answers.
 
-It is made at most once a second, for all who ask together; for nobody nothing is made.
+It is computed only on request, at most once a second for all clients.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tokengrove import __version__
 HOUR_S = float(SAMPLES * EVERY_S)
 MINUTE_S = 60.0
 _SETTLED_S = 0.5
-"""A sample is shown so long after its end: by then every worker has taken its own."""
+"""The delay after which a sample is shown: by then every worker has taken its sample."""
 _AGAIN = 3
-"""Samples that are asked for again: a worker may have been late."""
+"""The number of samples that are fetched again, because a worker may have been late."""
 
 Numbers = Callable[[], Awaitable[Snapshot]]
 Servers = Callable[[], Awaitable[list[dict[str, Any]] | None]]
@@ -42,7 +42,7 @@ class Statistics:
         backlog: CountedBacklog,
         rewards: Rewards,
     ) -> None:
-        """`numbers`: the metrics of this process, or of all workers. `servers`: the engine's, None if it has none."""
+        """`numbers`: the metrics of this process, or of all workers. `servers`: of the engine; None if it has none."""
         self._gate, self._numbers, self._live = gate, numbers, live
         self._servers, self._backlog, self._rewards = servers, backlog, rewards
         self._reading: asyncio.Task[dict[str, Any]] | None = None
@@ -89,7 +89,7 @@ class Statistics:
         }
 
     async def _look_back(self, now: float) -> list[Sample]:
-        """The samples of the last hour, of which only the newest are asked for."""
+        """The samples of the last hour. Only the newest are fetched."""
         begin = self._samples[-1].slot - _AGAIN if self._samples else 0
         new = await self._live.samples(begin)
         self._samples = [*(each for each in self._samples if each.slot < begin), *new][-SAMPLES:]

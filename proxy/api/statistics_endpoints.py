@@ -1,4 +1,4 @@
-"""`GET /rl/statistics` and `GET /rl/events`: what the server does, once or as it happens, for administrators."""
+"""`GET /rl/statistics` and `GET /rl/events`: the activity of the server, once or as a stream, for administrators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BEGIN = b"retry: 2000\n\n"
 
 
 class StatisticsEndpoints:
-    """The endpoints of whoever watches the server, with the admin key."""
+    """The endpoints for monitoring the server, with the admin key."""
 
     def __init__(self, access: Access, statistics: Statistics, feed: Feed, polls: LongPolls) -> None:
         self._access, self._statistics, self._feed, self._polls = access, statistics, feed, polls
@@ -67,7 +67,7 @@ class Events:
 
 
 def _seconds(given: str | None) -> float:
-    """The length of the history that is asked for."""
+    """The requested length of the history, in seconds."""
     if given is None:
         return HOUR_S
     try:
@@ -80,7 +80,7 @@ def _seconds(given: str | None) -> float:
 
 
 def _kinds(given: str | None) -> frozenset[Kind]:
-    """The kinds of events that are asked for, with commas; all without."""
+    """The requested kinds of events, separated by commas; all kinds if none is given."""
     if given is None:
         return frozenset(Kind)
     names = given.split(",")

@@ -1,4 +1,4 @@
-"""The numbers of a server as JSON: what its metrics count, and the samples of its history."""
+"""The numbers of a server as JSON: its metrics, and the samples of its history."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from proxy.telemetry.quantiles import quantile
 from tokengrove.reasons import Reason, Status
 
 LATELY_S = 30
-"""Seconds that the rates are of."""
+"""The period of the rates, in seconds."""
 _QUANTILES_S = 300
-"""Seconds that the quantiles are of."""
+"""The period of the quantiles, in seconds."""
 _MINUTE = 60 // EVERY_S
 _RATES = tuple(name for name in COUNTED if name != "aborted")
 
 
 def counts_json(numbers: Snapshot) -> dict[str, Any]:
-    """What was counted since the start of the server."""
+    """The counts since the start of the server."""
     ended, reasons = _by(numbers, "tokengrove_turns", 1), _by(numbers, "tokengrove_interactions", 0)
     tokens, errors = _by(numbers, "tokengrove_tokens", 0), _by(numbers, "tokengrove_errors", 0)
     return {
@@ -61,7 +61,7 @@ def first_token_json(numbers: Snapshot, samples: Sequence[Sample], now: float) -
 
 
 def rates_json(samples: Sequence[Sample], now: float) -> dict[str, Any]:
-    """What was counted a second in the last LATELY_S seconds."""
+    """The counts per second in the last LATELY_S seconds."""
     lately = [each for each in samples if each.at > now - LATELY_S - EVERY_S]
     seconds = len(lately) * EVERY_S
     return {
@@ -73,7 +73,7 @@ def rates_json(samples: Sequence[Sample], now: float) -> dict[str, Any]:
 def history_json(samples: Sequence[Sample], after: float) -> dict[str, Any]:
     """The samples that end after `after` (Unix seconds), oldest first, as a list for each number.
 
-    Quantiles are of the minute that ends with a sample; null without a turn in it.
+    Quantiles cover the minute before the end of a sample; null if it has no turn.
     """
     first = next((index for index, each in enumerate(samples) if each.at > after), len(samples))
     shown = samples[first:]
@@ -110,7 +110,7 @@ def _one(numbers: Snapshot, name: str) -> float:
 
 
 def _by(numbers: Snapshot, name: str, label: int) -> Mapping[str, float]:
-    """The numbers of a family by the value of one label."""
+    """The numbers of a metric family by the value of one label."""
     found: dict[str, float] = {}
     for labels, number in numbers[name].items():
         found[str(labels[label])] = found.get(str(labels[label]), 0) + number

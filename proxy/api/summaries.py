@@ -1,6 +1,6 @@
-"""Summaries of sessions, kept for as long as their sessions do not change.
+"""Summaries of sessions, cached until their sessions change.
 
-A live session is summed up again when somebody looks after a turn of it; one that has ended once.
+A live session is summarised again when it is viewed after a new turn; an ended session is summarised once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from proxy.store.recordings import SessionReads
 from proxy.trajectory.summary import Summary, summarise
 from proxy.types import ListedSession, Outline
 
-_KEPT = 20_000  # of the sessions looked at last, about 1 kB each
+_KEPT = 20_000  # the most recently viewed sessions, about 1 kB each
 
 
 class Summed(NamedTuple):
-    """A session and what its turns come to."""
+    """A session and the summary of its turns."""
 
     session: ListedSession
     summary: Summary
 
 
 class _State(NamedTuple):
-    """What a summary was made of. A session that was deleted and started again has another time."""
+    """The session state of a summary. A session that was deleted and started again has another time."""
 
     created_at: float
     turns: int
@@ -34,14 +34,14 @@ class _State(NamedTuple):
 
 
 class Summaries:
-    """Makes summaries in a thread, and keeps the latest ones."""
+    """Makes summaries in a thread, and caches the latest ones."""
 
     def __init__(self, recordings: SessionReads, pace: Pace) -> None:
         self._recordings, self._pace = recordings, pace
         self._kept: OrderedDict[str, tuple[_State, Summary]] = OrderedDict()
 
     async def of(self, sessions: Sequence[ListedSession]) -> list[Summed]:
-        """The summaries of at most 10,000 sessions, in their order. Those that are not kept are one slice of work."""
+        """The summaries of at most 10,000 sessions, in order. The ones that are not cached are one slice of work."""
         known = {each.record.session_id: found for each in sessions if (found := self._find(each)) is not None}
         new = [each for each in sessions if each.record.session_id not in known]
         if new:
@@ -60,7 +60,7 @@ class Summaries:
         made = await asyncio.to_thread(_summarised, sessions, outlines)
         for each in sessions:
             name = each.record.session_id
-            # Turns that came in between are in the outline: its state is not that of the session as it was listed.
+            # The outline may have later turns than the listed session; it is then not the summary of its state.
             if len(outlines[name].steps) == each.turns:
                 self._kept[name] = _state(each), made[name]
         while len(self._kept) > _KEPT:

@@ -35,8 +35,11 @@ _T = TypeVar("_T")
 
 
 class TokenizeEndpoints:
-    """The three endpoints. Messages are rendered as a turn of the session would be: in a conversation that it knows,
-    the ids continue those of the session, sampled tokens included. The administrator needs no session."""
+    """The three endpoints. Messages are rendered like a turn of the session.
+
+    In a known conversation, the ids continue the ids of the session, including sampled tokens. The administrator needs
+    no session.
+    """
 
     def __init__(
         self, access: Access, tokens: Tokens, gate: Gate, vocab_size: int, settings: Settings, bodies: Bodies
@@ -45,7 +48,7 @@ class TokenizeEndpoints:
         self._vocab_size, self._bodies = vocab_size, bodies
 
     async def tokenize(self, request: Request) -> JsonResponse:
-        """The ids of a chat or of a text, or known ids with those of the messages after them."""
+        """The ids of a chat or a text, or given ids followed by the ids of further messages."""
         async with self._read(request, _parse_tokenize) as (caller, sender, wanted):
             try:
                 ids = await self._ids(caller, sender, wanted)
@@ -71,7 +74,7 @@ class TokenizeEndpoints:
         return (await self._tokens.prompt(session, asked, generation_prompt=prompt)).joined
 
     async def parse(self, request: Request) -> JsonResponse:
-        """The message that sampled ids are."""
+        """The message that sampled ids parse to."""
         async with self._read(request, _parse_parse) as (caller, sender, (ids, wanted)):
             session = await self._access.resolve_if_named(caller)
             if session is not None and wanted.tools and wanted.tool_parser is None:
@@ -79,7 +82,7 @@ class TokenizeEndpoints:
             return JsonResponse(parse_reply(*await self._tokens.parse(ids, wanted, sender)))
 
     async def detokenize(self, request: Request) -> JsonResponse:
-        """The text of ids, special tokens included unless the body says otherwise."""
+        """The text of ids, including special tokens unless the body excludes them."""
         async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (
             caller,
             sender,
@@ -93,7 +96,7 @@ class TokenizeEndpoints:
     async def _read(
         self, request: Request, parse: Callable[[Mapping[str, Any]], _T]
     ) -> AsyncIterator[tuple[Caller, Sender, _T]]:
-        """Read the body, and keep its share of all bodies in the block; a stranger's is not read."""
+        """Read the body, and keep its share of the budget in the block. Unauthorized bodies are not read."""
         headers, path = headers_of(request.scope), request.path_params.get("session")
         key = key_in(headers)
         if not self._access.open_server:

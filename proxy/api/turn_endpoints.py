@@ -1,6 +1,6 @@
-"""The endpoints that agents call: a turn in any API, and how many tokens its prompt would have.
+"""The endpoints that agents call: a turn in any API, and the number of prompt tokens that it would have.
 
-A turn is answered without Starlette's requests and middleware, which would cost it more than its own parsing does.
+A turn bypasses Starlette's requests and middleware, which would cost more than parsing the body.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from proxy.types import Api, TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere
 from tokengrove.errors import InvalidRequest, ProxyError
 
-# A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
+# A turn with a longer body keeps its share of the body budget while the engine is paused.
 _ORDINARY = 2**20
 
 _LEVELS_AROUND = 12
-"""Levels of lists and objects around these fields where they are repeated; no reply, view or export has more."""
+"""The most levels of lists and objects around these fields in replies, views and exports."""
 
 if TYPE_CHECKING:
     from tokengrove.spans import Tracing
@@ -57,7 +57,8 @@ class TurnEndpoint:
         forwarding: Forwarding | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`model`: the served name, for requests without one. `forwarding`: to the other workers; None without any.
+        """`model`: the served name, for requests without one. `forwarding`: to other workers; None if there are none.
+
         `tracing`: None if no traces are made.
         """
         self._protocol, self._access, self._turns, self._bodies = protocol, access, turns, bodies
@@ -75,7 +76,7 @@ class TurnEndpoint:
         except ProxyError as error:
             await error_response(scope, error)(scope, receive, send)
         except ClientDisconnect:
-            await Response(status_code=499)(scope, receive, send)  # nobody reads it
+            await Response(status_code=499)(scope, receive, send)  # never read
         except Exception:
             if reply is None or not reply.started:
                 await error_response(scope, CRASH)(scope, receive, send)
@@ -89,7 +90,7 @@ class TurnEndpoint:
         """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
         headers = headers_of(scope)
         caller = Caller(scope["path_params"].get("session"), key_in(headers))
-        if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
+        if not self._access.open_server:  # access does not depend on the body: check it before reading
             await self._access.resolve(caller)
         with self._bodies.upload(scope, headers, receive) as upload:
             return await self._begin_as_asked(request, caller, headers, receive, upload)
@@ -97,7 +98,7 @@ class TurnEndpoint:
     async def _begin_as_asked(
         self, request: HttpRequest, caller: Caller, headers: Headers, receive: Receive, upload: Upload
     ) -> UnaryReply | StreamReply | Forwarded:
-        """Begin the turn that the body asks for."""
+        """Begin the turn that the body requests."""
         sent, path = await upload.read(), caller.path
         read = time.monotonic()
         await self._turnstile.enter(upload.sender)
@@ -113,7 +114,7 @@ class TurnEndpoint:
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
         sender = upload.sender._replace(name=session.id)
         request.enter(session.id, session.record.metadata)
-        if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
+        if self._turnstile.passes != entered:  # many requests may have waited for one query
             await self._turnstile.enter(sender)
         files = None
         if self._bodies.images is not None:
@@ -139,14 +140,16 @@ class TurnEndpoint:
         if request.trace is not None:
             trace_turns(request.trace, asked, choices)
         reply = StreamReply if asked.stream else UnaryReply
-        # Who names no session learns which one it is.
+        # A caller that names no session gets its id.
         shown = () if caller.names_session or not self._access.open_server else (session_header(choices),)
         return reply(self._turns, asked, choices, self._protocol, shown)
 
 
 def _check_depth(asked: TurnRequest) -> None:
-    """Raise InvalidRequest if replies, views and exports cannot repeat these fields: orjson decodes deeper than it
-    encodes."""
+    """Raise InvalidRequest if these fields are too deep for replies, views and exports.
+
+    orjson decodes deeper values than it encodes.
+    """
     repeated: Any = [asked.echo, asked.template_options, [tool.parameters for tool in asked.tools]]
     for _ in range(_LEVELS_AROUND):
         repeated = [repeated]
@@ -164,8 +167,10 @@ def count_endpoint(
     tokens: Tokens,
     bodies: Bodies,
 ) -> Endpoint:
-    """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body, in the form of
-    `api`; `head` are the other fields of the reply."""
+    """The endpoint for `input_tokens`: the number of prompt tokens that the body would have as a turn.
+
+    `parse` parses the body in the form of `api`. `head`: the other fields of the reply.
+    """
 
     async def endpoint(request: Request) -> JsonResponse:
         headers, path = headers_of(request.scope), request.path_params.get("session")

@@ -24,7 +24,7 @@ _ANSWER_SHOWN = 160
 
 
 class Part(Explained):
-    """What `include` may name."""
+    """The values of `include`."""
 
     MESSAGES = (
         "messages",
@@ -62,13 +62,13 @@ OF_A_SESSION = (
     *(Part.ADDED, Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED, Part.ANSWER),
     *(Part.RUNNING, Part.SCORE),
 )
-"""What `include` may name for all turns of a session at once: what does not repeat the conversation in each turn."""
+"""The values of `include` for all turns of a session: the parts that do not repeat the conversation in each turn."""
 OF_A_TURN = tuple(part for part in Part if part not in (Part.RUNNING, Part.SCORE))
-"""What `include` may name for one turn."""
+"""The values of `include` for one turn."""
 
 
 def parse_include(text: str | None, known: Collection[Part] = OF_A_TURN) -> frozenset[Part]:
-    """The parts in a list with commas. Raises InvalidRequest for one that is not among the `known`."""
+    """The parts in a comma-separated list. Raises InvalidRequest for a part that is not in `known`."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -97,9 +97,10 @@ def turn_json(
     decode: Decode | None = None,
     pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A turn with the wanted parts but `reply` and `tokens`; `interactions` are all of its session, in order of `seq`.
+    """A turn with the wanted parts, except for `reply` and `tokens`.
 
-    `decode`: of token ids to text; without it, tokens that differ have no text. `pixels` as of `Comparisons`.
+    `interactions`: all of its session, in order of `seq`. `decode`: decodes token ids to text; without it, tokens that
+    differ have no text. `pixels`: see `Comparisons`.
     """
     summary = next(each for each in interactions_json(record, interactions) if each["id"] == turn.id)
     out: dict[str, Any] = {
@@ -125,9 +126,9 @@ def tree_json(
     decode: Decode | None = None,
     pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A session with all its turns, in order of `seq`, each with the wanted parts but `reply` and `running`.
+    """A session with all its turns, in order of `seq`, each with the wanted parts, except for `reply` and `running`.
 
-    `begun`: calls that have not ended. `decode` and `pixels` as of `turn_json`.
+    `begun`: the number of calls that have not ended. `decode` and `pixels`: see `turn_json`.
     """
     shown, nodes = session_json(record, interactions, begun), build_tree(interactions)
     for entry, turn in zip(shown["interactions"], interactions, strict=True):
@@ -142,7 +143,7 @@ def tree_json(
 
 
 def digests_of(interactions: Sequence[Interaction]) -> set[str]:
-    """The digests of all images that stand in messages of these interactions."""
+    """The digests of all images in messages of these interactions."""
     return {image.digest for turn in interactions for message in turn.new_messages for image in message.images}
 
 
@@ -153,7 +154,7 @@ def _score(record: SessionRecord, interactions: Sequence[Interaction]) -> dict[s
 
 
 def _parts(nodes: Mapping[str, Branch], turn: Interaction, include: Collection[Part]) -> dict[str, Any]:
-    """The wanted parts of a turn that are read off its node; `nodes` are the complete turns of its session."""
+    """The wanted parts of a turn that come from its node. `nodes`: the complete turns of its session."""
     node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
     return {name: value for part, of in _PARTS.items() if part in include for name, value in of(node).items()}
 
@@ -192,7 +193,7 @@ def _ids(node: Branch) -> dict[str, Any]:
 
 
 def _logprobs(node: Branch) -> dict[str, Any]:
-    """`logprobs` is null if the output came without."""
+    """The logprobs of an output; null if it has none."""
     turn = node.interaction
     unmasked = turn.unmasked_logprobs
     return {
@@ -202,7 +203,7 @@ def _logprobs(node: Branch) -> dict[str, Any]:
 
 
 def _answer(node: Branch) -> dict[str, Any]:
-    """White space is joined, so that the text is one line; a long answer is cut."""
+    """The answer as one line: white space is joined, and a long answer is truncated."""
     output = node.interaction.output
     text = " ".join(output.content[: 4 * _ANSWER_SHOWN].split())
     return {"answer": {"text": text[:_ANSWER_SHOWN], "calls": [call.name for call in output.tool_calls]}}
@@ -225,7 +226,7 @@ _PARTS: Mapping[Part, Callable[[Branch], dict[str, Any]]] = {
 
 
 def comparison_json(found: Comparison, numbers: Mapping[str, int], decode: Decode | None) -> dict[str, Any]:
-    """A comparison, with both sides of the message shortened to where they differ."""
+    """A comparison, with both sides of the message shortened to the part that differs."""
     return {
         "continued": _turn(found.continued, numbers),
         "nearest": _turn(found.nearest, numbers),
@@ -276,7 +277,7 @@ def _excerpts(*sides: Message | None) -> list[dict[str, Any] | None]:
 
 
 def _beside(message: Message) -> dict[str, Any]:
-    """What identifies a message beside its text and calls."""
+    """The fields that identify a message, besides its text and calls."""
     return {name: value for name, value in message_dict(message).items() if name in ("tool_call_id", "images")}
 
 

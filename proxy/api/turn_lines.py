@@ -1,7 +1,7 @@
-"""The line of a turn, once its request has ended and the turn, too: what it was, what it took, and how it ended.
+"""The log line of a turn, written when both its request and the turn have ended: its fields, costs and result.
 
-Each request of a turn has one, also a retry that attached to a turn or got its reply again. Of `n` choices each has
-one. If the client left, the turn goes on for a while, and the line comes at its end.
+Each request of a turn has a line, including retries that attached to the turn or got its reply again. Each of `n`
+choices has a line. If the client left, the turn continues for a while, and the line is written at its end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class TurnLines:
-    """Tells of the choices of one reply at the end of its request. Make it before the reply joins their attempt.
+    """Logs the choices of one reply at the end of its request. Create it before the reply joins their attempt.
 
-    `content`: also the beginning of what was said, for `--log-content`.
+    `content`: also log the messages and the answer, for `--log-content`.
     """
 
     def __init__(self, choices: Sequence[Choice], *, content: bool) -> None:
@@ -81,14 +81,14 @@ class TurnLines:
 
 
 def _submitted_again(choice: Choice) -> int:
-    """How often a turn was submitted again, after a pause or to another engine server."""
+    """The number of times that a turn was resubmitted, after a pause or to another engine server."""
     if not isinstance(choice, Turn) or not choice.timeline.events:
         return 0
     return sum(event.name == "submitted_again" for event in choice.timeline.events)
 
 
 def _error_of(choice: Choice) -> str | None:
-    """Why a choice failed, if it did."""
+    """The error of a choice; None if it did not fail."""
     if choice.interaction.error is not None:
         return choice.interaction.error
     problem = None if choice.ended.cancelled() else choice.ended.exception()

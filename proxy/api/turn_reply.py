@@ -1,4 +1,4 @@
-"""The reply of a stored turn, written again from its tokens and from what its request asked for."""
+"""The reply of a stored turn, rebuilt from its tokens and its request."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tokengrove.reasons import Status
 
 
 class Replies:
-    """Writes replies in the form of each API; `protocols` are all that turns may come through."""
+    """Writes replies in the form of each API. `protocols`: all protocols of turns."""
 
     def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol]) -> None:
         self._renderer = renderer
         self._protocols = {protocol.api: protocol for protocol in protocols}
 
     def reply(self, interactions: Sequence[Interaction], turn: Interaction) -> dict[str, Any] | None:
-        """The whole body with all choices, also if it was streamed; None if the turn, or a choice beside it, failed.
+        """The whole body with all choices, even if it was streamed; None if the turn or another choice failed.
 
-        `interactions` are all of the session, in order of `seq`.
+        `interactions`: all of the session, in order of `seq`.
         """
         name = reply_id(turn.id)
         return self._write(build_tree(interactions), [i for i in interactions if reply_id(i.id) == name])
 
     def replies(self, interactions: Sequence[Interaction]) -> list[dict[str, Any] | None]:
-        """The reply of each turn of a session, as `reply` writes it."""
+        """The reply of each turn of a session; see `reply`."""
         nodes, choices = build_tree(interactions), defaultdict(list)
         for interaction in interactions:
             choices[reply_id(interaction.id)].append(interaction)

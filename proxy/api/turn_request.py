@@ -1,6 +1,6 @@
-"""The request of a stored turn, written again in the form of its API: what would ask for the same prompt once more.
+"""The request of a stored turn, rebuilt in the form of its API: a request for the same prompt.
 
-What was written is parsed again, so that `lacks` names each thing that the API or the store could not keep.
+The rebuilt request is parsed again, so that `lacks` names everything that the API or the store could not keep.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_IDS = (Api.GENERATE, Api.COMPLETIONS)
 
 
 class Requests:
-    """Writes requests in the form of each API; `protocols` are all that turns may come through."""
+    """Writes requests in the form of each API. `protocols`: all protocols of turns."""
 
     def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol], read_images: ReadImages) -> None:
         self._renderer, self._read_images = renderer, read_images
@@ -43,10 +43,10 @@ class Requests:
     async def request(
         self, record: SessionRecord, interactions: Sequence[Interaction], turn: Interaction
     ) -> dict[str, Any]:
-        """The path and body of a request for one choice like `turn`; `interactions` are all of its session.
+        """The path and body of a request for one choice like `turn`. `interactions`: all of its session.
 
-        `lacks`: what the body does not say as the turn had it. `same_elsewhere`: whether a session that knows nothing
-        of this one gets the same prompt ids. Images are read and written whole, as data URLs.
+        `lacks`: names of what the body cannot reproduce. `same_elsewhere`: whether the request gives the same prompt
+        ids in a new session. Images are included as data URLs.
         """
         written = await asyncio.to_thread(self._written, record, interactions, turn)
         if digests := {image.digest for image in written_images(written["body"])}:
@@ -90,7 +90,7 @@ class Requests:
 
 
 def _asked(node: Branch, record: SessionRecord) -> TurnRequest:
-    """One choice of the turn's request. What the session sets by itself is said in full, to hold elsewhere too."""
+    """One choice of the turn's request. Defaults of the session are included, so that it is valid in any session."""
     turn, top = node.interaction, root(node).interaction
     asked = request_of(turn, (*conversation_above(node), *turn.new_messages), top.tools)
     own = frozenset(record.sampling)
@@ -105,7 +105,7 @@ def _parsed(protocol: WireProtocol, body: Mapping[str, Any]) -> TurnRequest | No
 
 
 def _lacking(turn: Interaction, asked: TurnRequest, again: TurnRequest) -> Iterator[str]:
-    """The names of what `again`, the written request, does not say as `asked` had it."""
+    """The names of the parts of `asked` that the rebuilt request `again` does not reproduce."""
     if _keys(asked.messages) != _keys(again.messages):
         yield "messages"
     if (asked.prefill and asked.prefill.content) != (again.prefill and again.prefill.content):
@@ -124,12 +124,12 @@ def _lacking(turn: Interaction, asked: TurnRequest, again: TurnRequest) -> Itera
 
 
 def _unstrict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool without `strict`, which no prompt has."""
+    """A tool without `strict`, which is never part of a prompt."""
     return {name: value for name, value in tool.items() if name != "strict"}
 
 
 def _keys(messages: Sequence[Message]) -> list[Any]:
-    """What counts in messages for a prompt. The white space of arguments is not among it: one API sends no text."""
+    """The parts of messages that matter for a prompt. White space in arguments is ignored: one API sends no text."""
     return [
         (
             *(message.role, message.content, message.reasoning or None, message.tool_call_id, message.images),

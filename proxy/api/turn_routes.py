@@ -1,4 +1,4 @@
-"""The addresses of turns, found without Starlette's router, which tries one pattern after the other."""
+"""Routes turns without Starlette's router, which tries one pattern after another."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PREFIX = "/v1"
 class TurnRoutes:
     """Finds the endpoint of a turn by the end of its path, such as `/responses`.
 
-    It recognises a subset of what the routes of the same endpoints match, with the same `path_params` and label.
+    It matches a subset of the requests that the routes of these endpoints match, with the same `path_params` and label.
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp]) -> None:
         self._endpoints = tuple((end, _PREFIX + end, endpoint) for end, endpoint in endpoints.items())
 
     def find(self, scope: Scope) -> ASGIApp | None:
-        """Return the endpoint, and set `path_params` and route; None for a request that is not surely a turn."""
+        """Return the endpoint, and set `path_params` and route; None for a request that may not be a turn."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
             return None
         path: str = scope["path"]
@@ -40,11 +40,11 @@ class TurnRoutes:
 
 
 class App(Starlette):
-    """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
+    """A Starlette application whose turns bypass its middleware and router. Its routes also include the turns.
 
-    `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
-    each request once it has ended. `metadata_of`: finds the metadata of a session, for its lines.
-    `wrong_keys`: slows them; None answers them at once.
+    `guard`: checks requests first; None if there is nothing to check. `on_end`: gets the record of each ended request.
+    `metadata_of`: finds the metadata of a session, for its log lines.
+    `wrong_keys`: delays answers to wrong keys; None answers them at once.
     `running_loop`: the event loop that it runs on, from its start to its stop.
     """
 
@@ -69,7 +69,7 @@ class App(Starlette):
             request.end(scope)
 
     async def passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that has passed the guard of another worker, which does not tell of it."""
+        """Answer a request that has passed the guard of another worker, which does not log it."""
         request = HttpRequest(scope, self.on_end, self.metadata_of)
         try:
             await self._admitted(scope, receive, send)
@@ -79,6 +79,6 @@ class App(Starlette):
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[WRONG_KEYS] = self.wrong_keys
         if (endpoint := self.turn_routes.find(scope)) is not None:
-            await endpoint(scope, receive, send)  # it knows its status itself: no call more for each part of a stream
+            await endpoint(scope, receive, send)  # it records its status itself: no extra call per part of a stream
         else:
             await super().__call__(scope, receive, identified(scope, request_of(scope), send))

@@ -1,4 +1,4 @@
-"""The JSON of a turn's tokens (`include=tokens`): what each of them is, and what becomes of it in an export."""
+"""The JSON of a turn's tokens (`include=tokens`): the role of each token, and its state in an export."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def tokens_json(
     options: LayoutOptions,
     texts: TokenTexts | None = None,
 ) -> dict[str, Any]:
-    """The tokens of a turn's prompt and output; `interactions` are all of its session, in order of `seq`.
+    """The tokens of a turn's prompt and output. `interactions`: all of its session, in order of `seq`.
 
-    `options`: of the export that the states are of. Without `texts`, all texts are null.
+    `options`: of the export to which the states apply. Without `texts`, all texts are null.
     """
     nodes, numbers = build_tree(interactions), turn_numbers(interactions)
     node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
@@ -53,7 +53,7 @@ def tokens_json(
 
 
 def encoded_tokens(*given: Any) -> orjson.Fragment:
-    """`tokens_json` as it stands in a reply: encoded where it was made, which for many tokens takes long."""
+    """`tokens_json`, encoded for a reply in the thread that made it, because many tokens take long."""
     return orjson.Fragment(encode_json(tokens_json(*given)))
 
 
@@ -64,7 +64,7 @@ def _texts(found: Texts | None, length: int) -> dict[str, Any]:
 
 
 def _logprobs(parts: Iterable[PathPart], length: int) -> list[float | None]:
-    """The logprobs of sampled tokens, in the digits of an export; null for others and where there is none."""
+    """The logprobs of sampled tokens, with the digits of an export; null for other tokens and missing values."""
     found: list[float | None] = [None] * length
     for part in _outputs(parts):
         if part.interaction.has_logprobs:
@@ -95,7 +95,7 @@ def _state(run: StateRun, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _meaning(run: StateRun) -> str:
-    """What a state means, to be read after "this token"."""
+    """The meaning of a state, as a continuation of "this token"."""
     if isinstance(run.state, Status):
         return f"belongs to a turn that no export has: {run.state.meaning}"
     return run.state.meaning
@@ -121,7 +121,7 @@ def _turn(interaction: Interaction, numbers: Mapping[str, int]) -> dict[str, Any
 
 
 def _export(session_samples: SessionSamples, options: LayoutOptions) -> dict[str, Any]:
-    """What the session's entry in that export says of its tokens, and which export it is."""
+    """The token counts in the session's entry of that export, and the options of the export."""
     left_out = session_samples.entry["left_out"]
     return {
         "layout": options.layout.value,

@@ -1,4 +1,4 @@
-"""What a worker answers on its private socket: the steps that other workers ask for, and requests that they pass on."""
+"""The endpoints of a worker on its private socket: steps for other workers, and requests that they forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokengrove.errors import ProxyError
 
 
 class WorkerEndpoints:
-    """An ASGI app: `steps` by name under STEP at once, and by `app` what is PASSED on, once this worker has joined."""
+    """An ASGI app. It runs `steps` by name under STEP at once, and passes PASSED requests to `app` after joining."""
 
     def __init__(self, steps: Mapping[str, Step], app: ASGIApp, joined: asyncio.Event) -> None:
         self._steps, self._app, self._joined = steps, app, joined
@@ -35,18 +35,18 @@ class WorkerEndpoints:
             await answer(scope, receive, send)
 
     async def _run(self, name: str, request: Request) -> Response:
-        """Run a step. It is cancelled if the worker that asked for it is lost."""
+        """Run a step. It is cancelled if the requesting worker is lost."""
         arguments = pickle.loads(await request.body())
         try:
             result = await while_connected(request.receive, self._steps[name](*arguments))
         except ProxyError as error:
             result = error
         except ClientDisconnect:
-            return Response()  # nobody reads it
+            return Response()  # never read
         return Response(pickle.dumps(result))
 
 
 def _client_in(scope: Scope) -> tuple[str, int] | None:
-    """The address of the client whose request was passed on."""
+    """The address of the client whose request was forwarded."""
     host, _, port = headers_of(scope).get(PEER, "").rpartition(":")
     return (host, int(port)) if host else None

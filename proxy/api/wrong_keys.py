@@ -1,7 +1,7 @@
-"""Wrong keys are answered late, the later the more of them a sender has sent. A right key is never held up.
+"""Delays answers to wrong keys. The delay grows with the number of wrong keys of a sender; right keys are not delayed.
 
-A request that waits has read nothing more and holds no room but its connection. How many wait is bounded: further wrong
-keys get 429 at once. A sender is a host; the table of hosts is bounded, too.
+A waiting request reads no further data and holds only its connection. The number of waiting requests is bounded:
+further wrong keys get 429 at once. A sender is a host; the table of hosts is also bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.sessions.keys import WrongKey
 from tokengrove.errors import ProxyError, TooManyRequests, Unauthorized
 
 WRONG_KEYS = "tokengrove.wrong_keys"
-"""Where the scope of a request has the `WrongKeys` of its server."""
+"""The key of the server's `WrongKeys` in the scope of a request."""
 
 LONGEST_S = 5.0
 MOST_WAITING = 64
@@ -49,22 +49,22 @@ class WrongKeys:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return self._waiting.total
 
     @property
     def senders(self) -> int:
-        """How many senders are known."""
+        """The number of known senders."""
         return len(self._sent)
 
     def count(self, scope: Scope, error: ProxyError) -> Delay | None:
-        """Count an error that tells of a wrong key, and return its delay; None for another error.
+        """Count an error about a wrong key, and return its delay; None for other errors.
 
-        Raises TooManyRequests if too many wait.
+        Raises TooManyRequests if too many requests wait.
         """
         if not isinstance(error, Unauthorized | WrongKey) or not _has_key(scope):
             return None
-        error.__traceback__ = error.__context__ = None  # its frames hold what was read of the request
+        error.__traceback__ = error.__context__ = None  # its frames keep the data of the request alive
         sender = Sender(self._addresses.host(scope))
         delay_s = self._next(sender)
         if self.waiting >= MOST_WAITING or self._waiting.of.get(sender, 0) >= MOST_OF_ONE:
@@ -76,7 +76,7 @@ class WrongKeys:
         return Delay(self, sender, delay_s)
 
     def _next(self, sender: Sender) -> float:
-        """Seconds that the next wrong key of a sender waits; they double with each."""
+        """The delay of the sender's next wrong key in seconds. It doubles with each."""
         now = self._clock()
         sent, last = self._sent.pop(sender, (0, now))
         sent = 1 if now - last > _FORGOTTEN_S else sent + 1
@@ -86,7 +86,7 @@ class WrongKeys:
         return min(_FIRST_S * 2.0 ** min(sent - 1, 30), LONGEST_S)
 
     async def wait(self, seconds: float) -> None:
-        """Wait, but not once the server stops."""
+        """Wait, at most until the server stops."""
         if not self._polls.ending:
             await self._polls.wait(asyncio.sleep(seconds))
 
@@ -103,7 +103,7 @@ class Delay:
         self._keys, self.sender = keys, sender
 
     async def end(self) -> None:
-        """Wait, and make room for another."""
+        """Wait, then make room for another request."""
         try:
             await self._keys.wait(self.seconds)
         finally:

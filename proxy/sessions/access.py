@@ -16,18 +16,19 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
 (1) The session is created if it does not exist; the key does not matter. A path secret that was replaced is refused.
 (2) `/{session_id}~{secret}/...` works with any key or none; with `--require-key` it also needs a key of its own.
     `/{session_id}~{secret}@{agent}/...` is the same, and names the agent of its turns.
-    `/~{api_key}/...` and `/~{api_key}@{agent}/...` are the session that has the key, as the key in a header without a
-    path is; another key beside it does not matter, but for rewards, ends and rotations that it permits. With
-    `--require-key` it needs a key of the session beside it, too. A key that no session has begins none.
-(3) The session that the key was issued for, also if it has ended; else the one that the client hints at; else one for
-    each other key, named by a digest of it; without a key `default`. A missing session is created; after the end of one
-    that no caller named, the next turn opens the next of its series (`session_series`). A replaced key is refused.
-(4) With `--rewards-by control` only the control_key; without a session in the path as in (3), but a missing session
-    is not created, and after an end it is the one that has ended.
+    `/~{api_key}/...` and `/~{api_key}@{agent}/...` address the session of the key, like the key in a header without a
+    path. A key in the header is then ignored, except for rewards, ends and rotations that it permits. With
+    `--require-key`, the header also needs a key of the session. An unknown key creates no session.
+(3) The session that the key was issued for, even if it has ended; else the session in the client's hint; else one
+    session for each unknown key, named by a digest of the key; without a key, `default`. A missing session is created.
+    After the end of a session that no caller named, the next turn opens the next session of its series
+    (`session_series`). A replaced key is refused.
+(4) With `--rewards-by control`, only the control_key. Without a session in the path as in (3), but a missing session
+    is not created, and after an end the ended session is addressed.
 (5) Only with `--rewards-by session`, which is the default on open servers only.
 
-With an admin key, expired keys open nothing: the administrator rotates them. An ended session takes no turns, but
-rewards and marks. `/models`, `/health`, `/ready` and, without --metrics-key, `/metrics` need no key.
+On a server with an admin key, expired keys grant nothing until the administrator rotates them. An ended session accepts
+rewards and marks, but no turns. `/models`, `/health`, `/ready` and, without --metrics-key, `/metrics` need no key.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from tokengrove.errors import Forbidden, Unauthorized, brief
 
 DEFAULT_SESSION = "default"
 
-# An id may hold ~ and @, and so may the name of an agent; a secret of `new_path_key` has 22 characters without them.
+# Ids and agent names may contain ~ and @. A secret of `new_path_key` has 22 characters, none of them ~ or @.
 _SECRET = re.compile(r"(.+)~([\w-]{22})(?:@.*)?", re.DOTALL)
 
-# No id begins with ~, and no key holds @.
+# No id begins with ~, and no key contains @.
 _KEY = re.compile(r"~([^@]*)(?:@(.*))?", re.DOTALL)
 
 
@@ -63,7 +64,7 @@ class Caller(NamedTuple):
 
     @property
     def names_session(self) -> bool:
-        """Whether the path has the id of a session. One with a key does not."""
+        """Whether the path contains a session id. A path with a key does not."""
         return self.path is not None and not self.path.startswith("~")
 
 
@@ -90,9 +91,9 @@ class Access:
         return session
 
     async def resolve_if_named(self, caller: Caller) -> LiveSession | None:
-        """Return the open session that path or key name; None if the caller may generate without a session.
+        """Return the open session of the path or key; None if the caller may generate without a session.
 
-        Raises as `resolve`.
+        Raises the same errors as `resolve`.
         """
         if caller.path is None:
             grant = await self._grant(caller)
@@ -102,9 +103,9 @@ class Access:
         return await self.resolve(caller)
 
     async def for_turn(self, caller: Caller, session: LiveSession, interaction_id: str | None) -> LiveSession:
-        """Return the session in which to reward or mark a turn, of those that follow each other up to `session`.
+        """Return the session that contains a turn to reward or mark: `session` or an earlier session of its series.
 
-        A caller that names its session gets that one. Raises SessionNotFound.
+        Returns `session` if the caller names a session or no session contains the turn. Raises SessionNotFound.
         """
         if interaction_id is None or caller.path or caller.hint or (await self._grant(caller)).session_id is not None:
             return session
@@ -147,7 +148,7 @@ class Access:
         self._keys.check_admin(key)
 
     def right_of(self, key: str | None) -> str:
-        """By whose right a control request acts: `admin`, `open` (an open server), `key` (another key) or `nobody`."""
+        """The authority of a control request: `admin`, `open` (an open server), `key` (another key) or `nobody`."""
         if self.open_server:
             return "open"
         if key is None:
@@ -163,7 +164,7 @@ class Access:
         return session
 
     async def _by_path(self, caller: Caller) -> tuple[LiveSession, bool]:
-        """Return the session, and True if one of its own keys opened it."""
+        """Return the session, and True if one of its own keys granted access."""
         assert caller.path is not None
         if (session_id := await self._of_key_in_path(caller)) is not None:
             return await self._registry.get(session_id), not self.open_server
@@ -181,7 +182,7 @@ class Access:
         raise Unauthorized(f"this session needs its own key or the admin key; {way}")
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[LiveSession, bool]:
-        """Return the session, and True if one of its own keys opened it."""
+        """Return the session, and True if one of its own keys granted access."""
         grant = await self._grant(caller)
         if grant.session_id is not None:
             return await self._registry.get(grant.session_id), not self.open_server
@@ -195,7 +196,7 @@ class Access:
     async def _of_key_in_path(self, caller: Caller) -> str | None:
         """Return the id of the session whose `api_key` is in the path; None for a path without a key.
 
-        Raises Unauthorized for a key that no session has, so that a late request never begins a session.
+        Raises Unauthorized for an unknown key, so that a late request never creates a session.
         """
         found = _KEY.fullmatch(caller.path or "")
         if found is None:
@@ -247,12 +248,12 @@ class Access:
 
 
 def _series_of(key: str | None) -> str:
-    """The name of the sessions of callers without a path, an issued key or a hint."""
+    """The name of the series for callers without a path, an issued key or a hint."""
     return DEFAULT_SESSION if key is None else session_of_key(key)
 
 
 def _check_not_withdrawn(grant: Grant) -> None:
-    """Raise Unauthorized for a key that was replaced: it does not begin a session of its own."""
+    """Raise Unauthorized for a replaced key, which must not create a session."""
     if grant.withdrawn:
         raise Unauthorized("this key was replaced with POST /rl/rotate_keys, or its session was deleted; use a new one")
 
@@ -260,8 +261,8 @@ def _check_not_withdrawn(grant: Grant) -> None:
 def agent_in(path: str | None, session_id: str) -> str | None:
     """The agent that a path names after a secret or a key (`/{session_id}~{secret}@{agent}`, `/~{api_key}@{agent}`).
 
-    None if it names none. `session_id` is the session that the path was resolved to. The name is a label for the turns,
-    and grants nothing.
+    None if it names none. `session_id`: the session that the path resolved to. The name is a label for the turns and
+    grants nothing.
     """
     if path is None or path == session_id:
         return None

@@ -1,4 +1,4 @@
-"""Attempts: earlier requests of a session by request hash, from which the retry rules decide.
+"""Attempts: earlier requests of a session by request hash, the input of the retry rules.
 
 This package never imports `proxy.turns`: an attempt knows its interactions, not the generations that produce them.
 """
@@ -29,9 +29,9 @@ class Attempt:
     """One requested reply with its `n` choices. It fails if any choice fails.
 
     `interactions`: one per choice, empty until the attempt has ended. `written`: the end of the reply was sent to a
-    client. `joined`: a client has read of it. `readers`: clients connected to it now; after the last one leaves,
-    `grace` is the task that cancels it. `superseded`: a newer attempt replaces it. `unsettled`: another replica
-    committed it and may still be sending it.
+    client. `joined`: a client has read from it. `readers`: clients connected to it now. `grace`: the task that cancels
+    it after the last reader leaves. `superseded`: a newer attempt replaces it. `unsettled`: another replica committed
+    it and may still be sending it.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Attempt:
         self.stop_grace()
 
     def leave(self) -> bool:
-        """Count one reader less. Return True if the attempt has not ended and now has no reader."""
+        """Remove a reader. Return True if the attempt has not ended and has no reader left."""
         self.readers -= 1
         return self.readers == 0 and self.stage in (Stage.RUNNING, Stage.ENDING)
 
@@ -82,7 +82,7 @@ def reply_id(interaction_id: str) -> str:
 def recall(interactions: Iterable[Interaction], unwritten: set[str]) -> dict[str, list[Attempt]]:
     """Rebuild the ended attempts of a stored session by request hash, oldest first.
 
-    `unwritten`: ids of interactions whose reply was never written out to its end.
+    `unwritten`: ids of interactions whose reply was never completely written.
     """
     attempts: dict[str, list[Attempt]] = {}
     by_reply = sorted(interactions, key=lambda i: reply_id(i.id))

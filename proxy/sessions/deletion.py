@@ -1,4 +1,4 @@
-"""`DELETE /rl/sessions/{session}`: a session goes for good, with its turns, rewards, keys and claims."""
+"""`DELETE /rl/sessions/{session}`: permanently deletes a session with its turns, rewards, keys and claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Deletion:
     async def delete(self, session: LiveSession, noted: Noted | None = None) -> int:
         """Delete a session; return the number of its turns. Raises SessionNotFound.
 
-        It takes no turns meanwhile. Those that run are left to the caller: nothing of them can be stored any more.
+        The session takes no turns meanwhile. Running turns are left to the caller: they can no longer be stored.
         """
         async with session.lock:
             session.ending = True

@@ -13,12 +13,12 @@ from tokengrove.errors import SessionNotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-# How often the ends of sessions on other replicas are looked for, and of how many sessions: one short query each time.
+# The interval at which ends on other replicas are polled, and the most sessions in one query.
 _WATCH_S, _WATCHED = 0.5, 1000
 
 
 class EndWaiter:
-    """Waits for ends. Sessions that end here wake it at once; those that end elsewhere are polled."""
+    """Waits for the end of sessions. Ends on this replica wake it at once; ends on other replicas are polled."""
 
     def __init__(self, registry: Registry, news: ReplicaNews) -> None:
         self._registry, self._news = registry, news

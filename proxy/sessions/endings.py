@@ -1,4 +1,4 @@
-"""The end of a session: it takes no more turns, its returns are stored, and its keys are forgotten in memory."""
+"""Ends sessions: they take no more turns, their returns are stored, and their keys are dropped from memory."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Endings:
         noted: Noted | None = None,
         in_use: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Seal a session, and store the last rewards and the returns with it; False if it has ended before.
+        """Seal a session, and store the last rewards and the returns with it. Return False if it stays as it was.
 
-        `rewards` decides on them by what is known of the session then. One commit has all: an end that fails rewards
-        no turn, so that it can be sent again, whatever was committed meanwhile. If the session has ended, nothing
-        changes. Raises EndedOtherwise if a given field differs from what its end said then.
-        `noted` makes the answer that is stored with the end. `withdrawn`: it is withdrawn as it ends.
-        A session that is `in_use` once it has been read stays open; one that is to expire, too, if another replica
-        changed it meanwhile.
+        `rewards` returns the last rewards; it is called after the session was refreshed. Everything is one commit: an
+        end that fails rewards no turn, so it can be sent again, whatever was committed meanwhile. If the session has
+        already ended, nothing changes; raises EndedOtherwise if a given field differs from the first end.
+        `noted` makes the answer that is stored with the end. `withdrawn`: the end also withdraws the session.
+        A session that is `in_use` after the refresh stays open. A session that is to expire also stays open if another
+        replica changed it meanwhile.
         """
         said: Mapping[str, Any] = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics}
         said = {**said, "finished": finished, "score": score}
@@ -75,14 +75,14 @@ class Endings:
             await self._registry.refresh(session)
             if status is SessionStatus.EXPIRED:
                 return False
-        if status is not SessionStatus.EXPIRED:  # to expire a session that ended meanwhile is no other end
+        if status is not SessionStatus.EXPIRED:  # expiry of an ended session does not conflict with its end
             _check_same(session.record, said)
         return False
 
     async def _seal(self, session: LiveSession, sealed: SessionRecord, changes: Changes, noted: Noted | None) -> bool:
         """Store the sealed record; no turn begins meanwhile. Return False if another replica changed the session.
 
-        Until the commit the session is shown as active: what its end gives back, such as capacity, is not there before.
+        The session appears as active until the commit, which also returns its capacity.
         """
         session.ending = True
         try:
@@ -90,7 +90,7 @@ class Endings:
                 sealed, session.returns(changes), self._registry.seen(session), changes, noted
             )
         except asyncio.CancelledError:
-            session.record = sealed  # its commit goes on
+            session.record = sealed  # the commit continues
             session.reward(changes)
             raise
         finally:
@@ -105,14 +105,14 @@ class Endings:
 
 
 def _check_same(record: SessionRecord, said: Mapping[str, Any]) -> None:
-    """Raise EndedOtherwise for the first field that is said and is not what the end of the session said."""
+    """Raise EndedOtherwise for the first given field that differs from the end of the session."""
     for name, value in said.items():
         if value is not None and value != {} and value != getattr(record, name):
             raise ended_otherwise(record, name)
 
 
 def ended_otherwise(record: SessionRecord, name: str) -> EndedOtherwise:
-    """The error for an end that says something else in the field `name` than the first."""
+    """The error for an end whose field `name` differs from the first end."""
     how = "ended" if record.status is SessionStatus.ENDED else "expired"
     way_out = "rewards are changed with /rl/set_reward"
     if name == "score":

@@ -1,4 +1,4 @@
-"""Idle sessions end as expired with `--session-idle-s`."""
+"""Expires idle sessions (`--session-idle-s`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PAGE = 1000
 
 
 class IdleSweep:
-    """Looks for idle sessions again and again."""
+    """Searches for idle sessions periodically."""
 
     def __init__(self, registry: Registry, changes: SessionChanges, endings: Endings) -> None:
         self._registry, self._changes, self._endings = registry, changes, endings
 
     async def run(self, idle_s: float) -> None:
-        """Sweep until cancelled. `idle_s`: after how long a session expires."""
+        """Sweep until cancelled. `idle_s`: seconds without use after which a session expires."""
         while True:
             await asyncio.sleep(min(_SWEEP_S, idle_s / 4))
             try:
@@ -35,12 +35,12 @@ class IdleSweep:
                 logger.warning("idle sessions could not be sealed: %(reason)s", {"reason": problem.message})
 
     async def expire_idle(self, idle_s: float) -> None:
-        """End sessions as expired that no replica used for `idle_s` seconds; their data stays."""
+        """Expire sessions that no replica has used for `idle_s` seconds. Their data stays."""
         before = time.time() - idle_s
         while names := await self._changes.find_idle(before, _PAGE):
             expired = [name for name in names if await self._expire(name, idle_s, before)]
             if len(expired) < len(names) or len(names) < _PAGE:
-                return  # the remaining ones are in use; the next sweep looks again
+                return  # the remaining ones are in use; the next sweep checks them
 
     async def _expire(self, session_id: str, idle_s: float, before: float) -> bool:
         live = self._registry.find(session_id)

@@ -23,15 +23,17 @@ def is_session_id(text: str) -> bool:
 
 
 def check_dots(text: str, name: str = "session_id") -> str:
-    """Return `text` unless a part of it is `.` or `..`: clients and proxies resolve these in a URL, so that it would
-    reach another session. Raises InvalidRequest."""
+    """Return `text` if no part of it is `.` or `..`. Raises InvalidRequest.
+
+    Clients and proxies resolve such parts in a URL, so the request would reach another session.
+    """
     if "." in text and not {".", ".."}.isdisjoint(text.split("/")):
         raise InvalidRequest(f"'{name}' must not have the part . or .., which clients take out of a URL", param=name)
     return text
 
 
 def check_session_id(value: Any, name: str = "session_id") -> str:
-    """Return `value` if it may be a session id. Raises InvalidRequest that states the rule."""
+    """Return `value` if it may be a session id. Raises InvalidRequest, which states the rule."""
     if not isinstance(value, str) or not _ID_PATTERN.fullmatch(value):
         raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
     if len(value.encode()) > MAX_ID_BYTES:

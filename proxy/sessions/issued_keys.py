@@ -44,6 +44,6 @@ def new_path_key() -> str:
 
 
 def expiry(lifetime_s: float | None, default_s: float | None) -> float | None:
-    """When keys issued now expire, in Unix seconds; None: never. `default_s` holds if no lifetime is given."""
+    """The expiry of keys that are issued now, in Unix seconds; None: never. `default_s`: the default lifetime."""
     lifetime_s = default_s if lifetime_s is None else lifetime_s
     return None if lifetime_s is None else time.time() + lifetime_s

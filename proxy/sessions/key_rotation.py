@@ -1,4 +1,4 @@
-"""`POST /rl/rotate_keys`: new keys for a session; the old ones open nothing from then on."""
+"""`POST /rl/rotate_keys`: replaces the keys of a session. The old keys grant nothing from then on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.types import SessionRecord
 
 
 class KeyRotation:
-    """Replaces keys. `default_lifetime_s`: how long keys are valid if the caller does not say; None: for ever."""
+    """Replaces keys. `default_lifetime_s`: the lifetime in seconds if the caller sets none; None: keys never expire."""
 
     def __init__(
         self, registry: Registry, changes: SessionChanges, keys: Keyring, default_lifetime_s: float | None
@@ -31,9 +31,9 @@ class KeyRotation:
         lifetime_s: float | None,
         noted: Callable[[IssuedKeys], Answer] | None = None,
     ) -> IssuedKeys:
-        """Replace the keys of these kinds. The lifetime holds for all keys of the session, kept ones too.
+        """Replace the keys of these kinds. The lifetime applies to all keys of the session, including kept ones.
 
-        `noted` makes the answer that is stored with them.
+        `noted` makes the answer that is stored with the new keys.
         """
         api_key = new_api_key() if KeyKind.AGENT in kinds else None
         control_key = new_control_key() if KeyKind.CONTROL in kinds else None
@@ -57,7 +57,7 @@ class KeyRotation:
         return issued
 
     async def _adopt(self, session: LiveSession, old: SessionRecord, record: SessionRecord) -> None:
-        """Make the new record and its keys the ones in memory."""
+        """Replace the record and its keys in memory."""
         self._keys.release(old)
         self._keys.add(record)
         if not self._registry.shared:

@@ -1,6 +1,6 @@
-"""Keys are stored as SHA-256 hashes and compared in constant time; errors never reveal which key was close.
+"""Keys are stored as SHA-256 hashes and compared in constant time; errors never reveal how close a key was.
 
-If replicas share the store, nothing is cached: each of them may issue, move or withdraw a key at any time.
+If replicas share the store, nothing is cached: any replica may issue, move or withdraw a key at any time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from proxy.types import SessionRecord
 from tokengrove.errors import Forbidden, Unauthorized
 from tokengrove.options.session import SessionStatus
 
-# Bound of cached unknown keys and of cached paths. An agent that sends a key of its own costs no lookup per turn.
+# The most cached unknown keys, and cached paths. An agent with an unknown key then costs no lookup per turn.
 _MAX_REMEMBERED = 4096
 
 
 class WrongKey(Forbidden):
-    """The key in the request is another one than the admin key, which is needed."""
+    """The request needs the admin key but has another key."""
 
 
 def session_of_key(key: str) -> str:
-    """The name of the session that an open server gives to a key which it did not issue: `key-` and 16 digits.
+    """The session name of a key that this open server did not issue: `key-` and 16 hexadecimal digits.
 
-    They are the first 64 of the 256 bits of a SHA-256 that nothing else uses. The key may be a secret of another
-    service: a random one cannot be found from its name, while one that can be guessed can be confirmed.
+    The digits are the first 64 of the 256 bits of a SHA-256 that is used nowhere else. The key may be a secret of
+    another service: a random key cannot be derived from the name, but a guess can be confirmed.
     """
     return f"key-{hash_key(f'session of {key}')[:16]}"
 
@@ -37,16 +37,16 @@ def hash_key(key: str) -> str:
 
 
 def fingerprint(key: str) -> str:
-    """What names a key in logs: 12 digits of a SHA-256 that nothing else uses."""
+    """The name of a key in logs: 12 hexadecimal digits of a SHA-256 that is used nowhere else."""
     return hash_key(f"log of {key}")[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key permits.
+    """The permissions of a key.
 
     `admin`: everything. `session_id`: that session only, as its environment if `control` is set, else as its agent.
-    `withdrawn`: nothing any more, since it was replaced.
+    `withdrawn`: nothing, because the key was replaced or its session was deleted.
     """
 
     admin: bool = False
@@ -56,7 +56,7 @@ class Grant:
 
 
 class KeySet:
-    """The keys of a setting, separated by commas; none without it."""
+    """The keys of a setting, separated by commas; empty without the setting."""
 
     def __init__(self, keys: str | None) -> None:
         self._hashes = [hash_key(key) for key in keys.split(",")] if keys is not None else []
@@ -65,13 +65,13 @@ class KeySet:
         return bool(self._hashes)
 
     def holds(self, digest: str) -> bool:
-        """Whether the key with this hash is one of them."""
-        # A list, not a generator: all keys are compared, so the time tells nothing.
+        """Whether one of the keys has this hash."""
+        # A list, not a generator: all keys are compared, so the time reveals nothing.
         return any([hmac.compare_digest(digest, known) for known in self._hashes])
 
 
 class Keyring:
-    """Finds what a key permits: in memory for sessions of this process, else in the store."""
+    """Looks up the permissions of keys: in memory for sessions of this process, else in the store."""
 
     def __init__(self, index: KeyIndex, admin_key: str | None) -> None:
         self._index = index
@@ -83,7 +83,7 @@ class Keyring:
         self._released = 0
 
     def add(self, record: SessionRecord) -> None:
-        """Cache the keys of a new session. A chosen key that an ended session had belongs to the new one."""
+        """Cache the keys of a new session. A chosen key of an ended session now belongs to the new session."""
         if self._index.shared:
             return
         if record.api_key_hash:
@@ -140,7 +140,7 @@ class Keyring:
         return Grant(session_id=holder.record.session_id, control=holder.control)
 
     async def is_withdrawn(self, key: str) -> bool:
-        """Return True if `key` was a key or a path secret of some session until another replaced it."""
+        """Return True if `key` is a withdrawn key or path secret of a session."""
         return await self._index.is_withdrawn(hash_key(key))
 
     async def opens_path(self, session_id: str, secret: str) -> bool:
@@ -157,7 +157,7 @@ class Keyring:
 
     def _remember_agent(self, digest: str, record: SessionRecord) -> None:
         if record.status is SessionStatus.ACTIVE and not self._index.shared:
-            # The session may have ended since it was read, and another one have got the key.
+            # The session may have ended since it was read, and another session may have taken the key.
             self._agents.setdefault(digest, record.session_id)
 
     def _remember_path(self, record: SessionRecord) -> None:
@@ -168,7 +168,7 @@ class Keyring:
         self._paths[record.session_id] = record.path_key_hash
 
     def _remember_unknown(self, digest: str, grant: Grant) -> None:
-        """Cache what a key permits that no session has, until a new session brings it."""
+        """Cache the grant of a key without a session, until a new session takes the key."""
         if self._index.shared:
             return
         if len(self._unknown) >= _MAX_REMEMBERED:

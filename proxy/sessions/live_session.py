@@ -23,17 +23,17 @@ from tokengrove.errors import SessionClosed, SessionNotFound, brief
 from tokengrove.options.session import SessionStatus
 
 Changes = Mapping[str, Mapping[str, Any]]
-"""By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
+"""By interaction id: the new values of the fields that change (reward, rewards, token_rewards, trainable, spans)."""
 
 _seq_of = attrgetter("seq")
 
-# What a session takes in memory, a turn beside its tokens, and a token with its part of the text.
+# Estimated bytes in memory: of a session, of a turn without its tokens, and of a token with its part of the text.
 _SESSION_BYTES, _TURN_BYTES, _TOKEN_BYTES = 4000, 5000, 25
 
 
 @dataclass(eq=False)
 class LiveSession:
-    """A session in memory. Most never need their event or a lock, so these are made when they are first used.
+    """A session in memory. Its event and locks are created on first use, because most sessions never need them.
 
     `sampled_tokens`: output tokens of its complete turns.
     `turns_taken`: the number of complete and running turns.
@@ -41,16 +41,16 @@ class LiveSession:
     `waiting`: the number of requests that wait for its end, or for a paused engine.
     `stored`: its row is queued or in the store. A session that was only named has no row before its first turn.
     `confirmed`: its row was seen in the store.
-    `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.
+    `seen`: the state of the store that memory includes, except for turns `begun_here`, which this replica commits.
     `attempts`: earlier and running requests by request hash, oldest first.
-    `parsed`: what was parsed of its latest bodies.
-    `size`: about how many bytes of memory it takes.
+    `parsed`: the parsed items of its latest request bodies.
+    `size`: its estimated bytes in memory.
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
-    `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
-    `images`: those that are stored for it, by digest, as parts that stand nowhere; `image_sizes`: bytes of each.
-    `image_urls`: digests of those that were fetched for it, by URL; the last turn with one may not be stored.
-    `follows`: the id of the session before it in its series (see `session_series`), which has ended.
+    `deleted`: it was deleted, here or by another replica, and is no longer in the store.
+    `images`: its stored images by digest, as parts without a position; `image_sizes`: bytes of each.
+    `image_urls`: digests of its fetched images by URL; an image is not stored if its turn was not committed.
+    `follows`: the id of the previous session of its series (see `session_series`), which has ended.
     """
 
     record: SessionRecord
@@ -95,17 +95,17 @@ class LiveSession:
 
     @cached_property
     def tried(self) -> set[str]:
-        """With `follows`: the hashes of requests that came here first, and so are no retries of that session's."""
+        """With `follows`: hashes of requests first sent to this session, so they retry no request of `follows`."""
         return set()
 
     @property
     def closed(self) -> bool:
-        """True if it takes no more turns. A turn that is committed now is not in the returns that its end stores."""
+        """True if it takes no more turns. A turn that is committed from now on is not in the returns of its end."""
         return self.ending or self.record.status is not SessionStatus.ACTIVE
 
     @property
     def labels(self) -> dict[str, Value]:
-        """What log lines say of it beside its id: the training run that its metadata names."""
+        """Its fields in log lines besides the id: the training run, from its metadata."""
         return labels_of(self.record.metadata)
 
     def check_open(self) -> None:
@@ -129,7 +129,7 @@ class LiveSession:
         self.begun_here.add(interaction_id)
 
     def end_turn(self, *, complete: bool) -> None:
-        """Uncount a turn that ended on this replica; only a complete one stays in `turns_taken`."""
+        """Stop counting a turn of this replica as running. Only a complete turn stays in `turns_taken`."""
         self.running -= 1
         if not complete:
             self.turns_taken -= 1
@@ -144,7 +144,7 @@ class LiveSession:
             self.images.update({i.digest: ImagePart(i.digest, 0, i.width, i.height) for i in interaction.images})
 
     def record_images(self, files: Iterable[ImageFile]) -> list[ImageFile]:
-        """Note that these images are stored for the session; return those of which that was not known."""
+        """Note that these images are stored for the session. Return the new ones."""
         new = [file for file in files if file.digest not in self.images]
         for file in new:
             self.images[file.digest] = ImagePart(file.digest, 0, file.width, file.height)
@@ -161,7 +161,7 @@ class LiveSession:
         self.record_commit(interaction)
 
     def touch(self) -> None:
-        """Note that the session is in use now, so that it is neither forgotten nor expired as idle."""
+        """Mark the session as used now, so that it is neither dropped from memory nor expired as idle."""
         self.used_at = time.monotonic()
 
     def complete(self) -> list[Interaction]:
@@ -173,19 +173,19 @@ class LiveSession:
     def returns(self, changes: Changes = MappingProxyType({})) -> dict[str, float]:
         """The return of each complete interaction, by the session's own discount and credit rule.
 
-        `changes`: rewards that are to be stored with the returns.
+        `changes`: rewards that will be stored with the returns.
         """
         complete = self.complete()
         rewards = {i.id: changes.get(i.id, {}).get("reward", i.reward) for i in complete}
         return compute_returns(complete, self.record.discount, self.record.credit, rewards)
 
     def reward(self, changes: Changes) -> None:
-        """Set in memory what was stored of interactions, by id."""
+        """Apply stored changes to the interactions in memory."""
         for interaction_id, change in changes.items():
             for name, value in change.items():
                 setattr(self.cache.nodes[interaction_id].interaction, name, value)
 
 
 def deleted(session_id: str) -> SessionNotFound:
-    """The error for whatever still goes on in a session when it is deleted."""
+    """The error for an operation on a session that is deleted meanwhile."""
     return SessionNotFound(f"session {brief(session_id)} was deleted meanwhile; start a new one")

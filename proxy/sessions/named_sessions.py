@@ -24,9 +24,9 @@ class NamedSessions:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
 
     async def get_or_create(self, session_id: str, series: str | None = None) -> LiveSession:
-        """The session, created in memory if nobody named it before; `session_id` is a valid one.
+        """Return the session, created in memory if it does not exist. `session_id` must be valid.
 
-        `series`: of a new session (see `session_series`), which also is its task. Raises TooManyRequests.
+        `series`: the series of a new session (see `session_series`), also its task id. Raises TooManyRequests.
         """
         if not self._registry.excludes(session_id):
             with suppress(SessionNotFound):
@@ -38,7 +38,7 @@ class NamedSessions:
         return self._registry.add(new)
 
     def ensure_stored(self, session: LiveSession) -> None:
-        """Queue the row of a session that has none yet. Its turns follow in the same queue, so nobody waits for it."""
+        """Queue the row of a session that has none yet. Its turns follow in the same queue, so nothing waits for it."""
         if not session.stored:
             creation = self._starts.create_session(session.record, urgent=False)
             session.stored = True

@@ -1,4 +1,4 @@
-"""Builds the parts of this package, each with the others that it needs."""
+"""Builds the parts of this package and wires them to each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The mean reward of the sessions that ended last, by weight version and over time. Those that validate do not count.
+"""The mean reward of the sessions that ended last, by weight version and over time. Validation sessions are excluded.
 
-Nothing is read while nobody asks. Who asks gets what was computed at most some seconds ago; of the newest sessions only
-those are read that are new or changed since, a bounded number at a time, so the first answers have the newest alone
-and say how many are still to be read.
+The database is read only on request, and an answer is at most a few seconds old. A refresh reads only new and changed
+sessions, a bounded number at a time. The first answers therefore include only the newest sessions, and the number of
+sessions that are still unread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from proxy.types import Interaction, SessionRecord
 from tokengrove.errors import ProxyError
 
 MOST_SESSIONS = 2000
-"""Sessions that the means are of."""
+"""The most sessions that the means include."""
 _AT_ONCE = 200
 _TURNS_AT_ONCE = 4000
-"""Sessions, and turns of them, that are read at once."""
+"""The most sessions, and the most turns, that are read at once."""
 _EVERY_S = 5.0
 _LATE_S = 10.0
 _SHARE = 20
-"""Reading takes at most one in so many seconds."""
+"""At most one in this many seconds is spent on reading."""
 _WIDTHS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
 _MOST_PERIODS = 60
 _MOST_VERSIONS = 100
@@ -40,7 +40,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """The score of a session as it was at `updated_at`; None if nothing rewards it."""
+    """The score of a session as of `updated_at`; None if nothing rewards it."""
 
     updated_at: float
     ended_at: float
@@ -61,7 +61,7 @@ class RecentRewards:
     async def read(self) -> dict[str, Any] | None:
         """The means as JSON; None before the first were computed.
 
-        Waits for the database only at first, and if nobody has asked for a while: what was computed then is old.
+        Waits for the database only on the first call, and if the last call was long ago, so that its means are old.
         """
         late = self._clock() >= self._again_at + _LATE_S
         if self._reading is None or (self._reading.done() and self._clock() >= self._again_at):
@@ -82,7 +82,7 @@ class RecentRewards:
             left = len(unknown) - len(new)
             self._shown = _json(list(self._known.values()), left)
         except ProxyError:
-            pass  # the database does not answer, which others tell
+            pass  # the database is unavailable, which is reported elsewhere
         finally:
             now = self._clock()
             self._again_at = now + max(0.0 if left else _EVERY_S, _SHARE * (now - begun))
@@ -100,7 +100,7 @@ class RecentRewards:
 
 
 def _first(ended: Iterable[Ended]) -> list[Ended]:
-    """As many of them as are read at once; one in any case."""
+    """The sessions to read at once, at least one."""
     found: list[Ended] = []
     turns = 0
     for each in ended:
@@ -152,6 +152,6 @@ def _means(scored: Sequence[_Scored], key: Callable[[_Scored], K]) -> dict[K, di
 
 
 def _width(times: Sequence[float]) -> int:
-    """Seconds of a period, so that there are at most _MOST_PERIODS."""
+    """The length of a period in seconds, so that there are at most _MOST_PERIODS."""
     span = max(times) - min(times) if times else 0.0
     return next((width for width in _WIDTHS if span / width < _MOST_PERIODS - 1), _WIDTHS[-1])

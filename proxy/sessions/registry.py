@@ -1,9 +1,8 @@
-"""The sessions in memory. A session is loaded from the store when it is used, and forgotten when it is idle
-(`session_memory`).
+"""The sessions in memory. A session is loaded when it is used, and dropped when it is idle (`session_memory`).
 
-Memory and store give the same tree. If replicas share the store, a session is refreshed each time that it is looked up,
-and changes use optimistic locking: the store refuses a change that was decided on an older state, the caller refreshes
-the session and decides again.
+Memory and store give the same tree. If replicas share the store, a session is refreshed at each lookup, and changes use
+optimistic locking: the store refuses a change that is based on an older state; the caller then refreshes the session
+and decides again.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
 from tokengrove.errors import SessionNotFound, brief
 
-# Turns of a stored session that are placed in one pass of the event loop: they take some 10 ms.
+# Turns of a stored session that are merged before yielding to the event loop: they take about 10 ms.
 _ABSORBED_AT_ONCE = 100
 
 
 class Registry:
-    """Live sessions by id. `shared`: True if other replicas may change them too."""
+    """Live sessions by id. `shared`: True if other replicas may also change them."""
 
     def __init__(self, news: ReplicaNews, keys: Keyring, metrics: Metrics) -> None:
         self.shared = news.shared
@@ -50,7 +49,7 @@ class Registry:
             try:
                 await self.refresh(session)
                 return session
-            except SessionNotFound:  # deleted elsewhere; another may have its id since
+            except SessionNotFound:  # deleted elsewhere; a new session may have its id
                 pass
         if self.excludes(session_id):
             raise _not_found(session_id)
@@ -64,7 +63,7 @@ class Registry:
         return session
 
     def excludes(self, session_id: str) -> bool:
-        """Whether a session certainly does not exist, neither in memory nor in the store; the answer costs no read."""
+        """Whether a session certainly exists neither in memory nor in the store. Does not read the database."""
         known = session_id in self._live or session_id in self._forgotten
         return not known and self._news.excludes(session_id)
 
@@ -73,12 +72,12 @@ class Registry:
         return self._live.get(session_id) or self._recall(session_id)
 
     def metadata_of(self, name: str) -> Mapping[str, Any] | None:
-        """The metadata of a session in memory, by its id or with what follows the id and `~` in a path."""
+        """The metadata of a session in memory. `name`: its id, or the id followed by `~` and more, as in a path."""
         session = self._live.get(name) or self._live.get(name.rpartition("~")[0])
         return None if session is None else session.record.metadata
 
     def add(self, session: LiveSession) -> LiveSession:
-        """Keep a session in memory; return the one that was there before, if any."""
+        """Put a session in memory and return it. If memory already has a session with its id, return that session."""
         session = self._live.setdefault(session.id, session)
         return session
 
@@ -88,7 +87,7 @@ class Registry:
             del self._live[session.id]
 
     async def refresh(self, session: LiveSession) -> None:
-        """Read what other replicas changed; without replicas this costs nothing. Raises SessionNotFound."""
+        """Read the changes of other replicas; without replicas, do nothing. Raises SessionNotFound."""
         if not self.shared:
             return
         confirmed = session.confirmed  # its row may be committed while this query misses it
@@ -97,7 +96,7 @@ class Registry:
             self.forget_deleted(session)
             raise deleted(session.id)
         if news is not None:
-            if _is_other(session, news):  # another replica created the row first: this one's own was refused
+            if _is_other(session, news):  # another replica created the row first, so ours was refused
                 assert news.record is not None
                 session.record, session.seen = news.record, NOTHING_SEEN
             session.stored = session.confirmed = True
@@ -107,23 +106,23 @@ class Registry:
                 await self._learn_images(session)
 
     def forget_deleted(self, session: LiveSession) -> None:
-        """Drop a session from memory that is no longer in the store, and its keys."""
+        """Drop a deleted session and its keys from memory."""
         session.deleted = True
         self.discard(session)
         self._keys.release(session.record)
         session.ended.set()  # nobody waits for the end of a deleted session
 
     def seen(self, session: LiveSession) -> Seen | None:
-        """The state that a change is decided on, for optimistic locking; None without other replicas."""
+        """The state that a change is based on, for optimistic locking; None without other replicas."""
         return session.seen if self.shared else None
 
     async def count_begun(self, session_id: str) -> int:
-        """The number of calls that have begun and not ended. Read it before the interactions, to miss none."""
+        """The number of calls that have begun and not ended. Read it before the interactions to miss no call."""
         live = self._live.get(session_id)
         return max(len(await self.load_begun(session_id)), live.running if live is not None else 0)
 
     async def load_begun(self, session_id: str) -> dict[str, float]:
-        """Ids of calls that the database says have begun and not ended, each with its begin in Unix seconds."""
+        """Ids of calls that have begun and not ended according to the database, each with its start in Unix seconds."""
         return await self._news.load_begun(session_id)
 
     def count_unconfirmed(self) -> int:
@@ -135,35 +134,35 @@ class Registry:
         return list(self._live.values())
 
     def forget(self, session: LiveSession) -> None:
-        """Drop a session from memory; the store keeps everything. A request that still holds it shares it with others.
+        """Drop a session from memory; the store keeps everything.
 
-        So there is never a second object of a session, whose tree would not have the turns of the first.
+        While a request still holds the session, other requests get the same object. A second object of the session
+        would lack the turns of the first.
         """
         self.discard(session)
         self._keys.release(session.record)
         self._forgotten[session.id] = weakref.ref(session)
 
     def forget_gone(self) -> None:
-        """Drop what is kept of forgotten sessions that nobody holds any more."""
+        """Drop the weak references to forgotten sessions that no request holds any more."""
         self._forgotten = {name: kept for name, kept in self._forgotten.items() if kept() is not None}
 
     def _recall(self, session_id: str) -> LiveSession | None:
-        """Take back a forgotten session that somebody still holds."""
+        """Put a forgotten session back in memory if a request still holds it."""
         kept = self._forgotten.pop(session_id, None)
         session = None if kept is None else kept()
         return None if session is None or session.deleted else self.add(session)
 
     async def _learn_images(self, session: LiveSession) -> None:
-        """Read what is stored of images that were committed elsewhere: their bytes count, their URLs are not fetched
-        again."""
+        """Read the stored images of a session, so that their bytes count and their URLs are not fetched again."""
         stored = await self._news.load_images(session.id)
         session.images.update({part.digest: part for part, _, _ in stored})
         session.image_urls.update({url: part.digest for part, _, url in stored if url is not None})
-        # Those that a turn of this replica committed during the read are not in it, and keep counting.
+        # Images that this replica committed during the read are not in it, and stay counted.
         session.image_sizes.update({part.digest: size for part, size, _ in stored})
 
     async def _load(self, session_id: str) -> LiveSession | None:
-        """None if there is no such session: an error that the task kept would hold all that its callers have."""
+        """Load a session; None if it does not exist: an error in the task would keep its callers' objects alive."""
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
         if news is None or news.record is None:
@@ -181,7 +180,7 @@ class Registry:
 
 
 def _is_other(session: LiveSession, news: News) -> bool:
-    """Whether the news are of a later session with the id of this one."""
+    """Whether the news belongs to a later session with the same id."""
     return news.record is not None and news.record.created_at != session.record.created_at
 
 

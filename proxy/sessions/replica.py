@@ -1,6 +1,6 @@
-"""Merges what other replicas committed into a live session, so that memory equals the database.
+"""Merges the commits of other replicas into a live session, so that memory equals the database.
 
-Every merge may happen twice and out of order, since two requests of one session may read the database at the same time.
+A merge may happen twice or out of order, because two requests of a session may read the database at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTHING_SEEN = Seen(0, -1)
 
 
 def absorb(session: LiveSession, news: News, *, elsewhere: bool) -> None:
-    """Merge news into the session. Turns that this replica commits itself are left out: they merge on their own.
+    """Merge news into the session. Turns that this replica commits are skipped: they are merged after their commit.
 
     `elsewhere`: True if other replicas may still be sending the replies of the new interactions.
     """
@@ -40,7 +40,7 @@ def absorb(session: LiveSession, news: News, *, elsewhere: bool) -> None:
 
 
 def note_commit(session: LiveSession, seq: int) -> None:
-    """Record that a turn of this replica was committed as `seq`. `seen` only grows if no unseen turn precedes it."""
+    """Record that a turn of this replica was committed as `seq`. `seen` advances only if no unseen turn precedes it."""
     if seq == session.seen.next_seq:
         session.seen = Seen(seq + 1, session.seen.revision)
 
@@ -52,7 +52,7 @@ def note_doubt(session: LiveSession, interaction_id: str) -> None:
 
 
 def merge_stored(session: LiveSession, attempt: Attempt) -> None:
-    """Merge what the store has of the reply of an attempt that has failed here: its commit was only in doubt."""
+    """Merge the stored reply of an attempt that failed on this replica because its commit was in doubt."""
     same, name = session.attempts.get(attempt.key, []), reply_id(attempt.interactions[0].id)
     for stored in [a for a in same if a.interactions and reply_id(a.interactions[0].id) == name]:
         if stored is not attempt:
@@ -90,7 +90,7 @@ def _forget(attempts: Mapping[str, list[Attempt]], superseded: set[str]) -> None
 
 
 def _merge(attempts: dict[str, list[Attempt]], recalled: Mapping[str, list[Attempt]], elsewhere: bool) -> None:
-    """Add attempts from elsewhere. The choices of one reply may arrive in several pieces."""
+    """Add recalled attempts. The choices of one reply may arrive in several pieces."""
     for key, new in recalled.items():
         known = attempts.setdefault(key, [])
         for attempt in new:
@@ -104,7 +104,7 @@ def _merge(attempts: dict[str, list[Attempt]], recalled: Mapping[str, list[Attem
 
 
 def _complete(part: Attempt, more: Attempt) -> None:
-    """Add more choices of a reply. A choice whose commit failed for all that this replica knew may be among them."""
+    """Add more choices of a reply. They may include a choice whose commit seemed to fail on this replica."""
     by_id = {interaction.id: interaction for interaction in (*part.interactions, *more.interactions)}
     part.interactions = sorted(by_id.values(), key=lambda i: (len(i.id), i.id))
     complete = all(interaction.status is Status.COMPLETE for interaction in part.interactions)

@@ -19,7 +19,7 @@ _NAMED = 20
 
 
 class Align(StrEnum):
-    """Which turns `step_scores` belong to: all of them, or as many of the first or of the last as there are scores."""
+    """The turns that `step_scores` belong to: all turns, or the first or last ones, as many as there are scores."""
 
     STRICT = "strict"
     FIRST = "first"
@@ -31,9 +31,9 @@ class Target:
     """Addresses a complete interaction: by id, by `turn` (from 0, in order of completion), or else the last main one.
     Several may be given if they agree.
 
-    Main is the work of the agent itself: no title, summary, sub-agent's or other side call, as `derive_purposes` says.
-    `agent` is the name that a turn was marked with (`x-tokengrove-agent`): then the last main turn is that among its
-    own turns, or the last of them if none is main.
+    Main turns are the work of the agent itself, not titles, summaries, sub-agents or other side calls (see
+    `derive_purposes`). `agent`: the name that turns were marked with (`x-tokengrove-agent`). Only the turns of this
+    agent then count, and the default is its last main turn, or its last turn if none is main.
     """
 
     interaction_id: str | None = None
@@ -42,7 +42,7 @@ class Target:
 
 
 def reward_turn(session: LiveSession, target: Target, value: float, name: str | None) -> Changes:
-    """Set the main reward of an interaction, or with `name` a named one beside it. Raises NotFound, InvalidRequest."""
+    """Set the main reward of an interaction, or with `name` a named reward. Raises NotFound, InvalidRequest."""
     interaction = _find(session, target)
     if name is None:
         return {interaction.id: {"reward": value}}
@@ -73,9 +73,9 @@ def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Ali
 
 
 def reward_whole(session: LiveSession, score: float, changes: Changes) -> Changes:
-    """Add the score of the whole session to `changes` where no turn has a main reward, so that returns have it, too.
+    """Add the score of the whole session to `changes` if no turn has a main reward, so that returns include it.
 
-    It is then the reward of the last main turn, else of the last turn. Nothing is added to a session without a turn.
+    It becomes the reward of the last main turn, or of the last turn if none is main. Without turns, nothing is added.
     """
     complete = session.complete()
     if any("reward" in change for change in changes.values()) or any(turn.reward is not None for turn in complete):
@@ -122,7 +122,7 @@ def mark_turn(
 
 
 def has_rewards(session: LiveSession, changes: Changes) -> bool:
-    """Whether the interactions have all rewards of `changes` already."""
+    """Whether the interactions already have all rewards of `changes`."""
     nodes = session.cache.nodes
     return all(
         getattr(nodes[interaction_id].interaction, name) == value
@@ -132,9 +132,9 @@ def has_rewards(session: LiveSession, changes: Changes) -> bool:
 
 
 def last_rewarded(session: LiveSession, field: str, name: str | None, agent: str | None) -> str | None:
-    """The id of the last complete turn that has a value in `field`, or a reward of that name; None if none has.
+    """The id of the last complete turn with a value in `field`, or with a reward called `name`; None if none has it.
 
-    Only turns of `agent` count, if one is named. Raises NotFound if it has no complete turn.
+    `agent`: only its turns count. Raises NotFound if the agent has no complete turn.
     """
     for interaction in reversed(session.complete() if agent is None else _turns_of(session, agent)):
         if (getattr(interaction, field) if name is None else interaction.rewards.get(name)) is not None:
@@ -218,7 +218,7 @@ def _turns(count: int) -> str:
 
 
 def _last_of(turns: Sequence[Interaction]) -> Interaction:
-    """The last main turn of one agent's turns: purposes are derived as if it were alone. The last if none is main."""
+    """The last main turn of `turns`, or the last turn if none is main. Purposes are derived from `turns` only."""
     purposes = derive_purposes(turns)
     return next((turn for turn in reversed(turns) if purposes[turn.id] == Purpose.MAIN), turns[-1])
 

@@ -21,7 +21,7 @@ class Scores:
     async def set_rewards(self, session: LiveSession, changes: Changes, noted: Noted | None = None) -> bool:
         """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
 
-        The session is then refreshed, and the caller decides again what changes. `noted`: see `SessionChanges`.
+        The session is then refreshed, and the caller decides on the changes again. `noted`: see `SessionChanges`.
         """
         done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session), noted)
         if self._registry.shared:
@@ -34,7 +34,7 @@ class Scores:
 
     async def add_late_turn(self, session: LiveSession) -> None:
         """Store the returns again after a turn that was committed while the session ended, or later."""
-        async with session.lock:  # an end holds it until it is committed
+        async with session.lock:  # an end holds the lock until its commit
             with suppress(SessionNotFound):  # it was deleted meanwhile
                 await self.refresh_returns(session)
 

@@ -1,8 +1,8 @@
-"""How long sessions stay in memory: while they are in use, and as long after that as their memory lasts.
+"""Drops idle sessions from memory. Sessions stay while they are in use, and afterwards while there is room.
 
-While turns run, the sessions used last stay, up to a number of bytes. Once nothing has happened for a while, nearly all
-leave, and the process returns what it freed to the system. The store has everything, so a session is loaded again when
-it is used.
+While turns run, the most recently used sessions stay, up to a number of bytes. When the server is quiet, nearly all
+sessions are dropped, and the process returns the freed memory to the system. The store has everything, so a session is
+loaded again when it is used.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from proxy.sessions.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-# A session that is not used for this long leaves in any case.
+# A session that is unused for this long is dropped in any case.
 _FORGET_S = 600.0
 _SWEEP_S = 5.0
-# One that was used since then stays, and a server in which one was is not quiet.
+# A session that was used within this time stays, and the server is not quiet.
 _QUIET_S = 10.0
-# What stays in memory of a quiet server: an agent whose tools take long finds its session there.
+# The bytes of sessions that stay in memory on a quiet server, for agents whose tools take long.
 _KEPT_WHEN_QUIET = 8 * 1024 * 1024
-# Freed memory is returned if the process has grown by this much since the last time.
+# Freed memory is returned if the process has grown by this many bytes since the last time.
 _GROWN = 4 * 1024 * 1024
-# Sessions that are looked at in one pass of the event loop.
+# Sessions that are checked before yielding to the event loop.
 _AT_ONCE = 1000
 
 _used_at = attrgetter("used_at")
 
 
 class SessionMemory:
-    """Drops idle sessions. `most_bytes`: of the sessions that stay in memory while turns run (`LiveSession.size`)."""
+    """Drops idle sessions. `most_bytes`: the most bytes of sessions in memory while turns run (`LiveSession.size`)."""
 
     def __init__(self, registry: Registry, most_bytes: int) -> None:
         self._registry, self._most_bytes = registry, most_bytes
         self._resident = 0
 
     async def run(self, empty_caches: Callable[[], None]) -> None:
-        """Sweep until cancelled. `empty_caches` drops what else the process keeps of its latest turns."""
+        """Sweep until cancelled. `empty_caches` drops the other cached data of the latest turns."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             if await self.sweep() and resident_bytes() > self._resident + _GROWN:
                 await asyncio.to_thread(empty_caches)
-                gc.collect()  # little is left to look at
+                gc.collect()  # fast, because few objects are left
                 await asyncio.to_thread(return_freed_memory)
                 self._resident = resident_bytes()
 
     async def sweep(self) -> bool:
-        """Drop what has to leave. Return True if the server is quiet."""
+        """Drop the sessions that exceed the limits. Return True if the server is quiet."""
         sessions = self._registry.sessions()
         recently = time.monotonic() - _QUIET_S
         held, quiet = 0, True
@@ -67,7 +67,7 @@ class SessionMemory:
         return quiet
 
     async def _forget(self, sessions: list[LiveSession], excess: int) -> None:
-        """Drop idle sessions, those first that were not used for longest, until `excess` bytes have gone."""
+        """Drop idle sessions, least recently used first, until `excess` bytes are freed."""
         sessions.sort(key=_used_at)
         now, forgotten = time.monotonic(), 0
         for index, session in enumerate(sessions, 1):

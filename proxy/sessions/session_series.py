@@ -1,8 +1,8 @@
-"""Sessions that follow each other under a name that no caller chose: `default`, then `default-1`, `default-2` ...
+"""Series of sessions under a name that no caller chose: `default`, then `default-1`, `default-2` ...
 
-The last one is the one of that name. It is replaced only after its end, so every worker and every restart finds the
-same one: a session that is open is the last, and one that has ended is asked for in the store. A caller's own session
-that happens to have such a name (`series` is not set) is passed over.
+The name addresses the last session of the series. The next session begins only after its end, so every worker finds the
+same session, also after a restart: an open session is always the last; after its end, the store is queried. A session
+that a caller happened to create under such a name (`series` is not set) is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.sessions.registry import Registry
 from proxy.store.session_starts import SessionStarts
 from tokengrove.errors import SessionNotFound, brief
 
-# Bound of cached names: each unknown key of an open server is one.
+# The most cached names. On an open server, each unknown key adds one.
 _MAX_REMEMBERED = 4096
 
 
@@ -40,7 +40,7 @@ class SessionSeries:
         """The last session of a series in which a turn began; it may have ended. Raises SessionNotFound."""
         last = await self._find(name)
         if last is not None and last.follows is not None and not last.stored:
-            last = await self._get(last.follows)  # nothing but a retry of its turns came since
+            last = await self._get(last.follows)  # only retries of its turns arrived since
         if last is None:
             raise SessionNotFound(
                 f"there is no session {brief(name)}: no turn came with this key (or, like this request, with none) and "
@@ -49,7 +49,7 @@ class SessionSeries:
         return last
 
     async def with_turn(self, last: LiveSession, interaction_id: str) -> LiveSession:
-        """The session of the series of `last` that has an interaction; `last` if none has."""
+        """The session that contains an interaction, in the series of `last`; `last` if there is none."""
         if last.record.series is None or interaction_id in last.cache.nodes:
             return last
         found = await self._starts.find_in_series(last.record.series, interaction_id)
@@ -70,7 +70,7 @@ class SessionSeries:
         return session
 
     async def _after(self, name: str, ended: LiveSession) -> LiveSession:
-        """The first open session of the series behind one that has ended."""
+        """The first open session of the series after an ended session."""
         number = 1 if ended.id == name else int(ended.id.removeprefix(f"{name}-")) + 1
         follows, step = ended.id, 1
         while True:
@@ -95,5 +95,5 @@ class SessionSeries:
 
 
 def _lost_predecessor(session: LiveSession) -> bool:
-    """Whether a session was loaded anew, so that it is not known which one it follows."""
+    """Whether a session was loaded again, so that its predecessor is unknown."""
     return session.record.series is not None and session.follows is None

@@ -1,4 +1,4 @@
-"""`POST /rl/start_session`: a new session with an id, keys and a row in the store before the answer."""
+"""`POST /rl/start_session`: starts a session with an id and keys. Its row is committed before the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.types import SessionRecord
 from tokengrove.errors import InvalidRequest
 
 _LEAST_CHOSEN = 16
-"""Characters of a chosen key on a server with an admin key, where nothing but its key protects a session."""
+"""The fewest characters of a chosen key on a server with an admin key, where only its key protects a session."""
 
 _SENDABLE = re.compile(r"[!-.0-?A-~]+")
 
@@ -49,7 +49,7 @@ class SessionStarter:
         Raises InvalidRequest naming the field, KeyInUse, TooManyRequests.
         """
         record = await self._new_record(body)
-        # A start that brings its grant takes none: nothing is left over or missing afterwards, whatever happens.
+        # A start with `grant_capacity` takes no capacity, so that none is left over or missing, whatever happens.
         record.took_capacity = self._settings.capacity_control and not body.get("grant_capacity")
         record.keys_expire_at = expiry(body.get("key_lifetime_s"), self._settings.key_lifetime_s)
         chosen_key = body.get("api_key")
@@ -106,12 +106,12 @@ class SessionStarter:
             raise InvalidRequest("'api_key' is an admin key of this server; choose another one", param="api_key")
 
     async def _skip_taken(self, task_id: str) -> None:
-        """Continue behind the ids of the task that other replicas or callers took meanwhile."""
+        """Skip the ids of the task that other replicas or callers took meanwhile."""
         count = await self._starts.count_sessions(task_id)
         self._next_number[task_id] = max(self._next_number.get(task_id, 0), count)
 
     def _number(self, task_id: str) -> str:
-        """The next `<task_id>-<n>` that this replica has not used; the store refuses one that is taken."""
+        """The next `<task_id>-<n>` that this replica has not used. The store refuses an id that is taken."""
         number = self._next_number.get(task_id, 0)
         self._next_number[task_id] = number + 1
         return check_session_id(f"{task_id}-{number}", "task_id")

@@ -1,7 +1,7 @@
-"""Whether the reply of an equal earlier request went out, if another replica sent it.
+"""Determines whether another replica has sent the reply to an equal earlier request.
 
-An equal request may be a retry, if the client never got the reply, or a new sample, if it did. The replica that sends a
-reply notes in the store that it was written out; until then, or until `WRITING_S` have passed, the answer is unknown.
+An equal request is a retry if the client never got the reply, or a new sample if it did. The replica that sends a reply
+notes in the store that it was written. Until then, or until `WRITING_S` have passed, the answer is unknown.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.store.replica_news import ReplicaNews
 
-# How long after its commit a live replica may still be sending a reply. A reply that was not noted as written within
-# this time never went out.
+# How long after its commit a live replica may still be sending a reply. A reply that is not noted as written within
+# this time was never sent.
 WRITING_S = 2.0
-# How often the notes are read; one follows its reply within some 50 ms.
+# The interval at which the notes are read. A note follows its reply within about 50 ms.
 _SETTLE_S = 0.02
 
 
 async def settle(news: ReplicaNews, session: LiveSession, request_hash: str) -> None:
-    """Wait until it is known whether the replies to equal earlier requests went out: for about `WRITING_S` at most."""
+    """Wait until it is known whether the replies to equal earlier requests were sent, at most about `WRITING_S`."""
     while unsettled := [a for a in session.attempts.get(request_hash, ()) if a.unsettled]:
         if not note_written(unsettled, await news.load_unreplied(session.id)):
             await asyncio.sleep(_SETTLE_S)

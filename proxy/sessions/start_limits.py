@@ -19,11 +19,11 @@ class StartLimits:
 
     @property
     def max_live(self) -> int | None:
-        """How many sessions may be live at once; None: any number."""
+        """The most sessions that may be live at once; None: no limit."""
         return self._settings.max_live_sessions
 
     @property
     def max_taken(self) -> int | None:
-        """How many sessions may be live or have ended without failing, by the staleness rule; None: any number."""
+        """The most sessions that may be live or ended without failing, by the staleness rule; None: no limit."""
         staleness, batch = self._settings.max_staleness, self._settings.batch_size
         return None if staleness is None or batch is None else (staleness + self._weight_version() + 1) * batch

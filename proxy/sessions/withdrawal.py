@@ -1,7 +1,7 @@
-"""`/rl/withdraw_session`: a session that counts for nothing any more, but stays to be read.
+"""`/rl/withdraw_session`: excludes a session from training; it can still be read.
 
-It leaves its group, the queue of claims and the exports that do not name it, in one commit; a live one ends with it.
-Its id stays taken, and its turns stay as they are.
+One commit removes it from its group, from the claim queue and from exports that do not name it, and ends it if it is
+live. Its id stays taken, and its turns do not change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tokengrove.options.session import SessionStatus
 
 
 class Withdrawal:
-    """Withdraws sessions, for good. `session.lock` is held meanwhile."""
+    """Withdraws sessions permanently. The caller holds `session.lock`."""
 
     def __init__(self, registry: Registry, endings: Endings, changes: SessionChanges) -> None:
         self._registry, self._endings, self._changes = registry, endings, changes
 
     async def withdraw(self, session: LiveSession, ending: Mapping[str, Any], noted: Noted | None = None) -> None:
-        """Withdraw a session; a live one ends with the fields of `ending`. One that is withdrawn stays as it is.
+        """Withdraw a session; a live session ends with the fields of `ending`. A withdrawn session does not change.
 
-        `noted` makes the answer that is stored with it. Turns that run are left to the caller. Raises SessionNotFound.
+        `noted` makes the answer that is stored with it. Running turns are left to the caller. Raises SessionNotFound.
         """
         await self._registry.refresh(session)
         while not session.record.withdrawn:
             if session.record.status is SessionStatus.ACTIVE:
-                with suppress(EndedOtherwise):  # another replica ended it meanwhile: that end stays
+                with suppress(EndedOtherwise):  # another replica ended it meanwhile; that end stays
                     await self._endings.end(session, **ending, withdrawn=True, noted=noted)
             else:
                 await self._withdraw_ended(session, noted)
@@ -48,7 +48,7 @@ class Withdrawal:
         try:
             done = await self._changes.withdraw_session(session.id, now, seen, noted)
         except asyncio.CancelledError:
-            session.record = withdrawn  # its commit goes on
+            session.record = withdrawn  # the commit continues
             raise
         if done and not self._registry.shared:
             session.record = withdrawn

@@ -1,4 +1,4 @@
-"""The answer of a control call, which is stored with what the call changes."""
+"""The answer to a control call, which is stored with the changes of the call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call was answered. `call_hash`: of its Idempotency-Key; `request_hash`: of what it asked for."""
+    """The answer to a call. `call_hash`: the hash of its Idempotency-Key; `request_hash`: the hash of its request."""
 
     call_hash: str
     request_hash: str
@@ -17,4 +17,4 @@ class Answer:
 
 
 Noted = Callable[[Any], Answer]
-"""Makes the answer of a call of the result of its change. It may run in another thread."""
+"""Makes the answer to a call from the result of its change. It may run in another thread."""

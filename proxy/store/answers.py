@@ -1,4 +1,4 @@
-"""The stored answers of control calls, for those who repeat a call."""
+"""The stored answers to control calls, for clients that repeat a call."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Answers:
         self._database = database
 
     async def find(self, call_hash: str) -> Answer | None:
-        """The answer of a call of the last day; None if it was not done."""
+        """The answer to a call of the last day; None if there was no such call."""
         return await self._database.read(answers.find, call_hash)

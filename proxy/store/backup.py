@@ -32,7 +32,7 @@ Progress = Callable[[dump.Totals], None]
 
 
 class Conflict(StrEnum):
-    """What happens if a session exists already: the import is refused, or the session is skipped."""
+    """How an import treats a session that already exists: the import is refused, or the session is skipped."""
 
     REFUSE = "refuse"
     SKIP = "skip"
@@ -69,8 +69,8 @@ def import_all(
     A session, and each of its images, is read as one record, of `max_record_bytes` at most. Reading one takes up to
     four times `max_record_bytes` of memory. Raises ConfigurationError, with nothing imported, for a damaged or newer
     dump, for a record that is too large, for a SQLite database that a server uses, and for an existing session unless
-    `on_conflict` is SKIP. If the database fails meanwhile, or a column unpacks to too much, the sessions that were
-    imported stay.
+    `on_conflict` is SKIP. If the database fails during the import, or a column unpacks to too many bytes, the sessions
+    that were already imported stay.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -113,7 +113,7 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
 
 
 def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield each session with its rows, in order of creation, and each image before the first session that has it."""
+    """Yield sessions with their rows in order of creation, and each image before the first session that has it."""
     after, written = -1, set[str]()
     query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
     while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
@@ -133,7 +133,7 @@ def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[st
         query = select(table).where(table.c.interaction_id.in_(of_session))
     else:
         query = select(table).where(table.c.session_id == session_id)
-    if table is session_images:  # without an image that a damaged database lacks: `db check` names it
+    if table is session_images:  # skips images that a damaged database lacks: `db check` names them
         query = query.where(table.c.digest.in_(select(images.c.digest)))
     order = (interactions.c.seq,) if table is interactions else tuple(table.primary_key.columns)
     return [dump.encode_row(table, row) for row in connection.execute(query.order_by(*order)).mappings()]
@@ -154,14 +154,14 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """Sessions of a dump that the database has already, and the images of the others."""
+    """Sessions of a dump that the database already has, and the images of the other sessions."""
 
     sessions: frozenset[str]
     needed: frozenset[str]
 
 
 def _check(engine: Engine, source: _Source, on_conflict: Conflict) -> _Present:
-    """Read the dump to its end; return what of it is to be left out. Raises ConfigurationError."""
+    """Read the whole dump; return the entries that the import skips. Raises ConfigurationError."""
     names: dict[str, set[str]] = {}
     with source.entries() as entries:
         for entry in entries:
@@ -202,7 +202,7 @@ def _import(engine: Engine, source: _Source, present: _Present, progress: Progre
 
 
 def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[dict[str, Any]]:
-    """Yield the entries that are to be imported."""
+    """Yield the entries to import."""
     for entry in entries:
         if "image" in entry:
             wanted = entry["image"].get("digest") in present.needed
@@ -216,7 +216,7 @@ def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[di
 def _import_next(
     engine: Engine, wanted: Iterator[dict[str, Any]], source: _Source, last_ended: int, done: dump.Totals
 ) -> bool:
-    """Import images and the session after them, one record in memory, in one transaction. False at the end."""
+    """Import a session and the images before it, one record at a time, in one transaction. False at the end."""
     entry = next(wanted, None)
     if entry is None:
         return False
@@ -245,7 +245,7 @@ def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended: int, source: _Source) -> None:
-    """Add one session; its end comes after those of all earlier sessions. Raises ConfigurationError."""
+    """Add one session; its end is ordered after the ends of all earlier sessions. Raises ConfigurationError."""
     name, part = entry["session"].get("session_id"), ""
     owner = f"session {name!r} of {source.path}"
     try:
@@ -273,7 +273,7 @@ def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended
 
 def _decoded(table: Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the values of the rows, some at a time."""
-    unowned = {"owner": None} if table is intents else {}  # the process that ran it is not one of this database
+    unowned = {"owner": None} if table is intents else {}  # the process that ran it does not use this database
     for at in range(0, len(rows), _PAGE):
         yield [{**dump.decode_row(table, each), **unowned} for each in rows[at : at + _PAGE]]
 
@@ -283,6 +283,6 @@ def _json_of(row: Mapping[str, Any]) -> dict[str, bytes | None]:
 
 
 def _import_capacity(connection: Connection, row: Mapping[str, Any]) -> None:
-    """Add a capacity row unless the database has one of that name."""
+    """Add a capacity row unless the database already has one with its name."""
     if not connection.execute(select(capacity).where(capacity.c.name == row["name"])).first():
         connection.execute(insert(capacity).values(dict(row)))

@@ -7,7 +7,7 @@ import contextlib
 
 
 class Bell:
-    """A repeatable event. A waiter that calls `listen` before it looks at the state misses no ring."""
+    """A repeatable event. A waiter that calls `listen` before it reads the state misses no ring."""
 
     def __init__(self) -> None:
         self._next: asyncio.Event = asyncio.Event()
@@ -23,7 +23,7 @@ class Bell:
 
 
 async def heard(ring: asyncio.Event, at_most_s: float) -> None:
-    """Wait for a ring, for `at_most_s` seconds at most."""
+    """Wait for a ring, at most `at_most_s` seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
             await ring.wait()

@@ -1,6 +1,6 @@
-"""Which sessions changed lately, for whoever watches them live. Of changes nobody asks for nothing is kept.
+"""The sessions that changed recently, for clients that watch them live. Without readers, nothing is kept.
 
-A reader asks again and again from where he stopped. What is remembered is bounded; a reader who missed some is told so.
+A reader polls from the place where it stopped. The memory is bounded; the answer tells a reader if it missed changes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST = 2000
-"""Sessions that are remembered."""
+"""The most sessions that are remembered."""
 REST_S = 10.0
-"""Seconds without a reader after which nothing is remembered any more."""
+"""Seconds without a reader after which the memory is cleared."""
 
 Place = tuple[str, int]
 """Where a reader stopped: the name of the memory and its count of changes."""
@@ -21,7 +21,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Ids of sessions that changed. `place`: where to go on. `all`: some may be missing, so look at all sessions."""
+    """Ids of sessions that changed. `place`: where to continue. `all`: ids may be missing, so read all sessions."""
 
     place: Place
     ids: tuple[str, ...]
@@ -29,7 +29,7 @@ class Changed:
 
 
 class ChangedSessions:
-    """What changed through this process. Use it on the event loop only."""
+    """The changes made through this process. Use it on the event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class ChangedSessions:
         self._by_id: dict[str, int] = {}
 
     def note(self, session_id: str) -> None:
-        """Note that a session has changed, once it can be read."""
+        """Note that a session has changed. Call it when the change can be read."""
         if self._asked_at is None:
             return
         if self._clock() - self._asked_at > REST_S:
@@ -52,7 +52,7 @@ class ChangedSessions:
             self._forgotten = self._by_id.pop(next(iter(self._by_id)))
 
     def since(self, place: Place | None) -> Changed:
-        """What changed since `place`; with None nothing, and the place to begin at."""
+        """The changes since `place`; with None no changes, and the place to begin at."""
         now = self._clock()
         if self._asked_at is None or now - self._asked_at > REST_S:
             self._rest()
@@ -70,7 +70,7 @@ class ChangedSessions:
         return Changed(here, tuple(found[::-1]), all=False)
 
     def _rest(self) -> None:
-        """Forget all: a reader who comes back learns that he missed some."""
+        """Clear the memory. A reader that returns learns that it missed changes."""
         self._asked_at = None
         self._by_id.clear()
         self._count += 1

@@ -16,12 +16,12 @@ class ClaimQueue:
         self.ends = ends
 
     async def claim(self, wanted: LeaseRequest) -> Lease:
-        """Lease ended sessions; a known claim id gets a new lease on what it still holds."""
+        """Lease ended sessions; a known claim id gets a new lease on the sessions that it still holds."""
         lease: Lease = await self._database.write.submit(claims.claim, wanted)
         return lease
 
     async def acknowledge(self, done: Acknowledgement) -> AcknowledgeResult:
-        """Take sessions out of the queue for good. Raises SessionNotFound, and InvalidRequest for a live session."""
+        """Permanently remove sessions from the queue. Raises SessionNotFound, and InvalidRequest for a live session."""
         result: AcknowledgeResult = await self._database.write.submit(claims.acknowledge, done)
         return result
 
@@ -30,5 +30,5 @@ class ClaimQueue:
         return await self._database.read(claims.is_waiting, wanted)
 
     async def sessions_of_claim(self, claim_id: str) -> list[str]:
-        """The sessions leased to a claim that no other claim took over, acknowledged or not, in order of their ends."""
+        """The sessions of a claim that no other claim has leased since, acknowledged or not, in order of their ends."""
         return await self._database.read(claims.sessions_of, claim_id)

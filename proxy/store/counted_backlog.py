@@ -1,7 +1,7 @@
-"""The backlog of the database for whoever watches the server, however often he asks.
+"""The backlog of the database, cached for clients that poll it.
 
-The database is asked at most every 10 s, for at most a twentieth of the time, by one query at a time. What it has not
-answered in time is not known: an older answer is never given instead.
+The database is queried at most every 10 s, by one query at a time, for at most a twentieth of the time. If it does not
+answer in time, the backlog is unknown: an older answer is never returned instead.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from proxy.store.sql.backlog import Backlog
 from tokengrove.errors import StoreUnavailable
 
 MOST_COUNTED = 100_000
-"""Where each count ends."""
+"""The limit of each count."""
 ANSWER_S = 3.0
 _EVERY_S = 10.0
 _SHARE = 20
 
 
 class CountedBacklog:
-    """Asks the database. Use it on one event loop."""
+    """Queries the database. Use it on one event loop."""
 
     def __init__(self, database: OpenDatabase) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class CountedBacklog:
         self._again_at = 0.0
 
     async def read(self) -> Backlog | None:
-        """The counts of the last 10 s (of longer, if they took the database long); None if it does not answer."""
+        """The counts of the last 10 s (older if the query was slow); None if the database does not answer."""
         if self._asking is None or (self._asking.done() and time.monotonic() >= self._again_at):
             self._asking = asyncio.create_task(self._ask())
         await asyncio.wait([self._asking], timeout=ANSWER_S)

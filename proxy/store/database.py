@@ -1,4 +1,4 @@
-"""The differences between SQLite and PostgreSQL: URLs, connections, pragmas, and the lock beside a SQLite file.
+"""The differences between SQLite and PostgreSQL: URLs, connections, pragmas, and the lock file of a SQLite file.
 
 One process at a time serves a SQLite file. The kernel holds the lock and releases it when the process ends,
 even by a crash.
@@ -23,8 +23,8 @@ from proxy.store import migrations
 from proxy.store.sql.statement import Statement
 from tokengrove.errors import ConfigurationError
 
-# The driver looks at each such value for a method that adapts it, in vain and for half a microsecond, unless an adapter
-# is registered. These return what they are given, and `bool` as the driver would store it.
+# Without a registered adapter, the driver searches each such value for an adapting method, which takes half a
+# microsecond. These adapters return the value unchanged, and a `bool` as the driver would store it.
 sqlite3.register_adapter(type(None), {None: None}.get)
 sqlite3.register_adapter(bytes, bytes)
 sqlite3.register_adapter(bool, int)
@@ -34,7 +34,7 @@ BUSY_TIMEOUT_MS = 5_000
 
 _WRITER_PRAGMAS = (
     *("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"),
-    # Pages that many commits change, those of indexes, are then copied from the log to the file half as often.
+    # Pages that many commits change, such as index pages, are then copied from the log to the file half as often.
     "wal_autocheckpoint=2000",
 )
 # Timeouts: a database server that is unreachable is noticed within seconds, and a replica that hangs in a transaction
@@ -46,13 +46,13 @@ _POSTGRES_CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
     "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s "
-    # So PostgreSQL too notices within half a minute that the machine of a replica is gone.
+    # PostgreSQL then also notices within half a minute that the machine of a replica is gone.
     "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",
 }
-# The name by which PostgreSQL knows a connection, with the revision of the code behind it, which `upgrade` reads, and
-# the process, by which `sql.begun` tells the calls of the living.
+# The application name of a PostgreSQL connection. It is followed by the revision of the code, which `upgrade` reads,
+# and the process, which tells `sql.begun` whose calls still run.
 _PROGRAM = "tokengrove "
-# PostgreSQL takes passwords in the query, too.
+# PostgreSQL also accepts passwords in the query.
 _PASSWORDS = ("password", "sslpassword")
 _SECRET = re.compile(r"(?<=:)[^/].*(?=@)|(?<=password=)[^&]*")
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
@@ -92,7 +92,7 @@ def is_sqlite(url: URL) -> bool:
 def writer_engine(url: URL, owner: str = "") -> Engine:
     """An engine of one connection whose transactions begin with the write lock. Raises ConfigurationError.
 
-    `owner`: the process, as PostgreSQL is to know its connections (see `sql.begun`).
+    `owner`: the process that PostgreSQL shows for its connections (see `sql.begun`).
     """
     engine = _engine(url, size=1, isolation="READ COMMITTED", owner=owner)
     if is_sqlite(url):
@@ -102,7 +102,7 @@ def writer_engine(url: URL, owner: str = "") -> Engine:
 
 
 def reader_engine(url: URL, size: int, owner: str = "") -> Engine:
-    """As `writer_engine`, of `size` read-only connections; each transaction reads one snapshot."""
+    """Like `writer_engine`, with `size` read-only connections; each transaction reads one snapshot."""
     engine = _engine(url, size=size, isolation="REPEATABLE READ", owner=owner)
     if is_sqlite(url):
         _prepare(engine, _READER_PRAGMAS, begin=_BEGIN_READING)
@@ -116,9 +116,9 @@ def revision_of(program: str) -> str | None:
 
 
 def shrink(url: URL) -> None:
-    """Return the space of deleted rows of a SQLite file to the disk. PostgreSQL reuses it by itself.
+    """Free the disk space of deleted rows in a SQLite file. PostgreSQL reuses it by itself.
 
-    Raises ConfigurationError: the disk needs room for a copy of what is left.
+    Raises ConfigurationError. The disk needs room for a copy of the remaining rows.
     """
     if is_sqlite(url):
         try:
@@ -132,9 +132,9 @@ def shrink(url: URL) -> None:
 
 
 def empty_log(url: URL) -> bool:
-    """Copy the write-ahead log of a SQLite file to the file and empty it: it still has what was deleted.
+    """Copy the write-ahead log of a SQLite file to the file and empty the log, which still contains deleted data.
 
-    Return False, with the log as it is, if readers or writers hold it for too long, or the disk fails.
+    Return False, with the log unchanged, if readers or writers hold it for too long, or the disk fails.
     """
     try:
         with closing(connect(label(url), isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)) as connection:
@@ -171,7 +171,7 @@ class FileLock:
         _held.add(self._descriptor)
 
     def release(self) -> None:
-        """Release the lock. The file stays: after removing it, two servers could lock two files of that name."""
+        """Release the lock. The file stays: if it were removed, two servers could lock two files of that name."""
         if self._descriptor in _held:
             _held.remove(self._descriptor)
             os.close(self._descriptor)
@@ -216,8 +216,8 @@ def _sqlite_url(url: URL) -> URL:
 
 
 def _create_private(url: URL) -> None:
-    """Create a SQLite file that is missing for its owner alone. SQLite gives `-wal` and `-shm` the mode of the file."""
-    with suppress(OSError):  # whoever opens the file says why it cannot be
+    """Create a missing SQLite file for its owner only. SQLite gives `-wal` and `-shm` the mode of the file."""
+    with suppress(OSError):  # opening the file raises the error with the reason
         os.close(os.open(label(url), os.O_RDWR | os.O_CREAT, 0o600))
 
 

@@ -1,4 +1,4 @@
-"""The format of a dump: JSON lines, one per session with all its rows, between a header and a trailer.
+"""The format of a dump: JSON lines, one for each session with all its rows, between a header and a trailer.
 
 Columns are copied as stored, bytes in base64, so an import restores every bit. The trailer has the counts and the
 SHA-256 of everything before it, so a truncated or changed dump is detected.
@@ -36,7 +36,7 @@ from tokengrove.errors import ConfigurationError
 
 FORMAT = 2  # since 2 with images, each before the first session that has it
 COMPRESSED = ".zst"
-# Imported in this order, a row only refers to rows that exist already.
+# Imported in this order, rows refer only to rows that already exist.
 PARTS: Mapping[str, Table] = {
     "interactions": interactions,
     "returns": returns,
@@ -61,7 +61,7 @@ class Totals:
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, line: bytes, entry: Mapping[str, Any]) -> None:
-        """Count a line, and its entry."""
+        """Count a line and its entry."""
         self.digest.update(line)
         self.sessions += "session" in entry
         self.images += "image" in entry
@@ -98,8 +98,8 @@ def decode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
 def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The rows of a session's entry by part. Raises KeyError if it is damaged.
 
-    Dumps of databases before revision 0004 have the time of the reply in each interaction instead of `unreplied`, and
-    those before 0008 no withdrawn keys, those before 0013 no images.
+    Dumps of databases before revision 0004 have the time of the reply in each interaction instead of `unreplied`. Dumps
+    before 0008 have no withdrawn keys, and dumps before 0013 no images.
     """
     entry = {"withdrawn_keys": [], "session_images": [], **entry}
     if "unreplied" in entry:
@@ -116,7 +116,7 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def decode_image(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The column values of an image. Raises ValueError, KeyError or TypeError, also for bytes of another digest."""
+    """The column values of an image. Raises ValueError, KeyError or TypeError, also if the digest does not match."""
     values = decode_row(images, row)
     if hashlib.sha256(values["data"]).hexdigest() != values["digest"]:
         raise ValueError("its bytes have another digest")
@@ -124,15 +124,15 @@ def decode_image(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digests_of(entry: Mapping[str, Any]) -> set[str]:
-    """The images that a session's entry has."""
+    """The digests of the images in a session's entry."""
     return {row["digest"] for row in entry.get("session_images", ())}
 
 
 def entries(source: IO[bytes], name: str, most: int = MAX_RECORD_BYTES) -> Iterator[dict[str, Any]]:
-    """Yield the header and the entries of a dump, one in memory. `most`: bytes that a line may have. Raises
-    ConfigurationError naming the first line that is damaged or too large.
+    """Yield the header and the entries of a dump, with one in memory at a time. `most`: the most bytes of a line.
 
-    The checksum is checked at the end: do not rely on any entry before the iterator has ended.
+    Raises ConfigurationError, which names the first line that is damaged or too large. The checksum is checked at the
+    end: do not rely on any entry before the iterator has ended.
     """
     totals, number = Totals(), 0
     while line := read_record(source, number := number + 1, name, most):
@@ -144,7 +144,7 @@ def entries(source: IO[bytes], name: str, most: int = MAX_RECORD_BYTES) -> Itera
                 raise ConfigurationError(f"{name} is damaged: its counts or its checksum differ from its trailer")
             return
         totals.add(line, entry)
-        del line  # nor is it kept beside its entry, nor that while the next one is read
+        del line  # keep neither the line next to its entry, nor the entry while reading the next
         yield entry
         del entry
     raise ConfigurationError(f"{name} is truncated: its trailer is missing")
@@ -182,7 +182,7 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
 def writing(name: str) -> Iterator[IO[bytes]]:
     """Open the output of a dump; `-` is standard output. A file gets its name when it is complete.
 
-    A new file is its owner's alone (0600); one that is written over keeps its mode.
+    A new file is private to its owner (0600); an overwritten file keeps its mode.
 
     Raises ConfigurationError.
     """

@@ -1,4 +1,4 @@
-"""An ended session in a list of those that ended last."""
+"""An entry in a list of the sessions that ended last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Ended(NamedTuple):
-    """An ended session. `updated_at`: its last change, Unix seconds. `turns`: how many it has, of any status."""
+    """An ended session. `updated_at`: its last change, Unix seconds. `turns`: the number of turns of any status."""
 
     session_id: str
     updated_at: float

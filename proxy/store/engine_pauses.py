@@ -1,4 +1,4 @@
-"""The notes of the engine servers that servers on this database have paused."""
+"""The notes about engine servers that servers on this database have paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.types import PauseNote
 
 
 class EnginePauses:
-    """Keeps `PauseNote`s, each under its server and its owner."""
+    """Stores `PauseNote`s, each by its server and its owner."""
 
     def __init__(self, database: OpenDatabase) -> None:
         self._database = database
@@ -21,7 +21,7 @@ class EnginePauses:
         return self._database.shared
 
     async def note(self, notes: Collection[PauseNote]) -> None:
-        """Write notes, in place of those of the same server and owner."""
+        """Write notes, and replace notes with the same server and owner."""
         await self._database.write.submit(engine_pauses.note, notes)
 
     async def forget(self, notes: Collection[PauseNote]) -> None:

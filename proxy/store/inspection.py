@@ -1,7 +1,7 @@
 """Reads a whole database for audits, in one read-only snapshot, even while a server writes.
 
 A row that cannot be decoded becomes a `Broken` value, so that it does not hide the others. Rows are read as the driver
-gives them, since a type of SQLAlchemy may take a damaged value for another one.
+returns them, because SQLAlchemy types may convert a damaged value to a valid one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.options.session import Credit, SessionStatus
 from tokengrove.reasons import Status
 
-# Everything that decoding a broken value raises, from any of the libraries below.
+# All errors that decoding a broken value may raise, from any library that it uses.
 _OF_VALUES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 BROKEN = (*_OF_VALUES, ProxyError, struct.error, zlib.error)
 _PAGE = 500
 _FILLED_AT_ONCE = 500
-# How the values of a column are decoded, to say which one cannot be.
+# The decoder of each column, to find the column that cannot be decoded.
 _DECODERS: Mapping[str, Callable[[Any], object]] = {
     **dict.fromkeys(codec.JSON_COLUMNS, codec.decode_json),
     **dict.fromkeys(("prompt_suffix", "output_ids"), codec.decode_ids),
@@ -59,9 +59,9 @@ class Stored:
     """One session with all its rows.
 
     `interactions`: by seq. `returns`: by (interaction id, discount, credit rule). `begun`: ids of calls noted as begun.
-    `existing`: those of `begun` whose interaction is stored, which must not be. `images`: digests of its stored ones.
-    `turns`: the number of each complete interaction. `unlike`: interactions (None: the session) whose values are not
-    those of their checksum, or cannot be read, and why. `missing`: the checksums that its rows lack.
+    `existing`: ids in `begun` whose interaction is stored, which is a fault. `images`: digests of its stored images.
+    `turns`: the number of each complete interaction. `unlike`: interactions (None: the session) whose values do not
+    match their checksum or cannot be read, each with the reason. `missing`: the checksums that its rows lack.
     """
 
     session_id: str
@@ -81,7 +81,7 @@ class Stored:
 class Inspection:
     """Reads through one connection. Use `inspecting` to open one.
 
-    `recordings` reads as a server does, in the caller's thread; there a row that is damaged raises an error.
+    `recordings` reads like a server, in the caller's thread; a damaged row then raises an error.
     """
 
     def __init__(self, connection: Connection, *, newer: bool = False) -> None:
@@ -174,7 +174,7 @@ class Inspection:
         return [f"{count} sessions share ended_order {order}" for order, count in self._connection.execute(query)]
 
     def _changed_images(self) -> Iterator[str]:
-        """Images whose bytes are not those that their digests name; one at a time is in memory."""
+        """Images whose bytes do not match their digest. One image at a time is in memory."""
         query = select(images.c.digest, images.c.size, images.c.data).order_by(images.c.digest).limit(1)
         after = ""
         while (row := self._connection.execute(query.where(images.c.digest > after)).first()) is not None:
@@ -192,7 +192,7 @@ def inspecting(database_url: str) -> Iterator[Inspection]:
     engine = database.reader_engine(url, 1)
     try:
         with engine.connect() as connection:
-            if database.is_sqlite(url):  # a text that is no UTF-8 is a finding, not the end
+            if database.is_sqlite(url):  # invalid UTF-8 is a finding and must not end the check
                 connection.connection.driver_connection.text_factory = _lenient  # type: ignore[union-attr]
             yield Inspection(connection, newer=state.newer)
     except SQLAlchemyError as error:
@@ -203,9 +203,9 @@ def inspecting(database_url: str) -> Iterator[Inspection]:
 
 @contextmanager
 def filling(database_url: str) -> Iterator[Callable[[Stored], int]]:
-    """Give a function that stores the checksums which the rows of a session lack, and returns their number.
+    """Yield a function that stores the checksums that the rows of a session lack, and returns their number.
 
-    Raises ConfigurationError for a SQLite file that a server uses, and for a database that refuses.
+    Raises ConfigurationError for a SQLite file that a server uses, and if the database refuses.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -237,7 +237,7 @@ def filling(database_url: str) -> Iterator[Callable[[Stored], int]]:
 
 
 def _select(table: Table) -> Select[Any]:
-    """All columns, with the values that the driver gives."""
+    """All columns, with the values as the driver returns them."""
     columns: Sequence[ColumnElement[Any]] = [type_coerce(each, NullType()).label(each.name) for each in table.c]
     return select(*columns)
 
@@ -258,7 +258,7 @@ def _lenient(text: bytes) -> str:
 def _compare(
     session: RowMapping, turns: Sequence[RowMapping], unlike: list[tuple[str | None, str]]
 ) -> dict[Missing, list[tuple[str, bytes]]]:
-    """Add to `unlike` the rows whose values are not those of their checksum; return the checksums that are missing."""
+    """Add to `unlike` the rows whose values do not match their checksum; return the missing checksums."""
     missing: dict[Missing, list[tuple[str, bytes]]] = {kind: [] for kind in Missing}
     checked = [(Missing.START, session, "checksum", checksums.of_start, None)]
     if session["status"] != SessionStatus.ACTIVE.value or session["end_checksum"] is not None:
@@ -286,7 +286,7 @@ def _decode(row: RowMapping, name: str, decode: Callable[[RowMapping], T]) -> T 
 
 
 def _damaged_column(row: RowMapping) -> str:
-    """Which column cannot be decoded; empty if each can."""
+    """The column that cannot be decoded; empty if all can."""
     for name, decode in _DECODERS.items():
         try:
             if row.get(name) is not None:

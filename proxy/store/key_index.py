@@ -21,11 +21,11 @@ class KeyIndex:
         return self._database.shared
 
     async def find_key(self, key_hash: str) -> KeyHolder:
-        """The newest live session with this key of the agent, else the newest ended one; else so by its control key."""
+        """The newest live session with this agent key, else the newest ended one; else the same for control keys."""
         return await self._database.read(reads.find_key, key_hash)
 
     async def is_withdrawn(self, key_hash: str) -> bool:
-        """Whether a session had this key, or this path secret, before its keys were rotated."""
+        """Whether this was a key or path secret of a session before its keys were rotated or it was deleted."""
         return await self._database.read(reads.is_withdrawn, key_hash)
 
     async def load_session(self, session_id: str) -> SessionRecord | None:

@@ -1,4 +1,4 @@
-"""Session ids in memory: a request that names a new session then costs no read."""
+"""Session ids in memory, so that a request that names a new session costs no read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PAGE = 5000
 class KnownSessions:
     """All session ids of a database that only this process writes to; unknown otherwise or above MAX_KNOWN.
 
-    They are read page by page after the first question: a server starts as fast over many sessions as over none.
+    The ids are read page by page after the first lookup, so a server with many sessions starts as fast as with none.
     """
 
     def __init__(self, read: Callable[[str, int], Awaitable[list[str]]] | None) -> None:
-        """`read(after, limit)`: ids in their order, from the one that follows `after`; None if others write too."""
+        """`read(after, limit)`: the sorted ids that follow `after`; None if other processes also write."""
         self._read = read
         self._ids: set[str] | None = None if read is None else set()
         self._reading: asyncio.Task[None] | None = None
@@ -52,6 +52,6 @@ class KnownSessions:
                 if self._ids is None:
                     return
         except StoreUnavailable:
-            self._reading = None  # the next question begins again
+            self._reading = None  # the next lookup starts again
             return
         self._complete = True

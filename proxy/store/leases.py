@@ -1,6 +1,6 @@
 """Values of the claim queue: a trainer's request, its lease, and its acknowledgement.
 
-`sql.claims` compares `lease_until` with the clock at the next claim: nothing else ends a lease.
+`sql.claims` compares `lease_until` with the clock at the next claim; nothing else expires a lease.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from proxy.store.session_query import SessionQuery
 class LeaseRequest:
     """Lease at most `limit` of the `wanted` ended sessions for `lease_s` seconds under the name `claim_id`.
 
-    `group_size`: lease only whole groups of so many sessions; None: as each session was started. A group that is larger
-    than `limit` is leased alone.
+    `group_size`: lease only whole groups of this many sessions; None: the size that each session was started with. A
+    group that is larger than `limit` is leased alone.
     """
 
     claim_id: str
@@ -30,8 +30,8 @@ class LeaseRequest:
 class Lease:
     """The sessions that a claim holds, in the order in which they ended. `lease_until`: Unix seconds.
 
-    `ended_by`: the last `ended_order` when they were leased, the same whenever the claim is asked for.
-    `again`: True if the claim id was known; then the sessions are those that it still holds, and no new ones.
+    `ended_by`: the last `ended_order` when they were leased; repetitions of the claim return the same value.
+    `again`: True if the claim id was known; then the sessions are the ones that it still holds, and no new ones.
     """
 
     claim_id: str
@@ -51,9 +51,9 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeResult:
-    """The acknowledged `sessions`, and by id those that were not (`lost`), each with the claim that has it now.
+    """The acknowledged `sessions`, and the other sessions by id (`lost`), each with the claim that holds it now.
 
-    None: no claim has it, or it was deleted or withdrawn.
+    None: no claim holds it, or it was deleted or withdrawn.
     """
 
     sessions: tuple[str, ...]

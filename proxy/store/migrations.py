@@ -1,6 +1,6 @@
 """The migrations of this installation, by the names of their files.
 
-Nothing is imported for it: a start with a current database does without alembic, which takes longer than the rest.
+No module is imported: a start with a current database does not import alembic, which takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def head() -> str:
 
 
 def folder() -> Path:
-    """The folder of the migrations: in the installed package, or beside it in a checkout. Raises ConfigurationError."""
+    """The folder of the migrations: in the package, or next to it in a checkout. Raises ConfigurationError."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():

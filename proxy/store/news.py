@@ -1,7 +1,7 @@
-"""Values of optimistic locking: how far a replica knows a session, and what the database has beyond that.
+"""Values of optimistic locking: the state in which a replica has seen a session, and later changes in the database.
 
-Every interaction raises the session's `next_seq`, every other change its `revision`, each in the transaction of the
-change itself. A replica that knows both numbers has seen every change up to them.
+Every interaction raises the session's `next_seq`, and every other change its `revision`, in the same transaction. A
+replica that knows both numbers has seen every change up to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokengrove.reasons import Status
 
 
 class Seen(NamedTuple):
-    """How far a session is known: all interactions below `next_seq`, and all other changes up to `revision`."""
+    """The seen state of a session: all interactions below `next_seq`, and all other changes up to `revision`."""
 
     next_seq: int = 0
     revision: int = 0
@@ -25,8 +25,8 @@ class Seen(NamedTuple):
 def first_seen(created_at: float) -> Seen:
     """The state that a session begins in, by its time of creation in Unix seconds.
 
-    A session that was deleted and its successor of the same id so begin with different revisions. A replica that still
-    has the first in memory does not take the second for it, whatever has happened to both since.
+    A deleted session and a later session with the same id therefore begin with different revisions. A replica that
+    still has the deleted session in memory never confuses the two, whatever changed in either.
     """
     return Seen(0, int(created_at * 1e6) % 2**30)
 
@@ -49,8 +49,8 @@ class News:
     """The state of a session in the database (`seen`) and everything that the reader had not seen.
 
     `record`: None unless the revision grew.
-    `interactions`: those from the reader's `next_seq` on, of any status, by seq.
-    `unreplied`: ids among `interactions` whose reply was never written out to its end.
+    `interactions`: the ones from the reader's `next_seq` on, of any status, by seq.
+    `unreplied`: ids among `interactions` whose reply was never completely written.
     `changed`: the mutable fields of all older interactions; empty unless the revision grew.
     """
 

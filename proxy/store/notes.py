@@ -1,4 +1,4 @@
-"""The `notes` of an interaction: its rare fields as one JSON object, in the database and in answers of the API."""
+"""The `notes` of an interaction: its rare fields as one JSON object, in the database and in API responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def notes_of(node: Interaction) -> dict[str, Any]:
 
 
 def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an interaction that `notes_of` turned into `notes`."""
+    """The fields of an interaction, from its `notes`: the inverse of `notes_of`."""
     return {
         "dropped": tuple(notes.get("dropped", ())),
         "best_effort": tuple(notes.get("best_effort", ())),

@@ -1,7 +1,7 @@
 """The connections of an open store: one writer thread with a queue, and a few reader threads.
 
 A write is done when it is committed and on the disk. A read sees every write that was done before the read began.
-Both wait for a database that is away (`absence`).
+Both wait while the database is unavailable (`absence`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
 READER_THREADS = 4
-# How often a process that may be idle looks whether it still has a connection.
+# The interval at which a process that may be idle checks its connection.
 _PRESENT_S = 5.0
 
 P = ParamSpec("P")
@@ -45,10 +45,10 @@ T = TypeVar("T")
 class OpenDatabase:
     """Owns the writer, the readers and, for SQLite, the lock of the file. The parts of the store share it.
 
-    `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
-    server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote. `changed`: which
-    sessions changed through this process. `owner`: this process in the notes of its begun calls. `absence`: whether the
-    database is away, and waited for.
+    `write` queues changes (see Writer). `shared`: True if other replicas may also write to the database, which is the
+    case on PostgreSQL; a SQLite file is locked by one process. `shared_reads` then reads their changes. `changed`: the
+    sessions that changed through this process. `owner`: the name of this process in the notes of its begun calls.
+    `absence`: whether the database is unavailable, and whether calls wait for it.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class OpenDatabase:
 
     @property
     def refused(self) -> bool:
-        """True if the writer has stopped, the database refused its last transaction, or it is away."""
+        """True if the writer has stopped, or the database refused the last transaction or is unavailable."""
         return not self.running or self.write.refusal is not None or self.absence.since is not None
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused.
 
-        While the database is away, it waits.
+        Waits while the database is unavailable.
         """
         if self.absence.since is not None:
             return await self._read_later(None, lambda: self.read_at_once(read, *args, **kwargs))
@@ -97,7 +97,7 @@ class OpenDatabase:
             return await self._read_later(error, lambda: self.read_at_once(read, *args, **kwargs))
 
     async def new_turns(self, session_id: str, seen: Seen) -> News | None:
-        """As `SharedReads.new_turns`, but while the database is away, it waits."""
+        """Like `SharedReads.new_turns`, but waits while the database is unavailable."""
         if self.absence.since is not None:
             return await self._read_later(None, lambda: self.shared_reads.new_turns(session_id, seen))
         try:
@@ -106,7 +106,7 @@ class OpenDatabase:
             return await self._read_later(error, lambda: self.shared_reads.new_turns(session_id, seen))
 
     async def read_at_once(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `read`, but raise StoreUnavailable at once if the database is away."""
+        """Like `read`, but raise StoreUnavailable at once if the database is unavailable."""
         if not self.write.running:
             raise StoreUnavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(
@@ -127,13 +127,13 @@ class OpenDatabase:
         return result
 
     async def stay_present(self) -> None:
-        """Until cancelled, keep a connection, by which other servers see that the calls of this process still run."""
+        """Keep a connection open until cancelled. It shows other servers that the calls of this process still run."""
         while self.shared:
             await asyncio.sleep(_PRESENT_S)
             await self.show_presence()
 
     async def show_presence(self) -> None:
-        """Connect again if the connections were lost and nothing has needed one since."""
+        """Connect again if the connections were lost and no call has used one since."""
         try:
             await self.read_at_once(reads.ping)
         except StoreUnavailable:
@@ -144,13 +144,13 @@ class OpenDatabase:
     def submit_noted(
         self, write: writes.BatchWrite, payload: Any, noted: Noted | None, *, urgent: bool = True
     ) -> asyncio.Future[Any]:
-        """As `Writer.submit`; the answer that `noted` makes of the result is stored in the same transaction."""
+        """Like `Writer.submit`; the answer that `noted` makes from the result is stored in the same transaction."""
         if noted is None:
             return self.write.submit(write, payload, urgent=urgent)
         return self.write.submit(answered, Answered(write, payload, noted))
 
     def look_for_it(self) -> asyncio.Future[None]:
-        """Done once the database takes writes again, or is given up; it raises StoreUnavailable then."""
+        """A future that is done when the database accepts writes; raises StoreUnavailable if the wait ends first."""
         loop = asyncio.get_running_loop()
         if self._back is None or self._back.done() or self._back.get_loop() is not loop:
             self._back = self.write.submit(writes.probe, None)
@@ -158,7 +158,7 @@ class OpenDatabase:
         return self._back
 
     async def _read_later(self, error: StoreUnavailable | None, read: Callable[[], Awaitable[T]]) -> T:
-        """Read once the database is there. `error`: of the read before, which is raised unless it is away."""
+        """Read when the database is available. `error`: of the last read; raised unless a retry may help."""
         loop = asyncio.get_running_loop()
         until, tries = loop.time() + self.absence.patience.wait_s, 0
         while True:
@@ -180,11 +180,11 @@ class OpenDatabase:
                 return result
 
     async def _wait(self, tries: int) -> None:
-        """Wait until the database takes writes or is given up. Raises StoreUnavailable if too many calls wait."""
+        """Wait until the database accepts writes or the wait ends. Raises StoreUnavailable if too many calls wait."""
         self.write.check_room()
         self.write.reading += 1
         try:
-            if tries:  # it took writes, and yet a read failed
+            if tries:  # it accepted writes, but a read failed
                 await asyncio.sleep(pause_s(tries))
             with suppress(StoreUnavailable):
                 await asyncio.shield(self.look_for_it())
@@ -196,23 +196,23 @@ class OpenDatabase:
             self.metrics.waited.by["reads", result] += 1
 
     def renew(self) -> None:
-        """Connect anew for whatever comes next: the server behind a connection may not be the primary any more."""
+        """Use new connections from now on: the server of a connection may no longer be the primary."""
         self.write.renew()
         self.shared_reads.renew()
         self._reader_engine.dispose()
 
     async def erase_log(self) -> None:
-        """Remove what was deleted from the write-ahead log of a SQLite file too."""
+        """Also remove deleted data from the write-ahead log of a SQLite file."""
         if not self.shared and not await asyncio.to_thread(database.empty_log, self._writer_engine.url):
             logger.warning("what was deleted stays in the database's write-ahead log for now: it is in use")
 
     def rehearse(self) -> None:
         """Run the statements of a turn once, so that the first turn is as fast as the next. Blocks."""
-        with suppress(SQLAlchemyError):  # the first turn will say what is wrong
+        with suppress(SQLAlchemyError):  # the first turn will report the error
             rehearse_turn(self._writer_engine, self._reader_engine)
 
     async def close(self) -> None:
-        """Commit what is queued, then release threads, connections and the lock. May be called again."""
+        """Commit the queued changes, then release threads, connections and the lock. May be called again."""
         self.write.stop()
         await asyncio.to_thread(self._close)
 

@@ -1,4 +1,4 @@
-"""What the log says while the database refuses reads or commits: when it begins, every ten seconds, when it is over."""
+"""Logs that the database refuses reads or commits: at the beginning, every ten seconds, and at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY_S = 10.0
 class Outage:
     """The refusals of one kind, `reads` or `commits`. May be used in any thread; a count may then miss one.
 
-    `going_on`: the database has refused the latest, as far as it is known.
+    `going_on`: the database refused the latest read or commit, as far as is known.
     """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +24,7 @@ class Outage:
         self._refused = 0
 
     def refused(self, fault: str, reason: str) -> None:
-        """Note a refusal. `fault`: what is wrong, in our words; `reason`: in those of the driver."""
+        """Note a refusal. `fault`: the fault in our words; `reason`: the driver's message."""
         now = self._clock()
         self._refused += 1
         if self.going_on and now - self._told_at < _EVERY_S:
@@ -37,7 +37,7 @@ class Outage:
         logger.error(f"the database refuses {self._what}", fields)
 
     def over(self) -> None:
-        """Note that the database does it again."""
+        """Note that the database accepts reads or commits again."""
         if self.going_on:
             self.going_on = False
             fields = {"refused": self._refused, "after_s": round(self._clock() - self._since, 1)}

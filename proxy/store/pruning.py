@@ -1,7 +1,7 @@
-"""`tokengrove db prune`: deletes whole sessions that ended long ago, and were exported, acknowledged or withdrawn, or
-have expired.
+"""`tokengrove db prune`: deletes old sessions that were exported, acknowledged or withdrawn, or have expired.
 
-All other sessions stay, live ones above all. The server never prunes by itself.
+Whole sessions are deleted, and only if they ended long ago. All other sessions stay, including all live sessions. The
+server never prunes by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH = 200
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Counts of the deleted rows and tokens (dry run: to be deleted).
+    """Counts of the deleted rows and tokens; in a dry run, of those that would be deleted.
 
     `kept`: sessions that are old enough but stay, because they were never exported or acknowledged.
     """
@@ -45,7 +45,7 @@ def prune(
 ) -> Pruned:
     """Delete sessions that ended more than `older_than_s` seconds ago, then shrink a SQLite file.
 
-    `progress` is called with the number of sessions that are deleted.
+    `progress` is called with the number of deleted sessions.
     Raises ConfigurationError for a SQLite database that a server uses, and for a database at another revision.
     """
     url = database.parse_url(database_url)
@@ -72,7 +72,7 @@ def prune(
 def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
     deleted = 0
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
-    # Sessions that their runner delivers leave the queue with their end, whoever has exported them.
+    # Sessions that their runner delivers leave the queue at their end, exported or not.
     acknowledged = and_(sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None))
     done = or_(
         sessions.c.exported_at.is_not(None),
@@ -99,7 +99,7 @@ def _delete_some(connection: Connection, query: Select[Any]) -> int:
 
 
 def _repeated(engine: Engine, change: Callable[[Connection], int]) -> int:
-    """Make a change in a transaction; again if it had to give way to a server that locked the same images."""
+    """Make a change in a transaction; retry if it deadlocked with a server that locked the same images."""
     while True:
         try:
             with engine.begin() as connection:

@@ -1,7 +1,7 @@
-"""What the records of a dump may take: neither a short file nor a short value says to how much it unpacks.
+"""Limits on the memory of dump records: a short file or value may unpack to many bytes.
 
-A record is read up to its limit, and what its JSON takes in memory is estimated before it is parsed: at most `TIMES` as
-much as the limit. Packed columns are unpacked in parts and dropped, since those who read them later unpack them whole.
+A record is read up to its limit, and the memory of its JSON is estimated before it is parsed: at most `TIMES` the
+limit. Packed columns are unpacked in parts as a check and dropped, because later readers unpack them as a whole.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import IO
 from tokengrove.errors import ConfigurationError
 
 MAX_RECORD_BYTES = 256 * 2**20
-"""Unless the operator says otherwise. A session is one record; its images are records of their own."""
+"""The default limit. A session is one record; each of its images is a separate record."""
 TIMES = 4
 _OPTION = "--max-record-bytes"
-_VALUE_BYTES = 64  # about: an empty list in another one
-_WIDE = 4  # bytes that each character of a text takes if one of them is far from ASCII
+_VALUE_BYTES = 64  # approximate: an empty list in another list
+_WIDE = 4  # bytes of each character of a text if one character is far from ASCII
 _PART_BYTES = 2**20
 
 
@@ -39,7 +39,8 @@ def read_record(source: IO[bytes], number: int, name: str, most: int) -> bytes:
 def check_packed(values: Mapping[str, bytes | None], owner: str, most: int) -> None:
     """Raise ConfigurationError for stored JSON that unpacks to more than `most` bytes, or takes far more memory.
 
-    `values`: by column. `owner`: whose they are. What cannot be unpacked is left to `tokengrove db check`.
+    `values`: by column. `owner`: their owner, for the error. Values that cannot be unpacked are left to
+    `tokengrove db check`.
     """
     for column, value in values.items():
         if value and value[:1] in b"zZ" and _unpacks_to_more(value[1:], most):
@@ -63,7 +64,7 @@ def _unpacks_to_more(packed: bytes, most: int) -> bool:
 
 
 def _memory(text: bytes) -> int:
-    """Return about how much memory the values of a JSON text take, in bytes; seldom less than they do."""
+    """Return the estimated memory of the values of a JSON text, in bytes. It is rarely too low."""
     values = sum(text.count(mark) for mark in (b",", b":", b"[", b"{"))
     width = 1 if text.isascii() and b"\\u" not in text else _WIDE
     return len(text) * width + values * _VALUE_BYTES

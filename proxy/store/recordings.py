@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Readable(Protocol):
-    """A database of which nothing but reads are needed."""
+    """A database that can be read."""
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` on a connection that reads one snapshot."""
@@ -42,25 +42,25 @@ class SessionReads:
         return await self._database.read(reads.find_sessions, wanted)
 
     async def find_listed(self, wanted: SessionQuery) -> list[ListedSession]:
-        """As `find_sessions`, with what tells the states of a session apart."""
+        """Like `find_sessions`, with the values that determine the states of a session."""
         return await self._database.read(reads.find_listed, wanted)
 
     async def load_outlines(self, session_ids: Collection[str]) -> dict[str, Outline]:
-        """What was asked and sampled in each of at most 10,000 sessions, without tokens."""
+        """The requests and answers of each of at most 10,000 sessions, without tokens."""
         return await self._database.read(outlines.load_outlines, session_ids)
 
     async def count_begun(self, session_ids: Collection[str]) -> dict[str, int]:
-        """The calls that began and have not ended, by session, of at most 10,000; those without one are missing."""
+        """The number of calls that have begun and not ended, by session, of at most 10,000; zeros are omitted."""
         return await self._database.read(outlines.count_begun, session_ids)
 
     async def count_by_status(self, wanted: SessionQuery) -> dict[SessionStatus, int]:
-        """The number of wanted sessions of each status. `metadata` and `metrics` are not looked at."""
+        """The number of wanted sessions of each status. `metadata` and `metrics` are ignored."""
         return await self._database.read(outlines.count_by_status, wanted)
 
     async def find_groups(self, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
-        """At most `limit` groups of wanted sessions, newest first, from the one after that of number `before`.
+        """At most `limit` groups of wanted sessions, newest first, starting after the group with number `before`.
 
-        `metadata` and `metrics` are not looked at.
+        `metadata` and `metrics` are ignored.
         """
         return await self._database.read(outlines.find_groups, wanted, before, limit)
 
@@ -75,7 +75,7 @@ class SessionReads:
     async def load_interactions(
         self, session_id: str, after_seq: int = -1, statuses: Collection[Status] | None = None
     ) -> list[Interaction]:
-        """Interactions with a seq above `after_seq`, by seq, of `statuses` (None: of any)."""
+        """Interactions with a seq above `after_seq`, by seq. `statuses`: only these; None: any status."""
         return await self._database.read(reads.load_interactions, session_id, after_seq, statuses)
 
     async def load_tokens(self, session_id: str) -> list[Interaction]:
@@ -85,23 +85,24 @@ class SessionReads:
     async def load_steps(self, session_ids: Collection[str], *, roots: bool) -> dict[str, list[Interaction]]:
         """Interactions without tokens and texts, by session and by seq, of at most 10,000 sessions.
 
-        They have what scores are computed from; with `roots`, roots also have the messages and tools that purposes are.
+        They have the fields from which scores are computed. With `roots`, roots also have the messages and tools from
+        which purposes are derived.
         """
         return await self._database.read(reads.load_steps, session_ids, roots)
 
     async def find_incomplete(self, session_ids: Collection[str]) -> set[str]:
-        """Those of at most 10,000 sessions that lack calls: failed, aborted, or begun and not ended."""
+        """The sessions, of at most 10,000, with a call that failed, was aborted, or has begun and not ended."""
         return await self._database.read(reads.find_incomplete, session_ids)
 
 
 class Recordings(SessionReads):
-    """Reads of whole sessions; nothing here changes a session but the note that it was exported."""
+    """Reads of whole sessions. The only change is the note that a session was exported."""
 
     def __init__(self, database: OpenDatabase) -> None:
         super().__init__(database)
         self._write = database.write
 
     def note_exported(self, session_ids: Sequence[str]) -> None:
-        """Note that the sessions were exported whole, without waiting. Those that have ended may then be pruned."""
+        """Note, without waiting, that the sessions were exported whole. Ended sessions may then be pruned."""
         row = {"of_sessions": list(session_ids), "exported_at": time.time()}
         self._write.note(writes.set_exported, row, Phase.LAST)

@@ -1,6 +1,6 @@
-"""Runs the statements of a turn once, before the first turn does: compiling them takes as long as a whole turn.
+"""Runs the statements of a turn once before the first turn, because compiling them takes as long as a whole turn.
 
-They run in a transaction that is rolled back, on a session with a name that nobody else has.
+They run in a transaction that is rolled back, on a session with a unique name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokengrove.reasons import FinishReason, Reason, Status
 
 
 def rehearse_turn(writer_engine: Engine, reader_engine: Engine) -> None:
-    """Run what stores and finds a turn. Blocks. Raises SQLAlchemyError if the database refuses."""
+    """Run the statements that store and find a turn. Blocks. Raises SQLAlchemyError if the database refuses."""
     name = f"rehearsal-{uuid.uuid4().hex}"
     turn = Interaction(
         id=name,

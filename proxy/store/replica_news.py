@@ -12,7 +12,7 @@ from proxy.types import ImagePart
 
 
 class ReplicaNews:
-    """Reads of the state that other replicas, or this process before a restart, have left in the database."""
+    """Reads of the state that other replicas, or this process before a restart, have stored in the database."""
 
     def __init__(self, database: OpenDatabase, known: KnownSessions) -> None:
         self._database, self._known = database, known
@@ -23,7 +23,7 @@ class ReplicaNews:
         return self._database.shared
 
     def excludes(self, session_id: str) -> bool:
-        """Return True if a session certainly does not exist; the answer costs no read."""
+        """Return True if a session certainly does not exist. Does not read the database."""
         return self._known.exclude(session_id) and self._database.running
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
@@ -37,17 +37,17 @@ class ReplicaNews:
         return await self._database.read(revisions.load_news, session_id, seen)
 
     async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
-        """Those of at most 10,000 sessions that have not ended."""
+        """The sessions, of at most 10,000, that have not ended."""
         return await self._database.read(revisions.live_sessions, session_ids)
 
     async def load_begun(self, session_id: str) -> dict[str, float]:
-        """Ids of the calls that began and have not ended, each with its begin in Unix seconds."""
+        """Ids of the calls that have begun and not ended, each with its start in Unix seconds."""
         return await self._database.read(reads.load_begun, session_id)
 
     async def load_unreplied(self, session_id: str) -> set[str]:
-        """Ids of the complete interactions whose reply was never written out to its end."""
+        """Ids of the complete interactions whose reply was never completely written."""
         return await self._database.read(reads.load_unreplied, session_id)
 
     async def load_images(self, session_id: str) -> list[tuple[ImagePart, int, str | None]]:
-        """Each image of a session, as a part that stands nowhere, with its bytes and where the server fetched it."""
+        """Each image of a session: a part without a position, its number of bytes, and the URL it was fetched from."""
         return await self._database.read(images.load_parts, session_id)

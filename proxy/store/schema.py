@@ -1,7 +1,7 @@
-"""Which databases this code runs on: those of its own revision, and newer ones that say that they take its servers.
+"""Determines which databases this code runs on: its own revision, and newer revisions that accept its servers.
 
-Older databases are migrated. Each migration declares the oldest revision whose servers run on a database after it, and
-leaves it in the table `compatibility`. So servers of two releases run side by side while replicas are replaced.
+Older databases are migrated. Each migration declares the oldest server revision that still runs on the database after
+it, and writes it to the table `compatibility`. So servers of two releases run side by side while replicas are replaced.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tokengrove.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-# A migration that waits for the lock of a table holds up every turn behind it. So it waits briefly, as
-# `migrations/env.py` says, and tries again after a pause, for as long as a long read may take.
+# A migration that waits for a table lock blocks every turn behind it. So it waits briefly (see `migrations/env.py`)
+# and tries again after a pause, for as long as a long read may take.
 _PAUSE_S = 1.0
 _PATIENCE_S = 120.0
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
 class State(NamedTuple):
-    """What a database says of itself: its revision, None without tables; the oldest revision of servers that it takes.
+    """The revision of a database (None without tables), and the oldest server revision that it accepts.
 
-    Before revision 0010 a database takes servers of its own revision only, and says nothing: `oldest_server` is None.
+    Before revision 0010, a database accepts only servers of its own revision, and `oldest_server` is None.
     """
 
     revision: str | None
@@ -40,12 +40,12 @@ class State(NamedTuple):
 
     @property
     def newer(self) -> bool:
-        """Whether a newer tokengrove has migrated it."""
+        """Whether a newer tokengrove has migrated the database."""
         return self.revision is not None and self.revision > migrations.head()
 
     @property
     def served(self) -> bool:
-        """Whether this tokengrove runs on it as it is."""
+        """Whether this tokengrove runs on the database without a migration."""
         if self.newer:
             return self.oldest_server is not None and self.oldest_server <= migrations.head()
         return self.revision == migrations.head()
@@ -67,7 +67,7 @@ class State(NamedTuple):
 
 
 def current(database_url: str) -> State:
-    """What a database says of itself. Raises ConfigurationError."""
+    """The state of a database. Raises ConfigurationError."""
     url = database.parse_url(database_url)
     if database.is_sqlite(url) and not Path(database.label(url)).exists():
         return State(None, None)
@@ -99,7 +99,7 @@ def check(database_url: str, *, migrate: bool | None) -> None:
 
 
 def upgrade(database_url: str) -> str:
-    """Upgrade a database to the newest revision, and return its revision: a newer one if it takes our servers.
+    """Upgrade a database to our revision and return its revision, which may be newer if it accepts our servers.
 
     Raises ConfigurationError, for example if a server uses the SQLite file.
     """
@@ -123,7 +123,7 @@ def lock_file(url: URL) -> database.FileLock:
 
 
 def prepare(engine: Engine, *, migrate: bool) -> str:
-    """Bring an older database to our revision with `migrate`. Return the revision that it has then.
+    """Upgrade an older database to our revision if `migrate` is set. Return the revision that it has then.
 
     Raises ConfigurationError if this tokengrove does not run on it.
     """
@@ -188,7 +188,7 @@ def _try_to_migrate(engine: Engine) -> None:
 
 
 def _oldest_transaction(engine: Engine) -> str:
-    """The transaction of others that has run for the longest on a PostgreSQL, which most likely holds the lock."""
+    """The oldest transaction of another connection to PostgreSQL, which most likely holds the lock."""
     query = text(
         "SELECT pid, coalesce(nullif(application_name, ''), 'an unnamed program'), xact_start FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL "

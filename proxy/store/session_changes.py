@@ -1,7 +1,7 @@
 """Changes of a stored session after its start.
 
-Optimistic locking: each change takes the `seen` state that it was decided on (None: no other replica exists). It
-returns False, and changes nothing, if the session is no longer in that state; the caller re-reads and retries.
+Optimistic locking: each change takes the `seen` state that it is based on (None: no other replica exists). It returns
+False, and changes nothing, if the session is no longer in that state; the caller re-reads and retries.
 `noted` makes the answer that is stored with a change (see `OpenDatabase.submit_noted`).
 """
 
@@ -36,7 +36,7 @@ class SessionChanges:
         seen: Seen | None = None,
         noted: Noted | None = None,
     ) -> bool:
-        """Set the given ones of reward, rewards, token_rewards, trainable and spans by interaction id: all or none.
+        """Set the given fields (reward, rewards, token_rewards, trainable, spans) by interaction id: all or none.
 
         Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
         """
@@ -54,7 +54,7 @@ class SessionChanges:
         withdrawn: Sequence[str] = (),
         noted: Noted | None = None,
     ) -> bool:
-        """Replace the record, and keep the hashes of its keys that are `withdrawn`. Raises SessionNotFound."""
+        """Replace the record, and store the hashes of `withdrawn` keys as such. Raises SessionNotFound."""
         update = writes.RecordUpdate(rows.session_row(record), seen, withdrawn)
         done: bool = await self._database.submit_noted(writes.update_sessions, update, noted)
         if done:
@@ -89,7 +89,7 @@ class SessionChanges:
         return done
 
     async def withdraw_session(self, session_id: str, at: float, seen: Seen | None, noted: Noted | None = None) -> bool:
-        """Withdraw an ended session, at `at` (Unix seconds). Raises SessionNotFound."""
+        """Withdraw an ended session. `at`: Unix seconds. Raises SessionNotFound."""
         withdrawal = writes.Withdrawal(session_id, at, seen)
         done: bool = await self._database.submit_noted(writes.withdraw_sessions, withdrawal, noted)
         if done:
@@ -114,7 +114,7 @@ class SessionChanges:
         return done
 
     async def delete_session(self, session_id: str, noted: Noted | None = None) -> int:
-        """Delete a session for good; return the number of its turns. Raises SessionNotFound."""
+        """Permanently delete a session; return the number of its turns. Raises SessionNotFound."""
         turns: int = await self._database.submit_noted(deletions.delete_sessions, deletions.Deletion(session_id), noted)
         self._metrics.deleted.by[()] += 1
         self._database.changed.note(session_id)

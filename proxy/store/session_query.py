@@ -1,4 +1,4 @@
-"""Which sessions a reader wants, and which page of them."""
+"""The sessions that a reader wants, and the page of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from proxy.types import Json
 from tokengrove.options.session import Outcome, SessionStatus
 
 MAX_SESSION_IDS = 10_000
-"""Upper bound of the session ids in one statement: 32,766 is the lowest bound of bound values among our databases."""
+"""The most session ids in one statement. Our databases allow at least 32,766 bound values."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
-    """Conditions that a session must all meet; None means any.
+    """Conditions that a session must meet, all of them; None: any session.
 
-    `ended_by` keeps sessions whose `ended_order` is at most that, `since` (Unix seconds) live ones and those that ended
-    then or later. `session_ids` and `group_ids` have at most MAX_SESSION_IDS. `validation`: only validation sessions,
-    or none of them. `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: what the value
-    of each key must be, of the top level. `version`: the weight version at its start. `withdrawn`:
-    only withdrawn sessions, or none of them. `search`: a part of its id, its
-    task's or its group's, in any case of letters. Paging: `after` is the last session id of the page before, `limit`
-    the size of this page; `newest`: in the reverse order of creation.
+    `ended_by`: the highest `ended_order`. `since` (Unix seconds): live sessions, and sessions that ended then or later.
+    `session_ids` and `group_ids`: at most MAX_SESSION_IDS. `validation`: only validation sessions, or none of them.
+    `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: the wanted values of top-level
+    keys. `version`: the weight version at its start. `withdrawn`: only withdrawn sessions, or none of them. `search`: a
+    part of its id, its task's or its group's, case-insensitive. Paging: `after` is the last session id of the previous
+    page, `limit` the size of this page; `newest`: in reverse order of creation.
     """
 
     session_ids: Collection[str] | None = None
@@ -47,7 +46,7 @@ class SessionQuery:
 
     @property
     def reads_values(self) -> bool:
-        """Whether it needs the values in `metadata` or `metrics`, which the database cannot look into."""
+        """Whether it needs the values in `metadata` or `metrics`, which the database cannot read."""
         return bool(self.metadata or self.metrics)
 
     def fits(self, metadata: Mapping[str, Json], metrics: Mapping[str, Json]) -> bool:

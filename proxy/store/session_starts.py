@@ -42,22 +42,22 @@ class SessionStarts:
         free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
         if free and noted is None:
             creation = self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
-        else:  # in order: the end of another session, queued before, may free the key or the place
+        else:  # in order: an earlier queued end of another session may free the key or the place
             creation = self._database.submit_noted(writes.create_sessions, start, noted, urgent=urgent)
         creation.add_done_callback(partial(self._created, record.session_id))
         return creation
 
     async def grant_capacity(self, number: int, noted: Noted | None = None) -> int:
-        """Allow `number` more sessions to start, or fewer if it is negative; return how many may start now."""
+        """Allow `number` more sessions to start, or fewer if it is negative. Return the number that may start now."""
         left: int = await self._database.submit_noted(starts.grant, number, noted)
         return left
 
     async def last_of_series(self, name: str) -> list[str]:
-        """The ids of the last session of a series and of the one before it, as far as they are stored."""
+        """The ids of the last session of a series and of the one before it, if they are stored."""
         return await self._database.read(reads.last_of_series, name)
 
     async def find_in_series(self, name: str, interaction_id: str) -> str | None:
-        """The id of the session of a series that has a stored interaction; None if none has."""
+        """The id of the session in a series that has a stored interaction; None if there is none."""
         return await self._database.read(reads.find_in_series, name, interaction_id)
 
     async def count_live(self) -> int:
@@ -69,7 +69,7 @@ class SessionStarts:
         return await self._database.read(starts.count_taken)
 
     async def count_sessions(self, task_id: str) -> int:
-        """The number of sessions of a task: where the search for a free `<task_id>-<n>` begins."""
+        """The number of sessions of a task. The search for a free `<task_id>-<n>` begins there."""
         return await self._database.read(reads.count_sessions, task_id)
 
     def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:

@@ -1,7 +1,7 @@
-"""What is new in sessions, read before each use of one if replicas share the database.
+"""Reads the changes of a session before each use, if replicas share the database.
 
-Requests that arrive while a query runs share the next one. A read sees every commit that was done before the read
-began, since its query begins later.
+Requests that arrive while a query runs share the next query. A read sees every commit that was done before the read
+began, because its query begins later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokengrove.errors import StoreUnavailable
 class SharedReads:
     """Runs one query at a time in a thread of `executor`.
 
-    Its connection is kept, and in no transaction, so a query is one round trip.
+    It keeps its connection, without a transaction, so a query is one round trip.
     """
 
     def __init__(self, engine: Engine, executor: Executor, outage: Outage, absence: Absence) -> None:
@@ -37,7 +37,7 @@ class SharedReads:
     def new_turns(self, session_id: str, seen: Seen) -> asyncio.Future[News | None]:
         """The state of a session and its turns since it was `seen`; None if there is no such session.
 
-        If the revision grew too, the news have no turns: read them whole. The future raises StoreUnavailable.
+        If the revision also grew, the news has no turns: use `load_news`. The future raises StoreUnavailable.
         """
         future: asyncio.Future[News | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(((session_id, seen), future))
@@ -46,11 +46,11 @@ class SharedReads:
         return future
 
     def renew(self) -> None:
-        """Connect anew before the next query. May be called in any thread."""
+        """Reconnect before the next query. May be called in any thread."""
         self._renewing = True
 
     def close(self) -> None:
-        """Give up the connection. Blocks."""
+        """Close the connection. Blocks."""
         connection, self._connection = self._connection, None
         if connection is not None:
             if not connection.invalidated:
@@ -97,7 +97,7 @@ class SharedReads:
 
 
 def refused_read(error: Exception, outage: Outage, absence: Absence) -> StoreUnavailable:
-    """The error for clients whose read failed; the log has the reason, unless the database is away and waited for."""
+    """The client error for a failed read. The reason is logged, unless calls wait for an unavailable database."""
     fault = fault_of(error)
     if is_away(error):
         absence.begin(fault, reason_of(error))

@@ -1,7 +1,7 @@
-"""The open store: sessions, turns, rewards, keys and claims. Each kind of caller is given one part alone.
+"""The open store: sessions, turns, rewards, keys and claims. Each kind of caller gets only one part.
 
-Every method of a part returns to the event loop at once, is done when the database is, and raises StoreUnavailable when
-the database refuses or the store is closed.
+No method of a part blocks the event loop. Each completes when the database has, and raises StoreUnavailable if the
+database refuses or the store is closed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Store:
     `turns`: the log that turns are committed to.
     `starts`: new sessions and the limits of their number.
     `changes`: changes of a session's record, its rewards, its returns and its end.
-    `news`: what other replicas did, and which calls are under way.
+    `news`: changes by other replicas, and running calls.
     `keys`: sessions by key.
     `recordings`: reads for listings and exports.
     `claims`: the trainers' queue of ended sessions.
-    `backlog`: how many sessions are active or wait in that queue.
-    `changed`: which sessions changed lately.
-    `metrics`: what all of them count.
-    `pauses`: notes of paused engine servers.
+    `backlog`: the number of sessions that are active or wait in that queue.
+    `changed`: the sessions that changed recently.
+    `metrics`: the metrics of all parts.
+    `pauses`: notes about paused engine servers.
     `images`: images of conversations, by digest.
-    `answers`: what control calls were answered, for those who repeat one.
+    `answers`: answers to control calls, for clients that repeat a call.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -69,7 +69,7 @@ class Store:
 
     @property
     def label(self) -> str:
-        """The database as messages name it, without its password."""
+        """The name of the database in messages, without its password."""
         return self.database.label
 
     @classmethod
@@ -77,7 +77,7 @@ class Store:
         """Open the store at a URL with its tables at the newest revision. Blocks.
 
         `migrate`: upgrade older tables (True), or refuse them (False); None upgrades SQLite files only.
-        `patience`: with a database that goes away later; None: none. Raises ConfigurationError.
+        `patience`: the wait for a database that becomes unavailable later; None: no wait. Raises ConfigurationError.
         """
         url = database.parse_url(database_url)
         lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -99,7 +99,7 @@ class Store:
             raise
 
     async def close(self) -> None:
-        """Commit what is queued, then release threads, connections and the lock. May be called again."""
+        """Commit the queued changes, then release threads, connections and the lock. May be called again."""
         await self.database.close()
 
     @property
@@ -108,10 +108,10 @@ class Store:
         return self.database.refused
 
     async def ping(self) -> bool:
-        """Return whether the database answers and takes writes; False while it is away and calls wait for it.
+        """Return whether the database answers and accepts writes; False while it is unavailable and calls wait for it.
 
-        Raises StoreUnavailable if it refuses, is away for longer, or the writer thread has ended. Something is written
-        only if the last commit was refused, or the database is away: nothing else would tell when that is over.
+        Raises StoreUnavailable if it refuses, is unavailable for longer, or the writer thread has ended. Writes only if
+        the last commit was refused or the database is unavailable, to find out when that is over.
         """
         if not self.database.running:
             raise StoreUnavailable("the database writer has stopped; restart the server")
@@ -121,7 +121,7 @@ class Store:
             except StoreUnavailable:
                 if not self.database.absence.is_waited_for:
                     raise
-        with suppress(StoreUnavailable):  # so many calls wait that these will tell when it is back
+        with suppress(StoreUnavailable):  # too many calls wait; they will show when it is back
             self.database.look_for_it()
         return False
 

@@ -16,7 +16,7 @@ class StoredImages:
         self._database = database
 
     async def read(self, digests: Sequence[str]) -> list[ImageFile]:
-        """Return the stored ones of these images, in any order."""
+        """Return the images that are stored, in any order."""
         return await self._database.read(images.load_images, digests)
 
     async def find(self, session_id: str, digest: str) -> ImageFile | None:
@@ -24,5 +24,5 @@ class StoredImages:
         return await self._database.read(images.find_image, session_id, digest)
 
     async def pixels(self, digests: Collection[str]) -> dict[str, str]:
-        """Return the digests of the pixels of stored images, by the images' own; those not known are left out."""
+        """Return the pixel digests of stored images by image digest; unknown ones are omitted."""
         return await self._database.read(images.load_pixels, digests)

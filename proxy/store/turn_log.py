@@ -1,4 +1,4 @@
-"""The log of turns: when each began, how it ended, and whether its reply was written out."""
+"""The log of turns: when each began, how it ended, and whether its reply was written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.types import ImageFile, Interaction
 class TurnLog:
     """Commits of turns. The notes are queued without waiting; a crash may lose the notes of the last 50 ms.
 
-    `absence`: whether the database is away.
+    `absence`: whether the database is unavailable.
     """
 
     def __init__(self, database: OpenDatabase) -> None:
@@ -35,11 +35,11 @@ class TurnLog:
     async def append(
         self, interaction: Interaction, seen: Seen | None = None, files: Sequence[ImageFile] = ()
     ) -> int | None:
-        """Commit an interaction; return its seq, and set it. A cancelled caller may find it committed all the same.
+        """Commit an interaction; set its seq and return it. Cancelling the caller does not prevent the commit.
 
-        `files`: its images, except for those that its session surely has.
+        `files`: its images, except for the ones that its session certainly has.
 
-        With `seen`, None is returned and nothing committed if another replica changed the session since (optimistic
+        With `seen`, returns None and commits nothing if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
         change = writes.Append(interaction, seen, files)
@@ -53,7 +53,7 @@ class TurnLog:
         return seq
 
     async def wait_for_commits(self, session_id: str) -> None:
-        """Wait until every commit to a session that had begun is done or lost, those of broken connections too.
+        """Wait until every begun commit to a session is done or lost, including commits of broken connections.
 
         Raises SessionNotFound.
         """
@@ -68,16 +68,16 @@ class TurnLog:
     ) -> None:
         """Note that a call began. The append of its interaction deletes the note.
 
-        If this process dies first, so does the append of a complete interaction with the same request hash or key.
+        If this process dies first, an append of a complete interaction with the same request hash or key supersedes it.
         """
         note = begun.note_of(interaction_id, session_id, request_hash, idempotency_key, self._database.owner)
         self._write.note(begun.insert_intents, note, Phase.FIRST)
         self._database.changed.note(session_id)
 
     def note_deleted(self, interaction_id: str) -> None:
-        """Delete the note that a call began in a session that was deleted since."""
+        """Delete the note that a call began, because its session was deleted."""
         self._write.note(begun.delete_intents, interaction_id, Phase.LAST)
 
     def note_replied(self, interaction_id: str) -> None:
-        """Note that the reply was written out to its end."""
+        """Note that the reply was completely written."""
         self._write.note(writes.set_replied, interaction_id, Phase.LAST)

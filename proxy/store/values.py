@@ -9,9 +9,9 @@ from proxy.types import Json
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The value must equal one of `choices`, if any; null stands for a missing one. Or it must be a number in a range.
+    """The value must equal one of `choices`, if any (null: a missing value), or else be a number in a range.
 
-    JSON's true and 1 are different values, 1 and 1.0 are not. `least` and `most` are included.
+    JSON's true and 1 are different values, 1 and 1.0 are not. `least` and `most` are inclusive.
     """
 
     choices: tuple[Json, ...] = ()

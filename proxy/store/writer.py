@@ -2,18 +2,18 @@
 
 A change fails alone: if one of a group cannot be applied, the group is applied again with each change in its own
 savepoint. If the database refuses a commit (disk full, locked, I/O error), exactly the changes of that transaction
-fail, and the next group proceeds. So it does after an error that is not known here.
+fail, and the next group proceeds. The same holds after an unexpected error.
 
 Changes are applied in the order of the queue, except that new sessions without conditions and begun calls come first
-and reply notes come last. That is safe, since none of them depends on an earlier change of the group; and it leaves
-long runs of equal changes, which the database takes in one statement.
+and reply notes come last. That is safe, because none of them depends on an earlier change of the group. It gives long
+runs of equal changes, which need only one statement each.
 
-The thread wakes once per group, not once per change: a change that nobody waits for leaves it asleep for a while, to
-share the commit of one that somebody waits for. The event loop wakes once per group too, and resolves a large group in
-several of its passes.
+The thread wakes once per group, not once per change: a change that no caller waits for does not wake it at once, so
+that it shares the commit of an urgent change. The event loop also wakes once per group, and resolves the futures of a
+large group in several iterations.
 
-While the database is away (`absence`), a group is tried again until it is back. If a connection was lost at a commit,
-the database is asked first whether that was done (`sql.commit_marks`), so nothing is stored twice.
+While the database is unavailable (`absence`), a group is retried until it is back. If a connection was lost at a
+commit, the writer first checks whether the commit was done (`sql.commit_marks`), so nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from tokengrove.errors import ProxyError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-# The fault of the database rather than of a change: the transaction cannot continue.
+# Faults of the database rather than of a change: the transaction cannot continue.
 _REFUSALS = (OperationalError, InterfaceError, InternalError)
-# The fault of a single change, besides a ProxyError: a value of the wrong type or size.
+# Faults of a single change, besides ProxyError: a value of the wrong type or size.
 _FAULTS = (SQLAlchemyError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-# A transaction costs ten times as much as one more turn in it. If turns arrive together, a group waits this long for
-# more of them, unless it has this many changes.
+# A transaction costs ten times as much as another turn in it. If turns arrive together, a group waits this long for
+# more of them, unless it already has this many changes.
 _GATHER_S = 0.002
 _GATHER_CHANGES = 32
-# How long a change that is not urgent may wait for one that is. A crash within this time may lose it.
+# How long a change that is not urgent may wait for an urgent one. A crash within this time may lose it.
 _LINGER_S = 0.05
-# The largest group. After a stall of the disk, thousands of changes wait, and none shall wait for all of them.
+# The largest group. After a disk stall, thousands of changes wait, and no change should wait for all of them.
 _GROUP_CHANGES = 256
 _GROUP_BYTES = 16 * 1024 * 1024
-# From when on the log says that the disk, or the database, is slow.
+# The duration of a transaction from which the disk or the database is logged as slow.
 _SLOW_S = 5.0
 _BEHIND_CHANGES = 4 * _GROUP_CHANGES
 _BEHIND_EVERY_S = 10.0
-# How many futures are resolved in one pass of the event loop: their callers all run before its next pass.
+# The most futures resolved in one iteration of the event loop; all their callers run before the next iteration.
 _RESOLVED_AT_ONCE = 32
 
 
@@ -85,8 +85,8 @@ class Phase(IntEnum):
 class Change:
     """A payload for one of the functions of `sql.writes`.
 
-    `future`: resolved with the result; None for a note. `urgent`: a caller waits for the commit. `size`: about how many
-    bytes it writes, if they are many.
+    `future`: resolved with the result; None for a note. `urgent`: a caller waits for the commit. `size`: the
+    approximate bytes that it writes, if they are many.
     """
 
     write: BatchWrite
@@ -106,8 +106,8 @@ Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 class Writer:
     """The queue and its thread. Call `submit` and `note` on an event loop; they never block it.
 
-    `refusal`: what is wrong with the database if it refused the last transaction, else None. `absence`: whether it is
-    away. `reading`: how many reads wait for it, beside the changes that are queued.
+    `refusal`: the fault of the database if it refused the last transaction, else None. `absence`: whether it is
+    unavailable. `reading`: the number of reads that wait for it, besides the queued changes.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Writer:
         on_read_only: Callable[[], None] = lambda: None,
         patience: Patience | None = None,
     ) -> None:
-        """`on_read_only`: called in the thread when the database takes no writes, as one that was a primary before."""
+        """`on_read_only`: called in the thread when the database refuses writes, like a former primary."""
         self._engine, self._metrics, self._on_read_only = engine, metrics or StoreMetrics(), on_read_only
         self.refusal: str | None = None
         self.reading = 0
@@ -173,17 +173,17 @@ class Writer:
         self._put(Change(write, payload, phase, None, False), asyncio.get_running_loop())
 
     def renew(self) -> None:
-        """Connect anew before the next transaction. May be called in any thread."""
+        """Reconnect before the next transaction. May be called in any thread."""
         self._renewing = True
 
     async def watch(self) -> None:
-        """Until cancelled, say while a transaction lasts: the database hangs, or somebody else holds a lock."""
+        """Log slow transactions until cancelled: the database hangs, or another client holds a lock."""
         while True:
             await asyncio.sleep(_SLOW_S)
             self.tell_of_wait()
 
     def tell_of_wait(self) -> None:
-        """Log the transaction that runs, if it is slow. A hung database would say nothing else before its end."""
+        """Log the running transaction if it is slow. Otherwise a hung database would not be logged until it ends."""
         begun = self._begun
         if begun is not None and (waited := time.perf_counter() - begun) >= _SLOW_S:
             logger.warning("the database does not answer", {"for_s": round(waited, 1), "queued": len(self._queue)})
@@ -213,7 +213,7 @@ class Writer:
             self._linger = loop.call_later(_LINGER_S, self._wake)
 
     def check_room(self) -> None:
-        """Raise StoreUnavailable if the database is waited for by so many calls that no more may."""
+        """Raise StoreUnavailable if the limit of calls that wait for the database is reached."""
         if self.absence.is_waited_for:
             self.absence.check_room(self._waiting(), self._put_bytes - self._done_bytes)
 
@@ -221,14 +221,14 @@ class Writer:
         return len(self._queue) + len(self._group) + self.reading
 
     def _wake(self) -> None:
-        """Wake the thread for all that is queued, also for the changes that lingered."""
+        """Wake the thread for all queued changes, including the ones that are not urgent."""
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
         self._ring()
 
     def _ring(self) -> None:
-        """Wake the thread, unless it is about to look at the queue anyway."""
+        """Wake the thread, unless it is about to read the queue anyway."""
         if not self._rung:
             self._rung = True
             self._bell.put(None)
@@ -253,7 +253,7 @@ class Writer:
             self._disconnect()
 
     def _take(self) -> bool:
-        """Collect the next group from the queue; return True if it left some there for the group after it."""
+        """Move the next group out of the queue. Return True if changes are left for the group after it."""
         group: list[Change] = []
         self._group = group
         awaited = size = 0
@@ -270,7 +270,7 @@ class Writer:
         return len(group) == _GROUP_CHANGES or size >= _GROUP_BYTES
 
     def _commit_or_fail(self, group: list[Change]) -> list[ChangeResult]:
-        """Commit a group; fail it, and it alone, with an error that nobody foresaw. The next one connects anew."""
+        """Commit a group. An unexpected error fails only this group, and the next one reconnects."""
         try:
             return self._commit(_without_ended_intents(group))
         except Exception as error:
@@ -281,7 +281,7 @@ class Writer:
             return [(change, _unknown(error)) for change in group]
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
-        """Commit a group, once the database is there; return each change with its result or its exception."""
+        """Commit a group when the database is available; return each change with its result or its exception."""
         tries, doubt = 0, None
         while True:
             try:
@@ -309,7 +309,7 @@ class Writer:
         return self._transact(group, _apply_singly)
 
     def _outlasts(self, error: SQLAlchemyError, tries: int) -> bool:
-        """Wait a while if the database is away. Return False if it is not, or if it is not waited for any more."""
+        """Wait a while if the database is unavailable. Return False if it is available, or calls no longer wait."""
         away = is_away(error)
         if not away or self.absence.patience.wait_s <= 0:
             self.absence.over(self.absence.since)  # it answers
@@ -321,7 +321,7 @@ class Writer:
         return not self.absence.given_up
 
     def _was_done(self, outcomes: list[ChangeResult]) -> bool:
-        """Whether a transaction was committed whose connection was lost at its commit. Raises SQLAlchemyError."""
+        """Whether a transaction was committed although its connection was lost. Raises SQLAlchemyError."""
         self._in_doubt, away = None, self.absence.since
         with self._engine.begin() as connection:
             done = self._marks.was_done(connection, outcomes)
@@ -349,7 +349,7 @@ class Writer:
             outcomes: list[ChangeResult] | None = None
             self._begun = begun = time.perf_counter()
             try:
-                # Kept from group to group: taking one from the pool costs more than the other calls of a commit.
+                # Kept from group to group: a checkout from the pool costs more than the other calls of a commit.
                 connection = self._connection = self._connection or self._engine.connect()
                 with pipelined(connection) if pipeline else nullcontext(), connection.begin():
                     if not self._sqlite:
@@ -385,9 +385,9 @@ class Writer:
                 self._begun = None
 
     def _disconnect(self, *, lost: bool = False) -> None:
-        """Give the connection back to the pool, which resets it, and checks it before it is used again.
+        """Return the connection to the pool, which resets it and checks it before its next use.
 
-        `lost`: close it for good, since it is dead or leads to the wrong server.
+        `lost`: close it instead, because it is dead or leads to the wrong server.
         """
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -401,7 +401,7 @@ class Writer:
         for change, outcome in outcomes:
             if change.future is not None:
                 loops.setdefault(change.future.get_loop(), []).append((change.future, outcome))
-            elif isinstance(outcome, ProxyError) and not self._outage.going_on:  # that is told, and has no end of notes
+            elif isinstance(outcome, ProxyError) and not self._outage.going_on:  # already logged, and notes may be many
                 logger.warning("a note could not be stored: %(reason)s", {"reason": outcome.message})
         for loop, settled in loops.items():
             # No caller can still wait on a closed loop.

@@ -1,6 +1,6 @@
-"""Answers of control calls that came with an Idempotency-Key, kept for a day for those who repeat the call.
+"""Answers to control calls with an Idempotency-Key, kept for a day for clients that repeat the call.
 
-An answer is stored in the transaction of its change, so there is never one without the other.
+An answer is stored in the transaction of its change, so neither exists without the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_S = 86_400.0
 
 
 class AnsweredMeanwhile(StoreUnavailable):
-    """An equal call was answered at the same time, by this server or another one. Nothing was done for this one."""
+    """An equal call was answered at the same time, by this server or another one. This call changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def answered(connection: Connection, batch: Sequence[Answered]) -> Sequence[Any]
 
 
 def find(connection: Connection, call_hash: str) -> Answer | None:
-    """The answer of a call of the last day."""
+    """The answer to a call of the last day."""
     query = select(answers.c.call_hash, answers.c.request_hash, answers.c.answer)
     fresh = answers.c.answered_at > time.time() - KEPT_S
     row = connection.execute(query.where(answers.c.call_hash == call_hash, fresh)).first()
@@ -54,7 +54,7 @@ def find(connection: Connection, call_hash: str) -> Answer | None:
 
 def _answered(connection: Connection, change: Answered) -> Any:
     [result] = change.write(connection, [change.payload])
-    if result is False:  # another replica changed the session first: the caller decides again
+    if result is False:  # another replica changed the session first; the caller decides again
         return result
     answer, now = change.noted(result), time.time()
     connection.execute(delete(answers).where(answers.c.answered_at <= now - KEPT_S))

@@ -1,6 +1,6 @@
-"""How many sessions are active, wait to be claimed, or are leased: counts that end at a limit, so that they stay cheap.
+"""Counts the sessions that are active, wait to be claimed, or are leased, up to a limit that keeps the counts cheap.
 
-A server whose trainers only export, and never acknowledge, has all of its sessions in the queue.
+A server whose trainers only export and never acknowledge has all its sessions in the queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokengrove.options.session import SessionStatus
 
 
 class Backlog(NamedTuple):
-    """Numbers of sessions, each at most the limit. `oldest_end`: the first end of those waiting, in Unix seconds."""
+    """Numbers of sessions, each at most the limit. `oldest_end`: the first end of waiting ones, in Unix seconds."""
 
     active: int
     waiting: int
@@ -23,7 +23,7 @@ class Backlog(NamedTuple):
 
 
 def count(connection: Connection, most: int, now: float) -> Backlog:
-    """Count up to `most` sessions that are active, and as many that have ended and are not acknowledged."""
+    """Count up to `most` active sessions, and up to `most` ended ones that are not acknowledged."""
     live = select(sessions.c.number).where(sessions.c.status == SessionStatus.ACTIVE).limit(most).subquery()
     ended = select(sessions.c.claimed_until).where(WAITING).limit(most).subquery()
     leases = func.coalesce(func.sum(case((ended.c.claimed_until > now, 1), else_=0)), 0)

@@ -1,10 +1,10 @@
 """The notes of calls that have begun and not ended, each with the process that runs it.
 
-A call that its process cut off by dying is superseded if another process answered an equal later request of its
-session, whose commit marks the note. A marked call whose process lives still counts, since it ends by itself.
+If a process dies, its call is superseded when another process answers an equal later request of the session; that
+commit marks the note. A marked call whose process lives still counts, because it will end by itself.
 
-Who lives is asked of the database at each read, so that it may learn of a death late. A SQLite file has one server at a
-time, which disowns the notes of the servers before it. PostgreSQL has the connections of each process, named after it.
+Each read queries the database for live processes, so a death may be noticed late. A SQLite file has one server at a
+time, which disowns the notes of earlier servers. On PostgreSQL, the connections of a process are named after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.store.sql.tables import intents
 from proxy.types import Interaction
 from tokengrove.reasons import Status
 
-# The third word of the name that `database` gives the connections of a process.
+# The third word of the application name that `database` gives the connections of a process.
 _NAMED_AFTER = "split_part({}, ' ', 3)"
 
 
@@ -46,7 +46,7 @@ def _lives_postgresql(_element: _Lives, compiler: SQLCompiler, **options: Any) -
 
 
 class _OfOthers(ColumnElement[bool]):
-    """True if another process than this one began a call."""
+    """True if another process began a call."""
 
     inherit_cache = True
 
@@ -75,9 +75,9 @@ _MARK = Statement(
     )
 )
 LIVES = _Lives()
-"""True for calls whose process lives: they run, or their end is still to be stored."""
+"""True for calls whose process lives: they run, or their end is not stored yet."""
 PENDING = or_(intents.c.answered.is_(None), LIVES)
-"""True for calls that have begun and not ended, without those that were superseded."""
+"""True for calls that have begun and not ended and were not superseded."""
 
 
 def note_of(
@@ -95,7 +95,7 @@ def note_of(
 
 
 def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Insert the begin notes of calls, one per call."""
+    """Insert notes of begun calls, one per call."""
     by_id = {row["interaction_id"]: row for row in new}
     delete_intents(connection, list(by_id))
     _INSERT.run(connection, list(by_id.values()))
@@ -103,15 +103,15 @@ def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Seq
 
 
 def delete_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Delete the begin notes of calls that have ended, or whose session was deleted."""
+    """Delete the notes of calls that have ended, or whose session was deleted."""
     _DELETE.run(connection, [{"names": json_list(interaction_ids)}])
     return [None] * len(interaction_ids)
 
 
 def mark_answered(connection: Connection, new: Iterable[Interaction]) -> None:
-    """Mark the begun calls of other processes that had begun before an equal request of the complete ones of `new`.
+    """Mark calls of other processes that began before an equal request, which a complete interaction of `new` answers.
 
-    Their sessions are locked.
+    The caller has locked their sessions.
     """
     answers = [
         {
@@ -128,6 +128,6 @@ def mark_answered(connection: Connection, new: Iterable[Interaction]) -> None:
 
 
 def disown_all(engine: Engine) -> None:
-    """Note that no process lives any more that ran a begun call: of a SQLite file, whose lock this process has."""
+    """Clear the process of all begun calls, for a SQLite file whose lock this process holds: the others have ended."""
     with engine.begin() as connection:
         connection.execute(update(intents).where(intents.c.owner.is_not(None)).values(owner=None))

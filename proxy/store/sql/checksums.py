@@ -1,14 +1,14 @@
-"""Checksums of what never changes of a row: XXH3-128 of its values as they are stored.
+"""Checksums of the values of a row that never change: XXH3-128 of the values as they are stored.
 
-A row has the same checksum in SQLite and in PostgreSQL, before a dump and after its import. A value counts with the
-name of its column, and NULL not at all, so that a column which a later release adds leaves the checksums of older rows.
+A row has the same checksum in SQLite and in PostgreSQL, before a dump and after its import. A value is hashed with the
+name of its column, and NULL is skipped, so a column that a later release adds does not change older checksums.
 
-Which columns change after their row was written, and why:
+Columns that change after their row was written:
 
-- interactions: `reward`, `rewards`, `token_rewards`, `trainable` and `spans` are set by rewards and marks. `status`
-  becomes `superseded` if it was failed or aborted; whether it is complete never changes, and counts.
-- sessions: `number` and `ended_order` are given anew by an import; keys are rotated; counters, claims and times of use
-  go on, and a session may be withdrawn. What an end says counts in a checksum of its own, `end_checksum`.
+- interactions: rewards and marks set `reward`, `rewards`, `token_rewards`, `trainable` and `spans`. `status` becomes
+  `superseded` if it was failed or aborted; whether it is complete never changes and is included.
+- sessions: an import assigns `number` and `ended_order` again; keys are rotated; counters, claims and times of use
+  change, and a session may be withdrawn. The fields of an end have a separate checksum, `end_checksum`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.store.sql.tables import interactions, sessions
 from tokengrove.reasons import Status
 
 CHANGED_OF_TURNS = frozenset({"status", "reward", "rewards", "token_rewards", "trainable", "spans"})
-"""The columns of an interaction that change; all others count, but for the checksum itself."""
+"""The columns of an interaction that change. All others are included, except for the checksum itself."""
 OF_STARTS = frozenset(
     {
         *("session_id", "task_id", "group_id", "group_size", "series", "validation", "weight_version", "created_at"),
@@ -35,9 +35,9 @@ OF_STARTS = frozenset(
         "delivery",
     }
 )
-"""The columns of a session that its start sets for good."""
+"""The columns of a session that its start sets permanently."""
 OF_ENDS = frozenset({"status", "outcome", "exit_reason", "finished", "metrics", "score", "ended_at"})
-"""The columns of a session that its end sets for good."""
+"""The columns of a session that its end sets permanently."""
 
 _DOUBLE = Struct("<d")
 
@@ -53,7 +53,7 @@ Columns = Sequence[tuple[str, bytes, _Kind]]
 
 
 def _columns(table: Table, names: Collection[str]) -> Columns:
-    """What the checksum needs of the columns, in the order of their names."""
+    """The column data that a checksum needs, ordered by column name."""
     kinds: dict[type[Any], _Kind] = {Text: _Kind.TEXT, Double: _Kind.DOUBLE}
     kinds |= dict.fromkeys((Boolean, Integer, BigInteger), _Kind.WHOLE)
     return [(name, name.encode() + b" ", kinds.get(type(table.c[name].type), _Kind.BYTES)) for name in sorted(names)]
@@ -64,25 +64,25 @@ _START, _END = _columns(sessions, OF_STARTS), _columns(sessions, OF_ENDS)
 
 
 def of_turn(row: RowMapping | Mapping[str, Any]) -> bytes:
-    """The checksum of an interaction, of its column values as they are written or as a driver reads them.
+    """The checksum of an interaction, from its column values as they are written or as a driver reads them.
 
-    Raises AttributeError, TypeError or struct.error for a value of another type than its column's.
+    Raises AttributeError, TypeError or struct.error for a value whose type does not match its column.
     """
     return _digest(b"complete " if row["status"] == Status.COMPLETE.value else b"lost ", row, _TURN)
 
 
 def of_start(row: RowMapping | Mapping[str, Any]) -> bytes:
-    """The checksum of a session's start, as `of_turn`."""
+    """The checksum of a session's start; see `of_turn`."""
     return _digest(b"start ", row, _START)
 
 
 def of_end(row: RowMapping | Mapping[str, Any]) -> bytes:
-    """The checksum of a session's end, as `of_turn`."""
+    """The checksum of a session's end; see `of_turn`."""
     return _digest(b"end ", row, _END)
 
 
 def _digest(head: bytes, row: RowMapping | Mapping[str, Any], columns: Columns) -> bytes:
-    """One loop, since each turn that is committed runs through it."""
+    """The checksum of a row. It is one loop for speed, because every committed turn runs it."""
     parts = [head]
     for name, tag, kind in columns:
         value = row.get(name)
@@ -119,7 +119,7 @@ _FILL = {
 
 
 def fill(connection: Connection, missing: Mapping[Missing, Sequence[tuple[str, bytes]]]) -> None:
-    """Store checksums by the id of the interaction or the session, where there is none yet."""
+    """Store checksums by the id of the interaction or the session, unless there already is one."""
     for kind, digests in missing.items():
         if digests:
             rows = [{"of_key": key, "digest": digest} for key, digest in digests]

@@ -1,9 +1,9 @@
 """The queue of ended sessions for all trainers: a claim leases the oldest free ones, an acknowledgement removes them.
 
-Delivery is at least once, in the order of ends. A lease expires by time alone: nothing runs at its end, and the next
-claim finds its sessions free, in their old places (`_free`). A claim cannot acknowledge a session that another claim
-holds by then. Claims of several replicas skip the rows that others are taking (SKIP LOCKED), so none waits for another
-and no session is leased twice; only claims of whole groups pass one at a time.
+Delivery is at least once, in the order of ends. A lease expires by time alone: no code runs when it expires, and the
+next claim finds its sessions free, in their old places (`_free`). A claim cannot acknowledge a session that another
+claim holds by then. Claims of several replicas skip rows that others have locked (SKIP LOCKED), so no claim waits for
+another and no session is leased twice; only claims of whole groups run one at a time.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def is_waiting(connection: Connection, wanted: LeaseRequest) -> bool:
 
 
 def sessions_of(connection: Connection, claim_id: str) -> list[str]:
-    """The sessions leased to a claim that no other claim took over, acknowledged or not, in order of their ends."""
+    """The sessions of a claim that no other claim has leased since, acknowledged or not, in order of their ends."""
     query = select(sessions.c.session_id).where(sessions.c.claimed_by == claim_id).order_by(sessions.c.ended_order)
     return list(connection.execute(query).scalars())
 
 
 def _free(connection: Connection, wanted: LeaseRequest, now: float) -> Select[Any]:
-    """Ended sessions that are neither leased nor acknowledged, in order of their ends; those of a group if it is whole.
+    """Ended sessions that are neither leased nor acknowledged, in order of their ends; groups only if they are whole.
 
     `unit` is the group that a session is leased with, NULL if it is leased alone.
     """
@@ -91,15 +91,15 @@ def _fitting(connection: Connection, query: Select[Any], wanted: SessionQuery) -
 
 
 def _queued(table: FromClause) -> ColumnElement[bool]:
-    """Whether the queue delivers a session: its runner does not, and it is not withdrawn."""
+    """Whether the queue delivers a session: no runner delivers it, and it is not withdrawn."""
     return and_(table.c.delivery.is_(None), table.c.withdrawn_at.is_(None))
 
 
 def _is_whole(size: ColumnElement[Any], validation: bool | None, now: float) -> ColumnElement[bool]:
-    """Whether a session's group has `size` sessions, all have ended, and no claim holds one of them.
+    """Whether a session's group has at least `size` members, all have ended, and no claim holds one of them.
 
-    What the queue does not deliver is no member. `validation`: only validation sessions are members, or none of them
-    is, as the claim asks; None: all are.
+    Only sessions that the queue delivers are members. `validation`: only validation sessions are members, or none of
+    them is, as the claim requests; None: all are.
     """
     other = sessions.alias()
     same = and_(other.c.group_id == sessions.c.group_id, _queued(other))
@@ -112,7 +112,8 @@ def _is_whole(size: ColumnElement[Any], validation: bool | None, now: float) -> 
 
 
 def _claim(connection: Connection, wanted: LeaseRequest) -> Lease:
-    # Two equal requests at once, on two replicas, would otherwise lease twice as many, half of them to nobody.
+    # Otherwise two equal requests at once, on two replicas, would lease twice as many sessions, and no trainer would
+    # get half of them.
     pass_alone(connection, f"claim {wanted.claim_id}")
     now = time.time()
     until = now + wanted.lease_s
@@ -132,7 +133,7 @@ def _claim(connection: Connection, wanted: LeaseRequest) -> Lease:
 
 
 def _ended_by(connection: Connection, claim_id: str) -> int:
-    """The last `ended_order` at the time of a claim: of the first time if it is known, else of now; 0 if none ended."""
+    """The last `ended_order` at the first request of a claim; the current one for a new claim; 0 if none has ended."""
     noted = select(func.max(sessions.c.claimed_order)).where(sessions.c.claimed_by == claim_id)
     newest = select(func.max(sessions.c.ended_order))
     found = connection.execute(noted).scalar()
@@ -155,9 +156,9 @@ def _take(connection: Connection, wanted: LeaseRequest, now: float) -> list[str]
 
 
 def _take_groups(connection: Connection, query: Select[Any]) -> dict[str, dict[str, int]]:
-    """Lock the free sessions of groups: by group, their place in the order of ends by id.
+    """Lock the free sessions of groups. Return by group the `ended_order` of its sessions, by id.
 
-    A group of which another transaction has locked a session is left to that one, or to the next claim.
+    If another transaction has locked a session of a group, the group is left to it or to the next claim.
     """
     pass_alone(connection, "claims of groups")  # two claims could otherwise lock a part of one group each
     wanted = connection.execute(query).all()
@@ -205,7 +206,7 @@ def _lock(connection: Connection, names: Collection[str]) -> dict[str, Row[Any]]
 
 
 def _deleted(done: Acknowledgement, rows: Mapping[str, Row[Any]]) -> list[str]:
-    """The sessions of a claim that do not exist any more. Raises SessionNotFound for one without a claim."""
+    """The sessions of a claim that no longer exist. Without a claim id, raises SessionNotFound for them."""
     gone = [name for name in done.session_ids if name not in rows]
     if gone and done.claim_id is None:
         raise SessionNotFound(f"there is no session {brief(gone[0])}", param="session_ids")
@@ -213,7 +214,7 @@ def _deleted(done: Acknowledgement, rows: Mapping[str, Row[Any]]) -> list[str]:
 
 
 def _may_acknowledge(row: Row[Any], claim_id: str | None, now: float) -> bool:
-    """Return True if the claim still holds the session; without a claim, if no lease runs or it is acknowledged."""
+    """Return True if the claim still holds the session; without a claim id, if no lease runs or it is acknowledged."""
     if claim_id is not None:
         return bool(row.claimed_by == claim_id)
     held = row.claimed_until is not None and row.claimed_until > now

@@ -20,9 +20,9 @@ import orjson
 from proxy.types import Ids, Json, Logprobs
 from tokengrove.errors import InvalidRequest
 
-# Compressing smaller text costs more than writing it: a third of a commit, for rows that fill as many pages as before.
+# Compressing smaller text costs more than writing it: a third of a commit, for rows that fill as many pages.
 COMPRESS_ABOVE_BYTES = 4096
-# On conversations level 1 is about three times faster than the default, at up to a fifth more bytes.
+# For conversations, level 1 is about three times faster than the default and needs up to a fifth more bytes.
 COMPRESSION_LEVEL = 1
 
 JSON_COLUMNS = frozenset(
@@ -71,7 +71,7 @@ def encode_json(value: Json) -> bytes | None:
 
 
 def encode_columns(row: dict[str, Any], names: Iterable[str]) -> None:
-    """Replace the JSON values of a row by their encodings. Raises InvalidRequest."""
+    """Replace the JSON values of a row with their encodings. Raises InvalidRequest."""
     for name in names:
         row[name] = encode_json(row[name]) if row[name] else None
 
@@ -86,7 +86,7 @@ def decode_json(data: bytes | None, empty: Json = None) -> Json:
 
 
 def check_texts(values: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise InvalidRequest unless every database can store the texts: not with NUL, nor with lone surrogates."""
+    """Raise InvalidRequest for texts that some database cannot store: with NUL or lone surrogates."""
     for name in names:
         text = values[name]
         if text is not None:

@@ -1,9 +1,9 @@
-"""What a transaction leaves behind by which it is found again if the connection was lost at its commit (PostgreSQL).
+"""Marks of transactions, to find out whether one was committed if its connection was lost at the commit (PostgreSQL).
 
-Turns are found by their own ids. Transactions with other changes, too, leave a mark: the number of the transaction,
-in a row of the writer's own. What can be repeated without a difference leaves nothing.
+A transaction of turns is found by their ids. A transaction with other changes leaves a mark: its number, in a row of
+the writer. A transaction that can be repeated without a difference leaves nothing.
 
-A lookup waits for a transaction that the database is still at: it takes the lock that this one holds.
+A lookup takes the lock that the transaction holds, so it waits for a transaction that the database has not finished.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokengrove.errors import SessionNotFound
 _Outcomes = Sequence[tuple[Any, Any]]
 """The changes of a transaction in their order, each with its result or its exception."""
 
-# Rows of writers that have ended. One that goes on writes its row again.
+# How long the rows of ended writers are kept. A live writer writes its row again.
 _KEPT_S = 86_400.0
 
 _new = insert(commit_marks)
@@ -49,7 +49,7 @@ class CommitMarks:
         self._writer, self._number = uuid.uuid4().hex, 0
 
     def leave(self, connection: Connection, outcomes: _Outcomes) -> None:
-        """Mark the transaction, if it can only be found so. Call before its commit."""
+        """Mark the transaction, unless it can be found without a mark. Call before its commit."""
         if _turns_in(outcomes) or not _has_effect(outcomes):
             return
         self.put(connection)
@@ -63,10 +63,10 @@ class CommitMarks:
         _PUT.run(connection, [{"writer": self._writer, "number": self._number, "marked_at": now}])
 
     def was_done(self, connection: Connection, outcomes: _Outcomes) -> bool:
-        """Whether the last transaction, which had these outcomes, was committed. False if it may simply be repeated."""
+        """Whether the last transaction, which had these outcomes, was committed. False if it may be repeated anyway."""
         turns = _turns_in(outcomes)
         for turn in turns:
-            with suppress(SessionNotFound):  # it was deleted since, and its turns with it: they say nothing
+            with suppress(SessionNotFound):  # deleted since, with its turns: check the next one
                 lock_sessions(connection, {turn.session_id})
                 return bool(_TURN.fetch(connection, {"name": turn.id}))
         if turns or not _has_effect(outcomes):
@@ -77,7 +77,7 @@ class CommitMarks:
 
 
 def _turns_in(outcomes: _Outcomes) -> list[Interaction]:
-    """The turns that were stored, if there is no other effect, and their sessions were there before.
+    """The stored turns, if there is no other effect. Their sessions existed before.
 
     The rows of their sessions are locked until the commit.
     """
@@ -94,6 +94,6 @@ def _is_turn(change: Any) -> bool:
 
 
 def _is_effect(change: Any, result: Any) -> bool:
-    """Whether a repetition of the change would do something twice, or not find what it needs any more."""
+    """Whether repeating the change would have an effect twice, or would fail."""
     refused = isinstance(result, BaseException) or result is False or (_is_turn(change) and result is None)
     return change.write not in REPEATABLE and not refused

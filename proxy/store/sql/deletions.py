@@ -1,8 +1,7 @@
 """Deletes sessions with all their rows, in one transaction.
 
-What stays is no content and names nobody: how many of them count for the staleness rule, and the hashes of their keys.
-Without these an open server would take a key of a deleted session, or the secret in its path, for the name of a new
-one.
+Two things stay, neither with content: the number of sessions that count for the staleness rule, and the hashes of their
+keys. Without the hashes, an open server would create a new session for a key or path secret of a deleted one.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _NOBODY = ""
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A session to be deleted."""
+    """A session to delete."""
 
     session_id: str
 
 
 def delete_rows(connection: Connection, names: Collection[str]) -> None:
-    """Delete the rows of sessions, which are ended ones or locked."""
+    """Delete the rows of sessions, which have ended or are locked."""
     note_pruned(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
@@ -60,7 +59,7 @@ def _delete(connection: Connection, name: str) -> int:
 
 
 def _refuse_keys(connection: Connection, hashes: Collection[str]) -> None:
-    """Note keys as withdrawn from nobody."""
+    """Store the hashes of keys as withdrawn, without a session."""
     noted = select(withdrawn_keys.c.key_hash).where(
         withdrawn_keys.c.session_id == _NOBODY, withdrawn_keys.c.key_hash.in_(hashes)
     )
@@ -71,7 +70,7 @@ def _refuse_keys(connection: Connection, hashes: Collection[str]) -> None:
 
 @contextmanager
 def _overwriting(connection: Connection) -> Iterator[None]:
-    """Let SQLite overwrite what is deleted inside with zeros: by default that may stay in free pages of the file."""
+    """Let SQLite overwrite data deleted in this context with zeros. By default it may stay in free pages."""
     if connection.dialect.name != "sqlite":
         yield
         return

@@ -1,4 +1,4 @@
-"""Statements for the notes of paused engine servers. There are as many rows as engine servers, and only in a pause."""
+"""Statements for the notes about paused engine servers. There is one row for each, only during a pause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch = Sequence[Collection[PauseNote]]
 
 
 def note(connection: Connection, batch: Batch) -> Sequence[None]:
-    """Write notes, in place of those of the same server and owner."""
+    """Write notes, and replace notes with the same server and owner."""
     for each in (one for notes in batch for one in notes):
         where = engine_pauses.c.url == each.url, engine_pauses.c.owner == each.owner
         connection.execute(delete(engine_pauses).where(*where))

@@ -1,9 +1,9 @@
-"""Images: written once a database, and deleted with the last session that has them.
+"""Images: stored once per database, and deleted with the last session that has them.
 
-No image of a session is lost, whoever deletes another session at the same moment. On PostgreSQL, who adds an image to
-a session first locks its row, or makes it; who deletes a session first locks the rows of its images, and only then, in
-a statement of its own, looks who else has them. So one of the two sees what the other did. The reference from
-`session_images` would refuse what is left. SQLite has one writer.
+No image of a session is lost if another session is deleted at the same time. On PostgreSQL, adding an image to a
+session first locks or creates the image's row. Deleting a session first locks the rows of its images, and then checks,
+in a separate statement, which other sessions have them. So one of the two sees the change of the other. As a safeguard,
+the foreign key of `session_images` refuses the rest. SQLite has one writer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NAMES, _LINK_NAMES = images.c.keys(), session_images.c.keys()
 _NEW_IMAGE = f"INSERT INTO images ({', '.join(_NAMES)}) VALUES (:{', :'.join(_NAMES)}) ON CONFLICT (digest) DO "
 _INSERT_IMAGE = {
     "sqlite": Statement(text(_NEW_IMAGE + "NOTHING")),  # an update would write the bytes again
-    "postgresql": Statement(text(_NEW_IMAGE + "UPDATE SET size = images.size")),  # it came meanwhile: lock it
+    "postgresql": Statement(text(_NEW_IMAGE + "UPDATE SET size = images.size")),  # added meanwhile: lock it
 }
 _HOLD = Statement(
     select(images.c.digest)
     .where(Named(images.c.digest))
     .order_by(images.c.digest)
-    .with_for_update(read=True, key_share=True)  # others may hold it too
+    .with_for_update(read=True, key_share=True)  # others may also hold it
 )
 _INSERT_LINK = Statement(
     text(
@@ -51,7 +51,7 @@ _FIND = Statement(select(*_FILE).select_from(_JOINED).where(_OF_SESSION, images.
 
 
 def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) -> None:
-    """Store images for sessions, whose rows are locked; those that are stored already stay as they are."""
+    """Store images for sessions, whose rows are locked. Images that are already stored stay unchanged."""
     files = {file.digest: file for _, file in new}
     now = time.time()
     insert_rows(connection, [{**f._asdict(), "size": len(f.data), "created_at": now} for f in files.values()])
@@ -62,7 +62,7 @@ def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) 
 
 
 def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store rows of `images`; those that are stored already stay as they are, and are locked against deletion.
+    """Store rows of `images`. Rows that are already stored stay unchanged, and are locked against deletion.
 
     Their bytes are not sent again: sessions of a group often begin with the same screenshot.
     """
@@ -75,18 +75,18 @@ def insert_rows(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> No
 
 
 def load_images(connection: Connection, digests: Collection[str]) -> list[ImageFile]:
-    """The stored ones of these images."""
+    """The images of these digests that are stored."""
     return [ImageFile(*row) for row in _LOAD.fetch(connection, {"names": json_list(digests)})]
 
 
 def load_pixels(connection: Connection, digests: Collection[str]) -> dict[str, str]:
-    """The digests of the pixels of stored images, by digest; those that are not known are left out."""
+    """The pixel digests of stored images by image digest; unknown ones are omitted."""
     found = _PIXELS.fetch(connection, {"names": json_list(digests)})
     return {digest: pixels for digest, pixels in found if pixels}
 
 
 def load_parts(connection: Connection, session_id: str) -> list[tuple[ImagePart, int, str | None]]:
-    """Each image of a session, as a part that stands nowhere, with its bytes and where the server fetched it."""
+    """Each image of a session: a part without a position, its number of bytes, and the URL it was fetched from."""
     found = _PARTS.fetch(connection, {"of_session": session_id})
     return [(ImagePart(digest, 0, width, height), size, url) for digest, width, height, size, url in found]
 
@@ -98,7 +98,7 @@ def find_image(connection: Connection, session_id: str, digest: str) -> ImageFil
 
 
 def drop_images(connection: Connection, session_ids: Collection[str]) -> None:
-    """Take their images from sessions, whose rows are locked, and delete those that no other session has."""
+    """Remove the images of sessions, whose rows are locked, and delete images that no other session has."""
     gone = delete(session_images).where(session_images.c.session_id.in_(session_ids))
     digests = set(connection.execute(gone.returning(session_images.c.digest)).scalars())
     if digests:
@@ -106,8 +106,10 @@ def drop_images(connection: Connection, session_ids: Collection[str]) -> None:
 
 
 def drop_strays(connection: Connection, most: int) -> int:
-    """Take at most `most` images from sessions that are gone, as servers that know no images leave them; delete as many
-    that no session has. Return how many it found."""
+    """Remove at most `most` images of deleted sessions, and delete at most as many images that no session has.
+
+    Servers of releases without images leave them behind. Return the number found.
+    """
     there = exists().where(sessions.c.session_id == session_images.c.session_id)
     query = select(session_images.c.session_id, session_images.c.digest).where(~there).limit(most)
     found = connection.execute(query).all()
@@ -122,7 +124,7 @@ def drop_strays(connection: Connection, most: int) -> int:
 
 
 def drop_unused(connection: Connection, digests: Collection[str]) -> int:
-    """Delete those of these images that no session has; return their number."""
+    """Delete the images of these digests that no session has; return their number."""
     names = {"names": json_list(digests)}
     of_these = Named(images.c.digest)
     if connection.dialect.name != "sqlite":

@@ -17,7 +17,8 @@ from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
 from tokengrove.errors import SessionNotFound
 
-# SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
+# SQLSTATEs deadlock_detected and serialization_failure. With ordered locks, only two inserts of one new session id
+# cause them.
 _DEADLOCKS = ("40P01", "40001")
 _LOCK = Statement(
     select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
@@ -55,7 +56,7 @@ def lock_all(connection: Connection, payloads: Iterable[Any]) -> None:
 
 
 def pass_alone(connection: Connection, place: str) -> None:
-    """Take an advisory lock named `place` until the end of the transaction: one transaction at a time passes."""
+    """Take an advisory lock named `place` until the end of the transaction. One transaction at a time holds it."""
     if connection.dialect.name != "sqlite":
         _PASS_ALONE.fetch(connection, {"place": crc32(place.encode())})
 

@@ -1,6 +1,6 @@
-"""Queries for people who look at sessions: what was asked and sampled in each, without tokens, and counts of sessions.
+"""Queries for people who view sessions: requests and answers without tokens, and counts of sessions.
 
-Nobody reads these while nobody looks; no turn waits for one, and none writes anything for them.
+They run only while sessions are viewed. No turn waits for them or writes data for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.types import GroupSummary, Outline
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
-# A purpose is derived from the prompts of the roots that do not state theirs. Nothing else reads a message.
+# Purposes are derived from the prompts of roots that do not state theirs. Nothing else reads messages.
 _DERIVED = interactions.c.parent_id.is_(None)
 _COUNTED = ("prompt_tokens", "output_tokens", "versions")
 _STEPS = select(
@@ -33,7 +33,7 @@ _STEPS = select(
 
 
 def load_outlines(connection: Connection, session_ids: Collection[str]) -> dict[str, Outline]:
-    """The outlines of at most MAX_SESSION_IDS sessions by id; that of a session without turns is empty."""
+    """The outlines of at most MAX_SESSION_IDS sessions by id. A session without turns has an empty outline."""
     found: dict[str, list[RowMapping]] = {name: [] for name in session_ids}
     query = _STEPS.where(interactions.c.session_id.in_(session_ids))
     for row in connection.execute(query.order_by(interactions.c.session_id, interactions.c.seq)).mappings():
@@ -53,21 +53,21 @@ def _outline(steps: list[RowMapping]) -> Outline:
 
 
 def count_begun(connection: Connection, session_ids: Collection[str]) -> dict[str, int]:
-    """The calls that began and have not ended, by session; sessions without one are missing."""
+    """The number of calls that have begun and not ended, by session; zeros are omitted."""
     query = select(intents.c.session_id, func.count()).where(intents.c.session_id.in_(session_ids), PENDING)
     return {name: count for name, count in connection.execute(query.group_by(intents.c.session_id))}
 
 
 def count_by_status(connection: Connection, wanted: SessionQuery) -> dict[SessionStatus, int]:
-    """The number of wanted sessions of each status, on all pages. Conditions on values are not looked at."""
+    """The number of wanted sessions of each status, on all pages. Conditions on values are ignored."""
     query = filtered(select(sessions.c.status, func.count()), wanted).group_by(sessions.c.status)
     return {SessionStatus(status): count for status, count in connection.execute(query)}
 
 
 def find_groups(connection: Connection, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
-    """At most `limit` groups with their wanted sessions, that of the newest first session first.
+    """At most `limit` groups with their wanted sessions, ordered by their first session, newest first.
 
-    `before`: the `number` of the last group of the page before. Conditions on values are not looked at.
+    `before`: the `number` of the last group of the previous page. Conditions on values are ignored.
     """
     first = func.min(sessions.c.number)
     groups = filtered(select(sessions.c.group_id, first.label("first")), wanted)

@@ -1,7 +1,7 @@
-"""PostgreSQL's pipeline: the statements of a transaction are sent without waiting for the answer to each.
+"""PostgreSQL's pipeline mode: the statements of a transaction are sent without waiting for each result.
 
-The driver waits where rows are fetched and at the commit. So a failure may show at a later statement than its own, and
-how many rows a statement changed is not known at once. SQLite has no need of it: it answers in this process.
+The driver waits when rows are fetched and at the commit. So an error may be raised at a later statement, and the number
+of changed rows is not known at once. SQLite does not need it, because it runs in this process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sqlalchemy import Connection
 
 from proxy.store.sql.statement import as_sqlalchemy
 
-# A pipeline whose connection breaks cannot be terminated in order either. The error that broke it is raised anyway.
+# A pipeline whose connection breaks cannot be terminated cleanly. The error that broke it is raised anyway.
 logging.getLogger("psycopg").addFilter(lambda record: not str(record.msg).startswith("error ignored terminating"))
 
 
 @contextmanager
 def pipelined(connection: Connection) -> Iterator[None]:
-    """Send what is run inside in one pipeline, to PostgreSQL. Raises DBAPIError."""
+    """Send the statements in this context to PostgreSQL in one pipeline. Raises DBAPIError."""
     try:
         with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
             yield

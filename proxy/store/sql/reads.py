@@ -37,14 +37,14 @@ from tokengrove.reasons import Status
 
 
 def _of_root(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """A column whose value is read of roots only."""
+    """A column that is read for roots only."""
     return case((interactions.c.parent_id.is_(None), column)).label(str(column.key))
 
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("idempotency_key", "checksum")]
 _NAMES = [column.name for column in _INTERACTION_COLUMNS]
-# Texts are most of the bytes of a row, and decoding them takes most of the time of a read. The purpose of a node is
-# derived from the messages and tools of the roots alone.
+# Texts are most of the bytes of a row, and decoding them takes most of the time of a read. Purposes are derived only
+# from the messages and tools of roots.
 _WITHOUT_TEXTS = [
     null().label(column.name)
     if column.name in ("output", "asked")
@@ -65,7 +65,7 @@ def _of_session(columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
 _ALL = Statement(_of_session(_INTERACTION_COLUMNS))
 _OF_STATUS = Statement(_of_session(_INTERACTION_COLUMNS).where(Named(interactions.c.status, "statuses")))
 _TOKENS = Statement(_of_session(_WITHOUT_TEXTS))
-# Sessions that are read at once to look into their values.
+# The number of sessions that are read at once to check their values.
 _PAGE = 1000
 _REWARDED = exists().where(
     interactions.c.session_id == sessions.c.session_id,
@@ -84,12 +84,12 @@ _TURNS = Statement(
 
 
 def ping(connection: Connection) -> None:
-    """Read one row, to see that the database answers."""
+    """Read one row to check that the database answers."""
     connection.execute(select(sessions.c.number).limit(1)).all()
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Whether the PostgreSQL behind a connection takes no writes, as a replica does. False for SQLite."""
+    """Whether the PostgreSQL server of a connection refuses writes, like a replica. False for SQLite."""
     if connection.dialect.name == "sqlite":
         return False
     default = cast(func.current_setting("default_transaction_read_only"), Boolean)
@@ -97,7 +97,7 @@ def is_read_only(connection: Connection) -> bool:
 
 
 def session_ids(connection: Connection, after: str, limit: int) -> list[str]:
-    """At most `limit` ids of sessions in their order, from the one that follows `after`."""
+    """At most `limit` session ids, sorted, that follow `after`."""
     ids = sessions.c.session_id
     return list(connection.execute(select(ids).where(ids > after).order_by(ids).limit(limit)).scalars())
 
@@ -124,7 +124,7 @@ def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
 
 
 def load_turns(connection: Connection, session_id: str, begin: int, end: int) -> tuple[list[Interaction], set[str]]:
-    """Interactions with a seq from `begin` to before `end`, and the ids of complete ones whose reply is not noted."""
+    """Interactions with `begin` <= seq < `end`, and the ids of complete ones whose reply is not noted."""
     if begin >= end:
         return [], set()
     found = _TURNS.fetch(connection, {"of_session": session_id, "after": begin - 1, "before": end})
@@ -132,7 +132,7 @@ def load_turns(connection: Connection, session_id: str, begin: int, end: int) ->
 
 
 def _interactions(found: Sequence[Sequence[Any]]) -> list[Interaction]:
-    """Interactions of rows that begin with the columns `_NAMES`."""
+    """The interactions of rows that begin with the columns `_NAMES`."""
     return [rows.interaction_of(dict(zip(_NAMES, row, strict=False))) for row in found]
 
 
@@ -162,7 +162,7 @@ def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionR
 
 
 def find_listed(connection: Connection, wanted: SessionQuery) -> list[ListedSession]:
-    """As `find_sessions`, with what tells the states of a session apart."""
+    """Like `find_sessions`, with the values that determine the states of a session."""
     query = filtered(select(sessions), wanted)
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
@@ -209,7 +209,7 @@ def count_matching(connection: Connection, wanted: SessionQuery) -> int:
 
 
 class KeyHolder(NamedTuple):
-    """The session with a key: a control key if `control`, else an agent's. `withdrawn`: one had it, and none has."""
+    """The session of a key. `control`: it is a control key, not an agent's. `withdrawn`: the key was replaced."""
 
     record: SessionRecord | None = None
     control: bool = False
@@ -217,7 +217,7 @@ class KeyHolder(NamedTuple):
 
 
 def find_key(connection: Connection, key_hash: str) -> KeyHolder:
-    """Who has a key: of several sessions the newest live one, else the newest one."""
+    """The session of a key. If several have it: the newest live one, else the newest one."""
     for control in (False, True):
         if (record := _session_with(connection, key_hash, control)) is not None:
             return KeyHolder(record, control)
@@ -233,19 +233,19 @@ def _session_with(connection: Connection, key_hash: str, control: bool) -> Sessi
 
 
 def is_withdrawn(connection: Connection, key_hash: str) -> bool:
-    """Whether a key of some session was replaced by another."""
+    """Whether a key of a session was replaced, or its session was deleted."""
     return bool(connection.execute(select(exists().where(withdrawn_keys.c.key_hash == key_hash))).scalar())
 
 
 def last_of_series(connection: Connection, name: str) -> list[str]:
-    """The ids of the last session of a series and of the one before it, as far as they exist."""
+    """The ids of the last session of a series and of the one before it, if they exist."""
     ids = sessions.c.session_id
     query = select(ids).where(or_(ids == name, sessions.c.series == name))
     return list(connection.execute(query.order_by(func.length(ids).desc(), ids.desc()).limit(2)).scalars())
 
 
 def find_in_series(connection: Connection, name: str, interaction_id: str) -> str | None:
-    """The id of the session of a series that has an interaction; None if none has."""
+    """The id of the session in a series that has an interaction; None if there is none."""
     query = select(interactions.c.session_id).join(sessions, sessions.c.session_id == interactions.c.session_id)
     of_series = or_(sessions.c.session_id == name, sessions.c.series == name)
     return connection.execute(query.where(interactions.c.id == interaction_id, of_series)).scalar()
@@ -262,19 +262,19 @@ def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, flo
 
 
 def load_begun(connection: Connection, session_id: str) -> dict[str, float]:
-    """Ids of calls that began and have not ended, each with its begin in Unix seconds."""
+    """Ids of calls that have begun and not ended, each with its start in Unix seconds."""
     query = select(intents.c.interaction_id, intents.c.begun_at).where(intents.c.session_id == session_id, PENDING)
     return {name: begun_at for name, begun_at in connection.execute(query)}
 
 
 def load_unreplied(connection: Connection, session_id: str) -> set[str]:
-    """Ids of complete interactions whose reply was never written out to its end."""
+    """Ids of complete interactions whose reply was never completely written."""
     query = select(unreplied.c.interaction_id).where(unreplied.c.session_id == session_id)
     return set(connection.execute(query).scalars())
 
 
 def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set[str]:
-    """Those of at most MAX_SESSION_IDS sessions with a call that failed, was aborted, or began and has not ended."""
+    """The sessions, of at most MAX_SESSION_IDS, with a call that failed, was aborted, or has begun and not ended."""
     lost = (Status.FAILED.value, Status.ABORTED.value)
     cut = select(interactions.c.session_id).where(
         interactions.c.session_id.in_(session_ids), interactions.c.status.in_(lost)
@@ -342,7 +342,7 @@ def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
 
 
 def _within(column: ColumnElement[Any], wanted: Wanted) -> list[ColumnElement[bool]]:
-    """The conditions under which a number is one of `wanted.choices`, or in the range."""
+    """The conditions for a number to be one of `wanted.choices`, or in the range."""
     ends = ((column.__ge__, wanted.least), (column.__le__, wanted.most))
     within = [compared(end) for compared, end in ends if end is not None]
     return [*within, column.in_(wanted.choices)] if wanted.choices else within

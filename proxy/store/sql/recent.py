@@ -8,13 +8,13 @@ from proxy.store.ended import Ended
 from proxy.store.sql.tables import sessions
 
 _LOOKED_AT = 5
-"""Of so many times the sessions that are asked for, those that are not to be trained on are left out."""
+"""At most this many times the requested sessions are read; sessions that are not for training are then left out."""
 
 
 def last_ended(connection: Connection, most: int) -> list[Ended]:
-    """At most `most` sessions, without those that only validate, or were withdrawn.
+    """At most `most` sessions, without validation sessions and withdrawn ones.
 
-    An evaluation of thousands may leave fewer.
+    A recent evaluation with thousands of sessions may leave fewer.
     """
     columns = sessions.c
     newest = (

@@ -22,11 +22,11 @@ _STATES = Statement(
 
 
 def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
-    """The news of each session that only has new turns: one query if there are none, one more per session with some.
+    """The news of sessions. Runs one query, and one more for each session that has new turns.
 
-    None for a session that does not exist, the exception for one with damaged rows. If the revision of a session grew
-    too, its news have the state alone.
-    Needs no transaction: a turn that is read later than the state may have a newer reward, but not an older one.
+    None for a session that does not exist, an exception for one with damaged rows. If the revision of a session also
+    grew, its news has only the state.
+    Needs no transaction: a turn is read after the state, so it may have a newer reward but not an older one.
     """
     names = {name for name, _ in wanted}
     states = {row[0]: Seen(row[1], row[2]) for row in _STATES.fetch(connection, {"names": json_list(names)})}
@@ -60,7 +60,7 @@ def load_news(connection: Connection, session_id: str, seen: Seen) -> News | Non
 
 
 def live_sessions(connection: Connection, session_ids: Collection[str]) -> set[str]:
-    """Those of `session_ids` that have not ended. At most MAX_SESSION_IDS."""
+    """The sessions that have not ended, of at most MAX_SESSION_IDS `session_ids`."""
     query = select(sessions.c.session_id).where(
         sessions.c.session_id.in_(session_ids), sessions.c.status == SessionStatus.ACTIVE.value
     )

@@ -227,11 +227,11 @@ STEP_COLUMNS = (
     *("id", "session_id", "seq", "parent_id", "aligned", "reason", "api", "status"),
     *("reward", "rewards", "state_hash", "purpose", "agent", "trainable", "created_at", "completed_at"),
 )
-"""The columns that scores are computed from, beside the messages and tools of roots."""
+"""The columns from which scores are computed, besides the messages and tools of roots."""
 
 
 def step_of(row: Row) -> Interaction:
-    """The interaction of a row that has only the STEP_COLUMNS, `new_messages` and `tools`: it has no tokens."""
+    """The interaction of a row with only STEP_COLUMNS, `new_messages` and `tools`; it has no tokens."""
     return Interaction(
         id=row["id"],
         session_id=row["session_id"],
@@ -263,7 +263,7 @@ def step_of(row: Row) -> Interaction:
 
 
 def reward_columns(update: Mapping[str, Any]) -> RowValues:
-    """The columns of the given ones of `reward`, `rewards`, `token_rewards`, `trainable` and `spans`.
+    """The columns of the given fields: `reward`, `rewards`, `token_rewards`, `trainable` or `spans`.
 
     Raises InvalidRequest for a value that is not finite.
     """
@@ -293,7 +293,7 @@ def reward_columns(update: Mapping[str, Any]) -> RowValues:
 def check_lengths(node: Interaction) -> None:
     """Raise InvalidRequest unless a complete node has as many logprobs and versions as output ids.
 
-    Failed nodes are stored as they are: a wrong count may be the reason why they failed.
+    Failed nodes are stored unchecked: a wrong count may be the reason for the failure.
     """
     length = len(node.output_ids)
     versions = sum(map(_count, node.versions))

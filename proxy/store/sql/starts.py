@@ -25,7 +25,7 @@ _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIME
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A new session's row and the conditions of its start.
+    """The row of a new session and the conditions of its start.
 
     `chosen_key`: the key must not belong to a live session. `max_live`: fewer sessions must be live. `max_taken`: fewer
     must be live or have ended without failing. If the row has `took_capacity`, a granted start must be left.
@@ -59,25 +59,25 @@ def check_start(connection: Connection, start: Start) -> None:
 
 
 def give_back(connection: Connection, row: rows.RowValues) -> None:
-    """Return the capacity of a session that ends with `row`, if it took some and failed, or is withdrawn."""
+    """Return the capacity of a session that ends with `row`, if it took capacity and failed or is withdrawn."""
     failed = row["status"] == SessionStatus.EXPIRED.value or row["outcome"] in _FAILURES
     if row["took_capacity"] and (failed or row["withdrawn_at"] is not None):
         _change(connection, +1)
 
 
 def give_back_of_live(connection: Connection, session_id: str) -> None:
-    """Return the capacity of a session that is deleted before its end, if it took some."""
+    """Return the capacity of a session that is deleted before its end, if it took capacity."""
     live = select(sessions.c.took_capacity).where(sessions.c.session_id == session_id, _LIVE)
     if connection.execute(live).scalar():
         _change(connection, +1)
 
 
 def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
-    """Grant starts, or take back as many as are left; return for each grant how many are left."""
+    """Grant starts, or take back at most as many as are left. Return the number left after each grant."""
     pass_alone(connection, "capacity")
     left = []
     for number in grants:
-        # Locked: a start in between may take one of those that are to be taken back.
+        # Locked: otherwise a concurrent start could use a grant that is about to be taken back.
         query = select(capacity.c.available).where(capacity.c.name == _STARTS).with_for_update()
         before = connection.execute(query).scalar()
         left.append(max(0, (before or 0) + number))
@@ -95,17 +95,17 @@ def count_live(connection: Connection) -> int:
 
 
 def count_taken(connection: Connection) -> int:
-    """The number of sessions that are live or ended without failing, pruned ones too: those that are trained on.
+    """The number of sessions that are trained on: live ones, and ones that ended without failing, also if pruned.
 
-    A withdrawn one is not, and counts no more.
+    Withdrawn sessions do not count.
     """
-    there = _count_well(connection)  # first, so that a session pruned in between counts twice rather than not at all
+    there = _count_well(connection)  # first: a session that is pruned in between counts twice rather than never
     pruned = connection.execute(select(capacity.c.available).where(capacity.c.name == _PRUNED)).scalar()
     return there + (pruned or 0)
 
 
 def note_pruned(connection: Connection, session_ids: Collection[str]) -> None:
-    """Keep counting sessions that are about to be deleted and ended without failing: the staleness rule needs them."""
+    """Keep counting sessions that ended without failing and are about to be deleted, for the staleness rule."""
     pass_alone(connection, "capacity")
     number = _count_well(connection, sessions.c.session_id.in_(session_ids), ~_LIVE)
     if not _change(connection, number, _PRUNED):

@@ -1,7 +1,7 @@
-"""A statement that runs many times a second: compiled once, then run by the driver itself.
+"""A statement that runs many times a second: compiled once, then run by the driver directly.
 
-Tables and clauses stay SQLAlchemy's; only its execution is left out, which calls some fifty functions a statement. The
-driver's errors are raised as SQLAlchemy's, so no caller can tell the difference.
+Tables and clauses are SQLAlchemy's; only its execution is bypassed, which calls about fifty functions per statement.
+Errors of the driver are raised as SQLAlchemy errors, so callers see no difference.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _Compiled = tuple[str, Callable[[Parameters], tuple[Any, ...]]]
 
 
 class Statement:
-    """An insert, update, delete or select of the tables. All its calls give the same parameters.
+    """An insert, update, delete or select. All calls pass the same parameter names.
 
-    A parameter that has the name of a column sets it, in an insert or an update.
+    In an insert or an update, a parameter with the name of a column sets that column.
     """
 
     def __init__(self, clause: ClauseElement) -> None:
@@ -32,9 +32,9 @@ class Statement:
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, connection: Connection, rows: Sequence[Parameters]) -> int:
-        """Run once for each of `rows`, of which there is at least one; return how many rows of the table it changed.
+        """Run once for each of `rows` (at least one); return the number of changed rows.
 
-        In a pipeline, which does not know that yet, the number has no meaning. Raises DBAPIError.
+        In a pipeline the number has no meaning, because it is not known yet. Raises DBAPIError.
         """
         sql, values = self._compiled.get(connection.dialect.name) or self._compile(connection, rows[0])
         try:
@@ -48,7 +48,7 @@ class Statement:
             raise as_sqlalchemy(connection, sql, error) from error
 
     def fetch(self, connection: Connection, parameters: Parameters) -> list[tuple[Any, ...]]:
-        """Run once, and return the rows that it selects. Raises DBAPIError."""
+        """Run once and return the selected rows. Raises DBAPIError."""
         sql, values = self._compiled.get(connection.dialect.name) or self._compile(connection, parameters)
         try:
             cursor = connection.connection.cursor()
@@ -93,7 +93,7 @@ def _named_postgresql(element: Named, compiler: SQLCompiler, **options: Any) -> 
 
 
 def as_sqlalchemy(connection: Connection, sql: str, error: Exception) -> BaseException:
-    """The error of the driver as SQLAlchemy raises it. A connection that is lost is marked so, as SQLAlchemy does."""
+    """The SQLAlchemy error for an error of the driver. Like SQLAlchemy, it marks a lost connection."""
     dialect = connection.dialect
     lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
     if lost and not connection.invalidated:

@@ -1,4 +1,4 @@
-"""The tables as the newest migration leaves them; a test compares the two.
+"""The tables after the newest migration; a test compares the two.
 
 Column types are portable: text, integers, double precision, booleans and bytes encoded by `codec`. An interaction row
 stores only what the node adds to its parent.
@@ -82,12 +82,12 @@ sessions = Table(
     Column("end_checksum", LargeBinary, comment="XXH3-128 of the columns that its end sets for good"),
 )
 
-# A new session has none of these values, or few, and then costs no entry.
+# New sessions have few of these values or none. A missing value has no entry in the index.
 _SELDOM = ("group_id", "api_key_hash", "control_key_hash", "claimed_by", "series")
 for column in (sessions.c[name] for name in _SELDOM):
     Index(None, column, sqlite_where=column.is_not(None), postgresql_where=column.is_not(None))
 
-# The index that claims scan; without it they would scan all sessions that were ever acknowledged.
+# The index that claims scan. Without it they would scan all acknowledged sessions.
 WAITING = text("acknowledged_at IS NULL AND ended_order IS NOT NULL")
 Index("ix_sessions_waiting", sessions.c.ended_order, sqlite_where=WAITING, postgresql_where=WAITING)
 
@@ -173,8 +173,8 @@ intents = Table(
     Column("answered", Boolean, comment="an equal later request was answered by another process"),
 )
 
-# Complete interactions whose reply was not written out to its end. A turn adds a row and its reply deletes it, so the
-# table stays small; a time in the row of the interaction would write all its tokens a second time.
+# Complete interactions whose reply was not completely written. A turn adds a row and its reply deletes it, so the table
+# stays small; a column of the interaction would write all its tokens a second time.
 unreplied = Table(
     "unreplied",
     metadata,
@@ -183,7 +183,7 @@ unreplied = Table(
     sqlite_with_rowid=False,
 )
 
-# Hashes of keys that `rotate_keys` replaced: an open server refuses them, while a key that it does not know is welcome.
+# Hashes of keys that were replaced or whose session was deleted. An open server refuses them but accepts unknown keys.
 withdrawn_keys = Table(
     "withdrawn_keys",
     metadata,
@@ -192,14 +192,14 @@ withdrawn_keys = Table(
     sqlite_with_rowid=False,
 )
 
-# One row, written by each migration: a server of an older revision than the database's reads there whether it may run.
+# One row, written by each migration. It tells a server that is older than the database whether it may run.
 compatibility = Table(
     "compatibility",
     metadata,
     Column("oldest_server", Text, primary_key=True, comment="the oldest revision of servers that run on this database"),
 )
 
-# Engine servers that a server has paused and not continued yet; the next start continues those of one that has crashed.
+# Engine servers that a server has paused and not continued yet. After a crash, the next start continues them.
 engine_pauses = Table(
     "engine_pauses",
     metadata,
@@ -211,7 +211,7 @@ engine_pauses = Table(
     sqlite_with_rowid=False,
 )
 
-# Images of conversations, each once for all sessions that have it; deleted with the last of them.
+# Images of conversations, each stored once for all sessions that have it, and deleted with the last of them.
 images = Table(
     "images",
     metadata,
@@ -226,7 +226,7 @@ images = Table(
     Column("data", LargeBinary, nullable=False, comment="as the client sent it"),
 )
 
-# No reference to the session: servers that know no images delete sessions too.
+# No foreign key to the session: servers of releases without images also delete sessions.
 session_images = Table(
     "session_images",
     metadata,
@@ -246,7 +246,7 @@ commit_marks = Table(
     sqlite_with_rowid=False,
 )
 
-# Answers of control calls that came with an Idempotency-Key, for those who repeat them. They go after a day.
+# Answers to control calls with an Idempotency-Key, for clients that repeat them. They are deleted after a day.
 answers = Table(
     "answers",
     metadata,

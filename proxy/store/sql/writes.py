@@ -1,10 +1,10 @@
 """Changes of the database: each function applies a batch of equal changes inside a transaction.
 
-A function returns one result per payload, in order, and raises for the batch as a whole; the writer then applies the
-changes singly, so that each gets its own error. After a rollback a batch may be applied again: no payload is modified.
+A function returns one result per payload, in order. It raises for the whole batch; the writer then applies the changes
+singly, so that each gets its own error. After a rollback a batch may be applied again: no payload is modified.
 
-Optimistic locking: a change with a `seen` state is not made if another replica changed the session since; the result
-says so, and the caller re-reads and retries.
+Optimistic locking: a change with a `seen` state is not made if another replica changed the session since. The result
+shows this, and the caller re-reads and retries.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 @dataclass(slots=True)
 class Append:
-    """A node, and the state that its place in the tree was decided on (None: no other replica exists).
+    """A node, and the session state on which its place in the tree is based (None: no other replica exists).
 
-    `files`: those of its images that its session may not have yet.
+    `files`: its images that the session may not have yet.
     """
 
     node: Interaction
@@ -67,7 +67,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """By interaction id: those of reward, rewards, token_rewards, trainable and spans that change."""
+    """By interaction id: the fields that change, of reward, rewards, token_rewards, trainable and spans."""
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
@@ -87,7 +87,7 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The final row of a session, the rewards that came with its end, and its returns."""
+    """The final row of a session, the rewards of its end, and its returns."""
 
     row: rows.RowValues
     returns: Returns
@@ -100,7 +100,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """An ended session that is withdrawn. `at`: Unix seconds."""
+    """An ended session to withdraw. `at`: Unix seconds."""
 
     session_id: str
     at: float
@@ -109,7 +109,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpdate:
-    """The columns of a session's record, of which those of its start stay as they are, and withdrawn hashes of keys."""
+    """The columns of a session's record, except for the columns of its start, and the hashes of withdrawn keys."""
 
     row: rows.RowValues
     seen: Seen | None = None
@@ -144,14 +144,14 @@ _DELETE_UNREPLIED = Statement(delete(unreplied).where(Named(unreplied.c.interact
 _ONE: ColumnElement[int] = literal_column("1")
 _OF_SESSION = sessions.c.session_id == bindparam("of_session")
 _GROW = update(sessions).where(_OF_SESSION).values(revision=sessions.c.revision + _ONE)
-# All set what their parameters name, and raise the revision, so that other replicas read the session again.
+# All set the columns named by their parameters, and raise the revision, so that other replicas re-read the session.
 _SET_RECORD, _SET_END, _SET_WITHDRAWN, _TOUCH = (Statement(_GROW) for _ in range(4))
 _SET_ENDED_ORDER = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.ended_order.is_(None))
     .values(ended_order=select(func.coalesce(func.max(sessions.c.ended_order) + _ONE, _ONE)).scalar_subquery())
 )
-# What is acknowledged stays that of the claim that did it; a lease that runs is over.
+# An acknowledged session keeps its claim; a running lease ends.
 _LEAVE_QUEUE = Statement(
     update(sessions)
     .where(_OF_SESSION, sessions.c.acknowledged_at.is_(None))
@@ -168,13 +168,13 @@ _DELETE_RETURNS = Statement(
 
 @cache
 def _set_columns(_names: frozenset[str]) -> Statement:
-    """The statement that sets these columns of an interaction."""
+    """The statement that sets the given columns of an interaction."""
     of_session = update(interactions).where(interactions.c.session_id == bindparam("of_session"))
     return Statement(of_session.where(interactions.c.id == bindparam("of_interaction")))
 
 
 def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
-    """Insert session rows. Raises InvalidRequest if one exists, KeyInUse or TooManyRequests if it may not start."""
+    """Insert session rows. Raises InvalidRequest if an id exists, KeyInUse or TooManyRequests if it may not start."""
     for start in new:
         check_start(connection, start)
         _insert_sessions(connection, [start.row])
@@ -182,7 +182,7 @@ def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[No
 
 
 def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
-    """Insert session rows in one statement, for starts without conditions. Raises InvalidRequest if one exists."""
+    """Insert session rows in one statement, for starts without conditions. Raises InvalidRequest if an id exists."""
     _insert_sessions(connection, [start.row for start in new])
     return [None] * len(new)
 
@@ -201,7 +201,7 @@ def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> N
 
 
 def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
-    """Insert nodes; return the seq of each, or None for a node whose session changed since: it is not inserted.
+    """Insert nodes. Return the seq of each, or None for a node that is not inserted because its session changed.
 
     Raises SessionNotFound, and InvalidRequest for a known id.
     """
@@ -236,9 +236,9 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
 
 
 def _advance(connection: Connection, counts: Mapping[str, int]) -> dict[str, Seen]:
-    """Lock sessions, and take as many numbers of each as `counts` says (below 0: give back); return the states before.
+    """Lock sessions, and raise the `next_seq` of each by its value in `counts` (below 0: lower it).
 
-    Raises SessionNotFound.
+    Returns the states before. Raises SessionNotFound.
     """
     states: dict[str, Seen] = {}
     for count in set(counts.values()):
@@ -261,7 +261,7 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) 
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Set `exported_at` of the sessions `of_sessions`, except for live ones, which are not complete yet."""
+    """Set `exported_at` of the sessions `of_sessions`, except for live ones, which are not complete."""
     for row in batch:
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
         connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
@@ -269,7 +269,7 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
 
 
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
-    """Note that the replies of interactions, given by id, were written out; unknown ones are ignored."""
+    """Note that the replies of interactions, given by id, were written. Unknown ids are ignored."""
     _DELETE_UNREPLIED.run(connection, [{"names": json_list(replied)}])
     return [None] * len(replied)
 
@@ -299,8 +299,8 @@ def _put_rewards(connection: Connection, session_id: str, updates: Mapping[str, 
 def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
     """Mark failed or aborted interactions as replaced by a retry.
 
-    Of one whose failure could not be recorded, only the note that it began is left, which goes. One that is complete
-    stays so: its commit was done, although its server did not learn of it.
+    If a failure could not be recorded, only the note that the call began exists, and is deleted. A complete interaction
+    stays complete: its commit was done, although its server did not learn of it.
     """
     columns = interactions.c
     for name in interaction_ids:
@@ -353,7 +353,7 @@ def _end_session(connection: Connection, end: End) -> bool:
 
 
 def withdraw_sessions(connection: Connection, batch: Sequence[Withdrawal]) -> Sequence[bool]:
-    """Withdraw ended sessions. False for one that changed since it was seen. Raises SessionNotFound."""
+    """Withdraw ended sessions. False for a session that changed since it was seen. Raises SessionNotFound."""
     return [_withdraw(connection, each) for each in batch]
 
 
@@ -367,7 +367,7 @@ def _withdraw(connection: Connection, withdrawal: Withdrawal) -> bool:
 
 
 def _leave_queue(connection: Connection, name: str, now: float) -> None:
-    """Let no claim lease a session, of this release or an older one, nor acknowledge it."""
+    """Remove a session from the queue: no claim, of this release or an older one, can lease or acknowledge it."""
     _LEAVE_QUEUE.run(connection, [{"of_session": name, "now": now}])
 
 
@@ -392,7 +392,7 @@ def _lock_as_seen(connection: Connection, session_id: str, seen: Seen | None) ->
 
 
 def _touch(connection: Connection, session_id: str) -> None:
-    """Raise the revision, so that other replicas re-read the session, and note that it is not idle."""
+    """Raise the revision, so that other replicas re-read the session, and mark the session as not idle."""
     _TOUCH.run(connection, [{"of_session": session_id, "updated_at": time.time()}])
 
 
@@ -409,7 +409,7 @@ def _unknown(name: str) -> NotFound:
 def _put_returns(connection: Connection, new: Returns) -> None:
     if not new.values:
         return
-    # Delete and insert, since the two databases differ in the syntax of an upsert. The session's row is locked.
+    # Delete and insert, because the two databases differ in the syntax of an upsert. The session's row is locked.
     key = {"of_discount": new.discount, "of_credit": new.credit.value}
     _DELETE_RETURNS.run(connection, [{"names": json_list(new.values), **key}])
     values = [
@@ -424,28 +424,28 @@ def _put_returns(connection: Connection, new: Returns) -> None:
 
 
 def _set_ended_order(connection: Connection, name: str) -> None:
-    pass_alone(connection, "ended order")  # so that two ends at once, on two replicas, get different places
+    pass_alone(connection, "ended order")  # two concurrent ends on two replicas must get different places
     _SET_ENDED_ORDER.run(connection, [{"of_session": name}])
 
 
 def wait_for_commits(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Wait for the transactions that hold the row of a session, `of_sessions`. Raises SessionNotFound."""
+    """Wait for the transactions that lock the row of a session, `of_sessions`. Raises SessionNotFound."""
     for row in batch:
         lock_sessions(connection, row["of_sessions"])
     return [None] * len(batch)
 
 
 def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
-    """Write a row and delete it again, to see that the database takes writes."""
+    """Write a row and delete it again, to check that the database accepts writes."""
     name = f"probe {uuid.uuid4().hex}"
     connection.execute(insert(capacity).values(name=name, available=0))
     connection.execute(delete(capacity).where(capacity.c.name == name))
     return [None] * len(batch)
 
 
-# What turns write. None of these looks at how many rows a statement changed, so they may be run in a pipeline.
+# The changes of turns. They do not need the number of rows that a statement changed, so they may run in a pipeline.
 OF_TURNS: frozenset[BatchWrite] = frozenset({create_freely, insert_intents, append_interactions, set_replied})
-# A repetition of these changes nothing that the first time has not.
+# Repeating these changes has no further effect.
 REPEATABLE: frozenset[BatchWrite] = frozenset(
     {insert_intents, delete_intents, set_replied, set_exported, supersede, wait_for_commits, probe}
 )
