@@ -269,7 +269,7 @@ class RequestTimeout(ProxyError):
 
 
 class EndedOtherwise(ProxyError):
-    """The session has ended with other fields than those of this call."""
+    """The session has ended with different fields than this call has."""
 
     status = 409
     code = "ended_otherwise"

@@ -289,9 +289,9 @@ class AsyncClient(Connection):
     ) -> Claim:
         """Lease ended, unleased sessions that `filter` selects; with `export`, also return their samples.
 
-        Sessions that ended first come first. Without any session, `claim_id` is None. The lease expires after `lease_s`
-        seconds (default 600); then other consumers may claim the sessions. `wait_s`: seconds to wait for a first
-        session, at most 600.
+        The sessions are in the order in which they ended. If there are none, `claim_id` is None. The lease expires
+        after `lease_s` seconds (default 600); then other consumers may claim the sessions. `wait_s`: seconds to wait
+        for a first session, at most 600.
         """
         return await self.run(operations.claim(filter, options, idempotency_key))
 
@@ -361,7 +361,7 @@ class AsyncClient(Connection):
         return await self.run(operations.delete_session(session_id))
 
     async def withdraw_session(self, session_id: str, **options: Unpack[WithdrawOptions]) -> int:
-        """Withdraw a session by its id, like `AsyncSession.withdraw`. Raises SessionNotFound."""
+        """Withdraw a session by its id, like the session's own `withdraw`. Raises SessionNotFound."""
         return await self.run(operations.withdraw_session(session_id, options))
 
     async def show_turn(

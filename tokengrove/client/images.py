@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 AUTO = "auto"
-"""The detail of an image whose client set none, in the tables of exports."""
+"""The detail of an image without a detail from the client, in the tables of exports."""
 
 ImageTable = dict[str, "ImageBytes"]
 """Images by digest."""

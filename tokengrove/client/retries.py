@@ -1,7 +1,7 @@
 """Retries of calls while the server or its database is unavailable, or a limit is reached.
 
-All attempts of a call have the same `Idempotency-Key`, so a call whose answer was lost takes effect once. A call that
-must not take effect twice and that the server does not recognise (`Repeat.UNSENT`) is retried only if it certainly did
+All attempts of a call have the same `Idempotency-Key`, so a call whose answer was lost takes effect once. Calls to the
+engine and the mailbox could still take effect twice (`Repeat.UNSENT`), so they are retried only if they certainly did
 not arrive.
 """
 

@@ -215,7 +215,7 @@ class RunningApp:
                 del _running[id(self.app)]
             if not self.started.done():
                 self.started.set_exception(failure or AppStopped(_STOPPED))
-                failure = None  # those that wait for the start get it
+                failure = None  # `started` raises it
             if failure is None:
                 self.ended.set_result(None)
             else:

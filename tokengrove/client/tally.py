@@ -22,7 +22,7 @@ class Tally:
     `tokens`: tokens of all samples, without padding; `trained`: those with loss mask 1.
     `forks`: samples beyond one per session; in layout tree, leaves beyond one; in layout individual, turns that neither
     start nor continue a conversation.
-    `unaligned`: turns whose prompt could not be joined with the turn before.
+    `unaligned`: turns whose prompt could not be joined with the previous turn.
     `dropped`, `cut`: in layout padded, samples that did not fit and tokens that were cut off.
     `masked`: sampled tokens that are in no sample as they were sampled.
     `unrewarded`: sessions without a reward; `left_out`: sessions without samples, because they have no reward, are live

@@ -23,7 +23,7 @@ def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:
     from tokengrove.tree_view import session_tree
 
     tree, console = tree_of(answer), console_of()
-    turns = [node for node in tree.interactions if node.turn is not None]  # failed turns are not in the tree
+    turns = [node for node in tree.interactions if node.turn is not None]  # failed ones have no number, and no forks
     forks = {node.id: node.compared for node in turns if node.compared and node.compared["nearest"]}
     shown = session_tree(tree, lambda node: summary(forks[node.id]) if node.id in forks else ())
     console.print(shown, soft_wrap=False)  # it wraps its own lines, with indentation

@@ -57,7 +57,7 @@ def workflow_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent
 
 
 class WorkflowAgent:
-    """Runs `arun_episode` for each episode, with an engine whose `agenerate` samples a turn of the session.
+    """Runs `arun_episode` for each episode. The engine's `agenerate` samples a turn of the session.
 
     All episodes share the workflow. Only the rewards in its result are used: the turns are in the session.
     """

@@ -1,4 +1,4 @@
-"""A session as OpenEnv's `TrainingTrace`, which a trainer requests for a session whose agent ran its own loop.
+"""A session as OpenEnv's `TrainingTrace`, for trainers of agents that run their own loop.
 
 The trace has every complete turn, in order of completion, with the token ids of its prompt and its output. The mask is
 the loss mask of an export in layout individual: 1 on the tokens to train, 0 on all others. A turn that is not trained

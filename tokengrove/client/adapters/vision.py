@@ -88,7 +88,7 @@ def verl_inputs(sample: Sample) -> dict[str, torch.Tensor]:
 
 
 def positions(sample: Sample, part: slice = slice(None)) -> Array:
-    """Positions int64 [3, L], from 0, of a part of the sample that begins with text; by default they count up."""
+    """Positions int64 [3, L], from 0, of a part that begins with text. They count up if the sample has none."""
     if sample.mrope_position_ids is None:
         length = len(sample.input_ids[part])
         return np.broadcast_to(np.arange(length), (3, length)).astype(np.int64)
