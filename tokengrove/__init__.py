@@ -1,6 +1,6 @@
-"""Tokengrove for those who use it: its client, and the agents that it runs. The server is the package `proxy`.
+"""The user-facing package of Tokengrove: its client, and the agents that it runs. The server is the package `proxy`.
 
-`from tokengrove import Client`. Names load as they are asked for, so that a command imports only what it needs.
+`from tokengrove import Client`. Names are imported on first use, so a command imports only what it needs.
 """
 
 from __future__ import annotations

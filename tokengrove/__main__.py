@@ -1,4 +1,4 @@
-"""Entry point of `python -m tokengrove`, which is the same as the command `tokengrove`."""
+"""Entry point of `python -m tokengrove`, which is equivalent to the command `tokengrove`."""
 
 from tokengrove.commands import main
 

@@ -1,7 +1,7 @@
-"""The contract for an engine of one's own: what it is asked, what it answers, and `CHECKS` that every engine passes.
+"""The contract for custom engines: the interface, its requests and answers, and `CHECKS`, which every engine must pass.
 
-Experimental: it may change in a minor version. An engine runs in the server, whose package (`proxy`) has the
-definitions. They are imported as they are asked for.
+Experimental: it may change in a minor version. Engines run in the server, and the server's package (`proxy`) has the
+definitions. They are imported on first use.
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ SHUTTING_DOWN = "the server is shutting down; send the request to another replic
 
 
 _MOST_MESSAGE_BYTES = 3000
-"""JSON bytes of a message: one that quotes what a client sent may quote an image of megabytes."""
+"""The most JSON bytes of a message: it may quote a client's image of several megabytes."""
 
 _MOST_PARAM_BYTES = 300
 _MOST_BRIEF = 300
 
 
 class _Brief(reprlib.Repr):
-    """Shows the first entries of a value, and those inside of them, but nothing further down."""
+    """Shows the first entries of a value and of the values inside it, but nothing deeper."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,13 +71,13 @@ _BRIEF = _Brief()
 
 
 def brief(value: object) -> str:
-    """What a client sent, for a message: as Python writes it, cut short. It may be of any depth and length."""
+    """A value from a client for a message: its `repr`, shortened. The value may have any depth and length."""
     text = _BRIEF.repr(value)
     return text if len(text) <= _MOST_BRIEF else f"{text[:_MOST_BRIEF]}..."
 
 
 def short(text: str) -> str:
-    """A text that may have what a client sent in it, for a note: its middle is left out if it is long."""
+    """A text for a note that may quote a client. A long text loses its middle."""
     return _shortened(text, _MOST_PARAM_BYTES)
 
 
@@ -95,12 +95,12 @@ def _json_bytes(text: str) -> int:
 
 
 class ProxyError(Exception):
-    """A failure with an HTTP status and a stable code. `retryable`: sending the request again may succeed.
+    """A failure with an HTTP status and a stable code. `retryable`: a retry may succeed.
 
     `param` names the invalid field. `retry_after_s` becomes the `retry-after` header, in seconds, at most 30: some SDKs
-    ignore longer waits. `details`: what a client of the Messages API reads of the error to find another way. Of a very
-    long message or `param`, which quotes what was sent, the middle is left out. `shown`: what agents are told in place
-    of a message that quotes an engine's answer, which the log and administrators have whole.
+    ignore longer waits. `details`: error details that clients of the Messages API read to choose an alternative. A very
+    long message or `param`, which quotes the request, loses its middle. `shown`: the message for agents in place of one
+    that quotes an engine's answer; the log and administrators get the full message.
     """
 
     status: ClassVar[int] = 500
@@ -124,13 +124,13 @@ class ProxyError(Exception):
         self.shown: str | None = None
 
     def showing(self, message: str | None) -> Self:
-        """The same error, of which agents are told this alone; None for its message."""
+        """Set the message that agents see, and return the error. None: its own message."""
         self.shown = message
         return self
 
 
 def classes_by(attribute: str) -> dict[Any, type[ProxyError]]:
-    """The error classes by `code` or `status`; if several share a status, the one nearest to the root."""
+    """The error classes by `code` or `status`. If several share a status, it is the class nearest to the root."""
     found: dict[Any, type[ProxyError]] = {}
     level: list[type[ProxyError]] = [ProxyError]
     while level:
@@ -143,7 +143,7 @@ def classes_by(attribute: str) -> dict[Any, type[ProxyError]]:
 def told(
     kind: type[ProxyError], message: str, *, param: str | None = None, retry_after_s: float | None = None
 ) -> ProxyError:
-    """An error of a class with a message that somebody else made; some classes make theirs of numbers."""
+    """An error of a class with a given message. Some classes otherwise compute their messages from numbers."""
     error = kind.__new__(kind)
     ProxyError.__init__(error, message, param=param, retry_after_s=retry_after_s)
     return error
@@ -176,7 +176,7 @@ class ContextLengthExceeded(InvalidRequest):
     def __init__(
         self, *, prompt_tokens: int, context_tokens: int, max_tokens: int | None = None, at_least: bool = False
     ) -> None:
-        """`at_least`: the prompt was not encoded, and has at least so many tokens."""
+        """`at_least`: the prompt was not encoded, and `prompt_tokens` is a lower bound."""
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
         self.max_tokens = max_tokens
@@ -210,13 +210,13 @@ class Forbidden(ProxyError):
 
 
 class HostNotAllowed(Forbidden):
-    """The server may not be called under this `Host`. The status is not 421, after which clients may try again."""
+    """The server may not be called with this `Host`. The status is not 421, which clients may retry."""
 
     code = "host_not_allowed"
 
 
 class OriginNotAllowed(Forbidden):
-    """A page of another site sent the request, and the server asks for no key."""
+    """A page of another site sent the request, and the server requires no key."""
 
     code = "origin_not_allowed"
 
@@ -269,7 +269,7 @@ class RequestTimeout(ProxyError):
 
 
 class EndedOtherwise(ProxyError):
-    """The session has ended, and its end said something else than this one does."""
+    """The session has ended with different fields than this call has."""
 
     status = 409
     code = "ended_otherwise"
@@ -277,7 +277,7 @@ class EndedOtherwise(ProxyError):
 
 
 class IdempotencyMismatch(ProxyError):
-    """The Idempotency-Key belongs to an earlier call that asked for something else."""
+    """The Idempotency-Key belongs to an earlier call with different contents."""
 
     status = 409
     code = "idempotency_mismatch"
@@ -308,7 +308,7 @@ class TooManyRequests(ProxyError):
 
 
 class HeadersTooLarge(ProxyError):
-    """The headers of the request are longer, or more, than the server reads."""
+    """The headers of the request are too long or too many."""
 
     status = 431
     code = "headers_too_large"
@@ -330,9 +330,9 @@ class EngineUnavailable(ProxyError):
 
 
 class EngineLost(EngineUnavailable):
-    """The inference server that sampled this reply is lost; another one may continue from its tokens.
+    """The inference server that sampled this reply is lost. Another server may continue from its tokens.
 
-    `ran`: it may have run the request; False if it was gone before.
+    `ran`: the server may have run the request; False if it was lost before.
     """
 
     code = "engine_lost"
@@ -343,7 +343,7 @@ class EngineLost(EngineUnavailable):
 
 
 class EngineBusy(EngineLost):
-    """The inference server refuses the request because it has too many. That is no failure of the server."""
+    """The inference server refuses the request because it has too many. This is not a failure of the server."""
 
     code = "engine_busy"
 
@@ -385,11 +385,14 @@ class EngineTimeout(ProxyError):
 
 
 class ConfigurationError(Exception):
-    """An invalid setting, folder or file that prevents the start; its text is the one line that the user sees."""
+    """An invalid setting, folder or file that prevents the start. Its text is the one line that the user sees."""
 
 
 def how_to_get(package: str) -> str:
-    """How to get an optional package, for the end of an error's text. The one-file build cannot be added to."""
+    """Install instructions for an optional package, for the end of an error message.
+
+    The one-file build cannot be extended.
+    """
     if getattr(sys, "frozen", False):
         return f"the one-file build lacks it; use an installation in Python with {package}"
     return f"pip install {shlex.quote(package)}"

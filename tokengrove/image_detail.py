@@ -1,7 +1,8 @@
-"""What a model is shown of an image, by the `detail` that the client asked for. Engines, exports and sizes all use it.
+"""The size of an image for the model, by the client's `detail`. Engines, exports and recorded sizes all use it.
 
-`low`: scaled down so that neither side is longer than `LOW_DETAIL` pixels, before the model's processor sees it;
-smaller images stay as they are. `high` and "" (`auto`): as it is; the processor then applies the limits of its model.
+`low`: the image is scaled down before the model's processor so that neither side is longer than `LOW_DETAIL` pixels;
+smaller images are unchanged. `high` and "" (`auto`): the image is unchanged, and the processor applies its model's
+limits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LOW_DETAIL = 512
 
 
 def shown_size(width: int, height: int, detail: str = "") -> tuple[int, int]:
-    """Return the width and height, in pixels, of the image that the processor gets."""
+    """Return the width and height, in pixels, of the processor's input."""
     longest = max(width, height)
     if detail != "low" or longest <= LOW_DETAIL:
         return width, height
@@ -24,7 +25,7 @@ def shown_size(width: int, height: int, detail: str = "") -> tuple[int, int]:
 
 
 def shown(image: Image, detail: str = "") -> Image:
-    """Return the image that the processor gets: `image` itself, or a smaller one."""
+    """Return the processor's input: `image` itself, or a smaller copy."""
     size = shown_size(image.width, image.height, detail)
     if size == image.size:
         return image

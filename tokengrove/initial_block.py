@@ -1,9 +1,9 @@
-"""No secret stays in the block of variables that a process was started with: `/proc/PID/environ` shows that block to
-every process of the same user, such as an agent that a run starts as a command.
+"""Removes secrets from the initial environment block of this process.
 
-`clear` overwrites the secrets there and leaves `os.environ` as it is, which libraries of C see, too. `hold` takes the
-keys of this server out of `os.environ`, so that no child gets them; `environment` still has them, for the settings.
-On systems without /proc nothing is overwritten.
+`/proc/PID/environ` shows that block to every process of the same user, such as an agent that a run starts as a command.
+`clear` overwrites the secrets in the block and leaves `os.environ` unchanged, also for C libraries. `hold` removes the
+keys of this server from `os.environ`, so that no child process gets them; `environment` still has them, for the
+settings. On systems without /proc, nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import suppress
 _OURS = "TOKENGROVE_"
 _NAME = re.compile("KEY|TOKEN|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|DSN|PRIVATE|CERT|HEADERS", re.IGNORECASE)
 _VALUE = re.compile("://[^/@]*:[^@]*@|[?&](password|sslpassword|token|key)=", re.IGNORECASE)
-_ENV_START, _ENV_END = 47, 48  # in /proc/self/stat, counted from the state behind the program's name
+_ENV_START, _ENV_END = 47, 48  # in /proc/self/stat, counted from the state, which follows the program's name
 _PUBLIC = {"PWD", "OLDPWD"}
 
 _held: dict[str, str] = {}
 _own: list[int] = []
-"""The processes that began with `clear`: a command that another program calls leaves that program's variables alone."""
+"""The processes that called `clear`. A command that runs inside another program leaves its variables unchanged."""
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable may hold a secret, by its name or as a URL with a password."""
+    """Whether a variable may contain a secret, judging by its name or by a URL with a password."""
     return name not in _PUBLIC and bool(_NAME.search(name) or _VALUE.search(value))
 
 
@@ -34,13 +34,13 @@ def clear() -> None:
     _own.append(os.getpid())
     for name, value in os.environ.items():
         if is_secret(name, value):
-            os.putenv(name, value)  # libc now has a copy of its own, outside of the block
-    with suppress(Exception):  # another system, or one whose /proc is hidden
+            os.putenv(name, value)  # libc now has its own copy, outside the block
+    with suppress(Exception):  # a system without /proc, or with a hidden one
         _overwrite()
 
 
 def hold() -> None:
-    """Take this server's keys out of `os.environ`, if this process is a command's."""
+    """Remove this server's keys from `os.environ`, if this process is a command."""
     if os.getpid() not in _own:
         return
     for name in [name for name in os.environ if name.startswith(_OURS)]:
@@ -49,12 +49,12 @@ def hold() -> None:
 
 
 def environment() -> Mapping[str, str]:
-    """The variables of this process, with those that are held."""
+    """The variables of this process, including held keys."""
     return {**_held, **os.environ}
 
 
 def without_secrets() -> Mapping[str, str]:
-    """The variables of this process for a child that needs none of its secrets."""
+    """The variables of this process without secrets, for child processes."""
     return {name: value for name, value in os.environ.items() if not is_secret(name, value)}
 
 

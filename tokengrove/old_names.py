@@ -1,4 +1,4 @@
-"""The names that modules of this package had as parts of `proxy`, in the first releases."""
+"""Maps the module names of the first releases, in which modules of this package were in `proxy`, to their new names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _OTHERS = re.compile(r"proxy\.((?:rollout|client|errors|reasons)\b.*)")
 
 
 def new_name(name: str) -> str | None:
-    """The name that a module, or what is in it, has now; None if it has not moved."""
+    """The new name of a module or an object in it; None if it has not moved."""
     found = _SYSTEMS.fullmatch(name) or _OTHERS.fullmatch(name)
     return None if found is None else f"tokengrove.{found[1]}"
 
 
 def with_new_names(value: Any) -> Any:
-    """A value of JSON in which each text that is an old name is the new one."""
+    """A JSON value with each text that is an old name replaced by the new name."""
     if isinstance(value, str):
         return new_name(value) or value
     if isinstance(value, list):

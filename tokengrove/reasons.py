@@ -1,4 +1,4 @@
-"""Words that replies and exports give as reasons, each with its meaning: the one text for docs and `--help`."""
+"""The reasons in replies and exports, each with its meaning: the only text for docs and `--help`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Explained(StrEnum):
 
     @classmethod
     def _of_newer_version(cls, value: object) -> Self:
-        """A word that a newer server wrote into the same database, shown as it is."""
+        """A word that a newer server wrote to the same database. It is shown unchanged."""
         word = str.__new__(cls, value)
         word._name_ = word._value_ = str(value)
         word.meaning = "A newer version wrote it."
@@ -52,7 +52,7 @@ class FinishReason(Explained):
 
 
 class Reason(Explained):
-    """Why an interaction stands where it does in the tree: how it relates to its parent and siblings."""
+    """Why an interaction has its place in the tree: its relation to its parent and siblings."""
 
     FIRST = "first", "The first turn of the session."
     CONTINUED = "continued", "The request repeats a conversation and adds messages, as every agent loop does."
@@ -101,7 +101,7 @@ class Reason(Explained):
 
 
 class Echo(Explained):
-    """How a client changed answers of ours that it sent back, where the turn goes on with the sampled tokens anyway."""
+    """How a client changed the server's answers when it sent them back. The turn still continues the sampled tokens."""
 
     TEXT_DROPPED = "text_dropped", "Calls came back without the text beside them: it is empty, null or missing."
     REASONING_AS_TEXT = (
@@ -128,7 +128,7 @@ class Echo(Explained):
 
 
 class Note(Explained):
-    """The names that notes may have."""
+    """The names of notes."""
 
     DROPPED = "dropped", "fields of the request that had no effect"
     BEST_EFFORT = "best_effort", "sampling parameters that the engine took without a promise"
@@ -143,7 +143,7 @@ class Note(Explained):
 
 
 class Differs(Explained):
-    """What differs first between a turn that forked and the nearest one."""
+    """The first difference between a forked turn and the nearest turn."""
 
     ROLE = "role", "another role stands at this place"
     CONTENT = "content", "the text of the message differs"
@@ -166,7 +166,7 @@ class Differs(Explained):
 
 
 class TokenState(Explained):
-    """What becomes of a token that no reason leaves out."""
+    """The state of a token without a reason to leave it out."""
 
     CONTEXT = "context", "was not sampled on this path: a message, a tool result, or text of the chat template"
     TRAINED = "trained", "is trained, in one sample of the export"
@@ -174,7 +174,7 @@ class TokenState(Explained):
 
 
 class RunKind(Explained):
-    """What the tokens of a run are."""
+    """The kind of the tokens in a run."""
 
     PADDING = "padding", "fills the row up to its length (layout `padded`)"
     PROMPT = "prompt", "the prompt, before anything was sampled"
@@ -186,8 +186,8 @@ class RunKind(Explained):
 class Untrained(Explained):
     """Why a sampled token is trained in no sample.
 
-    A token has one reason: of the first five, the one nearest to training (the last that holds); of the others, which
-    hold for every sample, the first in this order.
+    A token has one reason. Of the first five, it is the one nearest to training (the last that holds). The others hold
+    for every sample; of these, it is the first in this order.
     """
 
     DRIFT = "drift", "stands in no sample as sampled (`drift: mask`)"
@@ -215,7 +215,7 @@ class LeftOut(Explained):
 
 
 class Unrecomputable(Explained):
-    """Why the logprobs of an answer differ from a trainer's. Where several hold, the first in this order is given."""
+    """Why the logprobs of an answer differ from a trainer's. If several hold, the first in this order is reported."""
 
     DRIFT = (
         "drift",
@@ -233,7 +233,7 @@ class Unrecomputable(Explained):
 
 
 class Question(NamedTuple):
-    """What the words of a field answer: its heading for people, and the words."""
+    """A field with reasons: its heading for people, and its words."""
 
     heading: str
     words: type[Explained]

@@ -1,4 +1,4 @@
-"""The server, the package `proxy`, as the command line finds it: installed, missing, or hidden by another `proxy`."""
+"""Imports the server, the package `proxy`, which may be missing or hidden by another package named `proxy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AGAIN = "pip install --force-reinstall --no-deps tokengrove"
 
 
 def server_part(name: str) -> Any:
-    """Import a module of the server. Raises ConfigurationError that says which package is in the way of it."""
+    """Import a module of the server. Raises ConfigurationError, with the name of a conflicting package."""
     check_server()
     return import_module(f"proxy.{name}")
 
@@ -26,7 +26,7 @@ def check_server() -> None:
         return
     others = sorted(set(metadata.packages_distributions().get("proxy", ())) - {"tokengrove"})
     place = getattr(found, "__file__", None)
-    if place is None:  # the folder without its module: another package of this name was removed, and took it along
+    if place is None:  # the folder without its module: removing another package with this name also removed the module
         raise ConfigurationError(f"the server's package `proxy` is incomplete: {_AGAIN}")
     if others:
         way_out = f"pip uninstall {' '.join(others)}, then {_AGAIN}; or install tokengrove in an environment of its own"

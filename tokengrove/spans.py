@@ -1,8 +1,7 @@
-"""What makes the spans of one process, with the SDK of OpenTelemetry.
+"""The spans of one process, with the OpenTelemetry SDK.
 
-Export runs in a thread of the SDK and can neither hold up nor fail the program: of what a collector does not take in
-time, the oldest spans are dropped. This module imports OpenTelemetry, so only `tracing` imports it, and only if tracing
-is asked for.
+The export runs in a thread of the SDK and can neither block nor fail the program: if a collector is too slow, the
+oldest spans are dropped. This module imports OpenTelemetry, so only `tracing` imports it, and only if tracing is on.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 FLUSH_S = 0.5
-"""How long the end of the server waits for the collector to take the last spans."""
+"""Seconds that the server waits at its end for the collector to accept the last spans."""
 
 _ERRORS_EVERY_S = 60.0
 
@@ -34,7 +33,7 @@ Attributes = Mapping[str, Any]
 
 
 class Ids(RandomIdGenerator):
-    """Random ids. `promised`: the id of the next span, which an engine server has been told already."""
+    """Random ids. `promised`: the id of the next span, which an engine server has already received."""
 
     promised: int | None = None
 
@@ -44,15 +43,15 @@ class Ids(RandomIdGenerator):
 
 
 class Tracing:
-    """Makes the spans of one process, and hands them to `exporter`. Make it after the process was forked.
+    """Creates the spans of one process and passes them to `exporter`. Create it after a fork.
 
-    `tracer` makes them, with `ids`; `propagator` reads the trace context of requests.
+    `tracer` creates the spans, with `ids`; `propagator` reads the trace context of requests.
     """
 
     def __init__(self, exporter: SpanExporter, *, shutdown_on_exit: bool = False) -> None:
-        """The SDK reads its sampler, its limits, its resource and its queue from the environment.
+        """The SDK reads its sampler, limits, resource and queue settings from the environment.
 
-        `shutdown_on_exit`: nobody calls `close`, and the end of the program exports what is left.
+        `shutdown_on_exit`: export the remaining spans at the end of the program, without a call of `close`.
         """
         self._exporter = exporter
         self.ids = Ids()
@@ -64,31 +63,31 @@ class Tracing:
         self.propagator = TraceContextTextMapPropagator()
 
     async def close(self) -> None:
-        """Export what is left, for at most `FLUSH_S` seconds; what is not exported by then is lost."""
+        """Export the remaining spans, for at most `FLUSH_S` seconds. Spans that are not exported by then are lost."""
         loop = asyncio.get_running_loop()
         closed = asyncio.Event()
 
         def close() -> None:
             self._provider.shutdown()
             self._errors.remove()
-            with suppress(RuntimeError):  # the loop has not waited
+            with suppress(RuntimeError):  # the loop has not waited and is closed
                 loop.call_soon_threadsafe(closed.set)
 
-        # Not a thread of an executor: the interpreter would wait for it at its end.
+        # Not a thread of an executor: the interpreter would wait for it at exit.
         threading.Thread(target=close, name="tokengrove-traces", daemon=True).start()
         try:
             await asyncio.wait_for(closed.wait(), FLUSH_S)
         except TimeoutError:
             logger.warning("the last traces were not exported: the collector did not take them within %g s", FLUSH_S)
-            self._errors.muted = True  # what the thread says from now on, this line has said
-            self._exporter.shutdown()  # ends its wait for another attempt
+            self._errors.muted = True  # this line replaces later messages of the thread
+            self._exporter.shutdown()  # ends its wait for a retry
 
 
 @contextmanager
 def span_around(tracer: Tracer, name: str, attributes: Attributes) -> Iterator[Span]:
-    """A span around a block of this process, below the one that is current; ERROR if the block raises.
+    """A span around a block of this process, as a child of the current span; ERROR if the block raises.
 
-    What it raises is named by its type or code, without its text.
+    The span has the type or code of the error, without its text.
     """
     with tracer.start_as_current_span(
         name, attributes=attributes, record_exception=False, set_status_on_exception=False
@@ -107,16 +106,16 @@ def fail(span: Span, code: str) -> None:
 
 
 def _resource() -> Resource:
-    """What OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say of the server, which is `tokengrove` without a name."""
+    """The resource of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. The default service name is `tokengrove`."""
     found = Resource.create()
     named = not str(found.attributes[SERVICE_NAME]).startswith("unknown_service")
     return found if named else found.merge(Resource({SERVICE_NAME: "tokengrove"}))
 
 
 class _LimitedErrors(logging.Handler):
-    """Passes on what OpenTelemetry logs, one line a minute: a collector that is away would fill the log.
+    """Logs OpenTelemetry's messages, at most one a minute: an unavailable collector would otherwise fill the log.
 
-    `muted`: passes nothing on.
+    `muted`: logs nothing.
     """
 
     def __init__(self) -> None:
@@ -125,13 +124,13 @@ class _LimitedErrors(logging.Handler):
         self.muted = False
 
     def install(self) -> None:
-        """Take all lines of OpenTelemetry from other handlers."""
+        """Handle all of OpenTelemetry's messages, in place of other handlers."""
         source = logging.getLogger("opentelemetry")
         source.addHandler(self)
         source.propagate = False
 
     def remove(self) -> None:
-        """Leave the lines to other handlers again."""
+        """Return the messages to other handlers."""
         source = logging.getLogger("opentelemetry")
         source.removeHandler(self)
         source.propagate = True

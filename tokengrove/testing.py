@@ -1,6 +1,6 @@
-"""What tests and examples need of the server without a process of its own: tiny models, and a server in this process.
+"""Helpers for tests and examples without a separate server process: tiny models, and a server in this process.
 
-The server (`proxy`) is imported inside of functions: importing this module works without it.
+Functions import the server (`proxy`), so this module can be imported without it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ App = Callable[
 
 
 def write_tiny_model(folder: Path, seed: int = 0) -> None:
-    """Write a model of random weights with its tokenizer and chat template, in the format of Hugging Face, to `folder`.
+    """Write a model with random weights, its tokenizer and chat template, in Hugging Face's format, to `folder`.
 
-    Equal seeds give equal weights. The model is what `tokengrove serve` serves without `--model`.
+    Equal seeds give equal weights. It is the model that `tokengrove serve` serves without `--model`.
     """
     server_part("app").write_tiny_model(folder, seed)
 
 
 def write_tiny_vision_model(folder: Path, seed: int = 0) -> None:
-    """Write a model of random weights that sees (Qwen2.5-VL), with its processor, to `folder`."""
+    """Write a vision model with random weights (Qwen2.5-VL), with its processor, to `folder`."""
     server_part("engine.tiny.vision").build_tiny_vision_model(folder, seed=seed)
 
 
 def build_app(**settings: Any) -> App:
     """The server as an ASGI application, for `tokengrove.Client(app=...)`.
 
-    `settings`: those of `tokengrove serve` by name (`max_body_bytes=1000`); variables do not apply. Raises
-    ConfigurationError that names the setting.
+    `settings`: the settings of `tokengrove serve` by name (`max_body_bytes=1000`). Environment variables do not apply.
+    Raises ConfigurationError, with the name of the setting.
     """
     app: App = server_part("app").build_app(_settings(settings))
     return app
@@ -43,7 +43,7 @@ def build_app(**settings: Any) -> App:
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[str]:
-    """Serve in a thread of this process while the block runs; yields the URL. `settings`: as those of `build_app`."""
+    """Serve in a thread of this process while the block runs; yields the URL. `settings`: as for `build_app`."""
     with server_part("serving.server").serving(_settings(settings)) as url:
         yield url
 

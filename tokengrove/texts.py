@@ -1,4 +1,4 @@
-"""Texts of a session for people: messages, notes, and what a terminal may print."""
+"""Texts of a session for people: messages, notes, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which could act on the terminal: they become dots, a carriage return `␍`."""
+    """The text without control characters, which could affect the terminal: they become dots, a carriage return `␍`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else "␍" if c == "\r" else "·" for c in text)
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """A message of `message_dict` as text for people: its text, then each call on a line of its own."""
+    """A message of `message_dict` as text for people: its text, then each call on a separate line."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     lines = [message["content"], *(f"{call['name']}({call['arguments']})" for call in calls)]
     return "\n".join(line for line in lines if line)

@@ -1,7 +1,7 @@
-"""Whether a process makes traces: the variables of OpenTelemetry decide, and without them nothing of it is imported.
+"""Starts tracing if OpenTelemetry's environment variables turn it on. Otherwise, OpenTelemetry is not imported.
 
-OTEL_TRACES_EXPORTER or an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) turns traces on,
-OTEL_TRACES_EXPORTER=none or OTEL_SDK_DISABLED=true off.
+OTEL_TRACES_EXPORTER or an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) turns traces on.
+OTEL_TRACES_EXPORTER=none or OTEL_SDK_DISABLED=true turns them off.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _HTTP = "http/protobuf"
 _INSTALLED = {"grpc": "otlp_proto_grpc"}
-"""Exporters that other packages of OpenTelemetry register, by the protocol that asks for them."""
+"""Exporters that other OpenTelemetry packages register, by protocol."""
 
 logger = logging.getLogger(__name__)
 
 
 def tracing_asked_for(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the variable that turns traces on, None if they are off. An empty variable counts as unset."""
+    """Return the variable that turns traces on, or None if they are off. An empty variable counts as unset."""
     if environment.get(_DISABLED, "").strip().lower() == "true" or environment.get(_EXPORTER, "").strip() == "none":
         return None
     return next((name for name in (_EXPORTER, *_ENDPOINTS) if environment.get(name, "").strip()), None)
@@ -40,10 +40,10 @@ def tracing_asked_for(environment: Mapping[str, str] = os.environ) -> str | None
 def start_tracing(
     environment: Mapping[str, str] = os.environ, *, tell: bool = True, shutdown_on_exit: bool = False
 ) -> Tracing | None:
-    """Return what makes traces, None if they are off or cannot be made. The log says so if they were asked for.
+    """Start tracing. Returns None if traces are off, or not possible; the latter is logged.
 
-    It starts a thread, so call it after the process was forked. `tell` False: another worker says it.
-    `shutdown_on_exit`: the end of the program exports the last spans, and nobody closes it.
+    It starts a thread, so call it after a fork. `tell`: False if another worker logs the outcome. `shutdown_on_exit`:
+    export the last spans at the end of the program, without a call of `close`.
     """
     asked = tracing_asked_for(environment)
     if asked is None:
@@ -65,15 +65,17 @@ def start_tracing(
 
 @cache
 def _own_tracing() -> Tracing | None:
-    """What makes the traces of a program that is no server, started once."""
+    """The tracing of a program that is not a server, started once."""
     return start_tracing(shutdown_on_exit=True)
 
 
 def tracer() -> Tracer | None:
-    """What makes the spans of code that runs beside the server: the program's own provider of OpenTelemetry if it has
-    set one, else one by the variables; None if there is neither.
+    """The tracer of code outside the server; None without tracing.
+
+    It is a tracer of the program's own OpenTelemetry provider, if one is set, else one configured by the environment
+    variables.
     """
-    api = sys.modules.get("opentelemetry.trace")  # who has set a provider has imported it
+    api = sys.modules.get("opentelemetry.trace")  # a program that has set a provider has imported it
     if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
         made: Tracer = provider.get_tracer("tokengrove")
         return made
@@ -83,7 +85,7 @@ def tracer() -> Tracer | None:
 
 @contextmanager
 def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span | None]:
-    """A span around the block, None if traces are off. `attributes` that are None are left out."""
+    """A span around the block; None if traces are off. `attributes` that are None are omitted."""
     made = tracer()
     if made is None:
         yield None
@@ -95,7 +97,7 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span | None]:
 
 
 def traceparent() -> str | None:
-    """The current span as W3C's header has it, for a server that continues its trace; None if there is none."""
+    """The current span as a W3C `traceparent` header, for a server that continues its trace; None without a span."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None or not (context := api.get_current_span().get_span_context()).is_valid:
         return None
@@ -103,7 +105,7 @@ def traceparent() -> str | None:
 
 
 def _start(environment: Mapping[str, str], shutdown_on_exit: bool) -> Tracing:
-    """Raises ImportError, LookupError for an unknown exporter, or ValueError for a wrong variable of the SDK."""
+    """Start tracing. Raises ImportError, LookupError for an unknown exporter, ValueError for a wrong SDK variable."""
     from tokengrove.spans import Tracing
 
     name = environment.get(_EXPORTER, "").strip() or "otlp"

@@ -1,4 +1,4 @@
-"""The tree of a session as the terminal shows it: one line for each interaction, children below their parents."""
+"""The tree of a session for a terminal: one line per interaction, children below their parents."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tokengrove.texts import notes_text, printable
 
 
 def session_tree(session: SessionTree, beneath: Callable[[TreeNode], Iterable[str]] = lambda _: ()) -> Tree:
-    """The tree of a session. `beneath`: further lines of a node, in rich's markup.
+    """The tree of a session. `beneath`: additional lines of a node, in rich's markup.
 
-    The first child of a node stands below it at the same depth, so that a long conversation stays a list; other
-    children are set in beneath their parent, which they name.
+    The first child of a node is below it at the same depth, so that a long conversation remains a list. Other children
+    are indented below their parent, and name it if it is not on the line before.
     """
     withdrawn = ", [yellow]withdrawn[/]" if session.extra.get("withdrawn") else ""
     about = f"{session.status}, {session.outcome or 'no outcome'}{withdrawn}"
     top = Tree(f"[bold]session {escape(session.session_id)}[/] {about}")
     known: dict[str, TreeNode] = {}
-    beside: dict[str, Tree] = {}  # where the first child of a node stands
-    below: dict[str, Tree] = {}  # where its other children stand
+    beside: dict[str, Tree] = {}  # the place of a node's first child
+    below: dict[str, Tree] = {}  # the place of its other children
     last: dict[int, TreeNode] = {}  # the last line at each place
     for node in session.interactions:
         parent = known.get(node.parent_id) if node.parent_id else None
@@ -39,7 +39,7 @@ def session_tree(session: SessionTree, beneath: Callable[[TreeNode], Iterable[st
 
 
 def _line(node: TreeNode, parent: TreeNode | None) -> str:
-    """`parent`: the turn to name because the line does not stand below it."""
+    """The line of a node. `parent`: the turn to name, because the line is not directly below it."""
     origin = "" if parent is None else f" from {parent.turn}"
     tokens = f"{node.prompt_tokens}+{node.output_tokens} tokens"
     if node.turn is None:

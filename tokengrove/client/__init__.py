@@ -1,11 +1,11 @@
-"""A typed HTTP client of the server's own endpoints: blocking and for asyncio.
+"""A typed HTTP client for the server's own endpoints, blocking and for asyncio.
 
 with Client(url).session("task") as session:
     run_agent(base_url=session.base_url, api_key=session.api_key)
     session.set_reward(1.0)
 samples = Client(url).export(session_id=session.session_id).samples
 
-`Client(app=app)` is one of a server in the same process, without sockets.
+`Client(app=app)` calls a server in the same process, without sockets.
 """
 
 from tokengrove.client.async_client import AsyncClient, AsyncSession

@@ -1,7 +1,7 @@
-"""One HTTP request to an ASGI application of this process: its answer is read while the application still sends it.
+"""One HTTP request to an ASGI application in this process. The answer is read while the application is sending it.
 
-An answer is never held back: its reader gets each part as soon as it is sent. What the reader has not taken is bounded,
-apart from one part, because `send` waits. A reader that leaves is a client that disconnects.
+The reader gets each part as soon as it is sent. Unread parts are bounded, except for a single large part, because
+`send` waits. When the reader leaves, the application sees a client disconnect.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 Message = MutableMapping[str, Any]
 ASGIApp = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-"""An ASGI 3 application, such as `tokengrove.testing.build_app` makes."""
+"""An ASGI 3 application, such as `tokengrove.testing.build_app` returns."""
 
 Headers = list[tuple[bytes, bytes]]
 
 _MOST_UNREAD = 64 * 1024
-"""Bytes that may wait for their reader before `send` waits, as between uvicorn and a socket."""
+"""Unread bytes at which `send` waits, as between uvicorn and a socket."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,17 +29,17 @@ class BrokenOff(Exception):
 
 
 class TimedOut(Exception):
-    """The application sent nothing for as long as the reader waits."""
+    """The application sent nothing within the reader's timeout."""
 
 
 class Exchange:
-    """A request and its answer. Everything runs on the event loop of the application; there is one reader.
+    """A request and its answer. Everything runs on the application's event loop; there is one reader.
 
-    `complete`: whether the application has sent all of its answer.
+    `complete`: whether the application has sent its whole answer.
     """
 
     def __init__(self, app: ASGIApp, scope: Message, body: bytes) -> None:
-        """`scope`: that of an HTTP request; `body`: the whole of its body."""
+        """`scope`: the scope of an HTTP request; `body`: the whole body."""
         self.status: int | None = None
         self.headers: Headers = []
         self._app, self._scope = app, scope
@@ -51,7 +51,7 @@ class Exchange:
         self._news, self._room, self._gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Let the application answer. Nothing but a cancellation is raised: the reader learns of every failure."""
+        """Let the application answer. It raises nothing but cancellation: failures are reported to the reader."""
         try:
             await self._app(self._scope, self._receive, self._send)
             if self.status is None and not self._gone.is_set():
@@ -66,7 +66,7 @@ class Exchange:
             self._news.set()
 
     async def head(self, timeout_s: float | None) -> tuple[int, Headers]:
-        """Wait for the status and the headers. Raises TimedOut or BrokenOff; whatever it raises, the reader leaves."""
+        """Wait for the status and the headers. Raises TimedOut or BrokenOff; after any exception, the reader leaves."""
         try:
             if self.status is None:
                 await self._wait(timeout_s, lambda: self.status is not None)
@@ -90,7 +90,7 @@ class Exchange:
         return self.take()
 
     def take(self) -> bytes:
-        """What has come since the last call. Once the answer is `complete`, any thread may call this."""
+        """Return the bytes since the last call. Once the answer is `complete`, any thread may call this."""
         part = b"".join(self._unread)
         self._unread.clear()
         self._unread_bytes = 0
@@ -99,11 +99,11 @@ class Exchange:
 
     @property
     def read_whole(self) -> bool:
-        """Whether the answer is at its end, for the reader too."""
+        """Whether the answer is complete and the reader has taken all of it."""
         return self.complete and not self._unread
 
     def leave(self) -> None:
-        """Disconnect: the application is told so, and what it still sends is dropped. What has come can be read."""
+        """Disconnect. The application receives a disconnect, and later parts are dropped; earlier parts can be read."""
         self._gone.set()
         self._room.set()
 
@@ -131,7 +131,7 @@ class Exchange:
 
     async def _send(self, message: Message) -> None:
         if self._gone.is_set():
-            return  # as with a connection that was closed
+            return  # as on a closed connection
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = list(message.get("headers", ()))
@@ -149,7 +149,7 @@ class Exchange:
             await self._room.wait()
 
     def _fail(self) -> None:
-        """Answer as servers do whose application has failed, if it has not begun to answer."""
+        """Answer with status 500, as a server does after an error of its application, unless an answer has begun."""
         if self.status is None:
             self.status, self.headers = 500, [(b"content-type", b"text/plain; charset=utf-8")]
             self._unread.append(b"Internal Server Error")

@@ -71,10 +71,10 @@ class AsyncSession(StartedSession):
     async def set_reward(
         self, reward: Number | None = None, *, idempotency_key: str | None = None, **options: Unpack[RewardOptions]
     ) -> None:
-        """Set a reward, or several (see RewardOptions); by default of the main agent's last complete turn.
+        """Set one or several rewards (see RewardOptions), by default the reward of the main agent's last complete turn.
 
-        Setting it again replaces it. Raises NotFound for an unknown turn, and InvalidRequest for a reward that is not
-        finite and for scores whose number does not fit.
+        Setting a reward again replaces it. Raises NotFound for an unknown turn, and InvalidRequest for a reward that is
+        not finite or a wrong number of scores.
         """
         await self._client.run(operations.set_reward(self, reward, options, idempotency_key))
 
@@ -88,24 +88,24 @@ class AsyncSession(StartedSession):
     ) -> None:
         """Set whether a turn is trained; with `spans`, only these ranges [start, end) of its output tokens.
 
-        The turn is named by `interaction_id`, or by `turn`, its index in the order of completion, from 0. Raises
-        NotFound for an unknown turn, and InvalidRequest for a range outside the output or an output without logprobs.
+        `interaction_id` or `turn` selects the turn. `turn`: its index in order of completion, from 0. Raises NotFound
+        for an unknown turn, and InvalidRequest for a range outside the output or an output without logprobs.
         """
         await self._client.run(operations.mark(self, interaction_id, turn, trainable, spans))
 
     async def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
         """Sample from token ids as a turn of this session.
 
-        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        Raises InvalidRequest for a refused parameter, and ContextLengthExceeded for too many ids.
         """
         return await self._client.run(operations.generate(self, prompt_ids, options))
 
     async def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
-        """Return the ids of the prompt that a conversation would have as the next turn, or those of a text.
+        """Return the prompt ids that a conversation would have as the next turn, or the ids of a text.
 
-        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
-        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
-        cannot express.
+        Nothing is recorded. `options`: other fields of `POST /v1/tokenize`, such as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for a conversation that the
+        chat template cannot express.
         """
         return await self._client.run(operations.tokenize(self, messages, options))
 
@@ -118,59 +118,61 @@ class AsyncSession(StartedSession):
         return await self._client.run(operations.end_token_ids(self))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
-        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+        """Parse sampled ids to an assistant message, as in a chat completion; nothing is recorded.
 
-        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
-        for the name of a parser that the server does not know.
+        The server's output parser finds its `tool_calls` and `reasoning_content`. Raises InvalidRequest for an unknown
+        parser.
         """
         return await self._client.run(operations.parse(self, token_ids, options))
 
     async def rotate_keys(self, keys: Sequence[KeyKind] | None = None, *, key_lifetime_s: float | None = None) -> None:
         """Replace keys: any of `agent`, `control` and `path` (the secret in the addresses); by default all.
 
-        The old ones stop at once, and the attributes of this session have the new ones. They expire after
-        `key_lifetime_s` seconds (1 s to ten years; default: the server's).
+        The old keys become invalid at once, and the attributes of this session are set to the new keys. They expire
+        after `key_lifetime_s` seconds (1 s to ten years; default: the server's).
         """
         await self._client.run(operations.rotate_keys(self, keys, key_lifetime_s))
 
     async def end(
         self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
     ) -> int:
-        """End the session and return its number of interactions. Ending it again with the same fields is no error.
+        """End the session and return its number of interactions. Ending it again with the same fields is not an error.
 
-        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
-        Raises EndedOtherwise if it has ended with other fields or rewards.
+        The call is retried for up to `retry_s` seconds, by default the client's own. Raises EndedOtherwise if the
+        session has ended with other fields or rewards.
         """
         return await self._client.run(operations.end(self, options, idempotency_key), retry_s=retry_s)
 
     async def withdraw(
         self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[WithdrawOptions]
     ) -> int:
-        """Withdraw the session and return its number of interactions; a live one ends, as `options` say.
+        """Withdraw the session and return its number of interactions; a live session ends, with `options`.
 
-        It leaves its group, and no claim, nor export that does not name it, has it any more. Its turns stay. Again:
-        nothing. It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
+        The session leaves its group. No claim includes it any more, nor does any export that does not name it. Its
+        turns remain. Withdrawing it again has no effect. The call is retried for up to `retry_s` seconds, by default
+        the client's own.
         """
         return await self._client.run(operations.withdraw(self, options, idempotency_key), retry_s=retry_s)
 
 
 class AsyncClient(Connection):
-    """Asyncio client of one server. Use it as the context of `async with`, or call `aclose`.
+    """Asyncio client of one server. Use it with `async with`, or call `aclose`.
 
-    `url` is the server's address. `app` in its place is an ASGI application of this process, such as
-    `tokengrove.testing.build_app(...)`, which is called without sockets; agents reach it by `http_client` only. The
-    block, or the first call, starts its lifespan on the running event loop, and raises what that raises.
-    An application that other clients have started is shared, and the last of them to be closed or collected stops it
-    for good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
+    `url` is the server's address. Alternatively, `app` is an ASGI application in this process, such as
+    `tokengrove.testing.build_app(...)`. It is called without sockets, and agents can reach it only through
+    `http_client`. The block, or the first call, starts its lifespan on the running event loop,
+    and raises the errors of its start. Clients of one application share it, and the last client that is closed or
+    collected stops it for good. An application with the attribute `running_loop`, such as that of `build_app`, runs
+    already: it is neither started nor stopped.
 
-    `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
-    (`wait_s`) in addition. Every method raises a server's error as its class in `tokengrove.errors` (Unauthorized or
-    Forbidden without the right key), or ServerUnreachable if no answer comes.
+    `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, in addition to its own `wait_s`.
+    Every method raises a server's error as the same class of `tokengrove.errors` (Unauthorized or Forbidden without the
+    right key), or ServerUnreachable if there is no answer.
 
-    A call is repeated for up to `retry_s` seconds (0: never) while the server does not answer, its database is away
-    (StoreUnavailable) or it has no place (TooManyRequests); then the last error is raised. However often a call is
-    sent, it is done once. Turns (`generate`), `events`, `health` and `ready` are never repeated; what may change the
-    engine or the mailbox twice, only if it surely did not arrive.
+    A call is retried for up to `retry_s` seconds (0: never) while the server does not answer, its database is
+    unavailable (StoreUnavailable) or a limit is reached (TooManyRequests). Then the last error is raised. A retried
+    call takes effect once. Turns (`generate`), `events`, `health` and `ready` are never retried. Calls that could
+    change the engine or the mailbox twice are retried only if they certainly did not arrive.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class AsyncClient(Connection):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; of an application in this process, let go, and wait until it stops if it does."""
+        """Close the connections. The last client of an application in this process waits until it has stopped."""
         await self._http.aclose()
         if self.hold is not None:
             await self.hold.aclose()
@@ -211,19 +213,19 @@ class AsyncClient(Connection):
     def http_client(
         self, library: Library = "httpx", *, timeout_s: float = AGENT_TIMEOUT_S
     ) -> httpx.AsyncClient | httpx2.AsyncClient:
-        """Return an HTTP client for agents, `http_client` of an SDK, which reaches `base_url` and `root_url`.
+        """Return an HTTP client for agents (`http_client` of an SDK) that can reach `base_url` and `root_url`.
 
-        Nothing else reaches an application in this process. `library` is the one whose clients the SDK takes: openai
-        takes both, anthropic takes httpx2 from version 1 on. It has any number of connections, so one is enough for all
-        agents; the caller closes it. An agent waits `timeout_s` seconds for the next part of an answer, unless its SDK
-        sets another timeout.
+        It is the only way to reach an application in this process. `library`: the HTTP library of the SDK. openai
+        supports both, anthropic needs httpx2 from version 1 on. The number of connections is unlimited, so all agents
+        can share one client. The caller closes it. An agent waits `timeout_s` seconds for the next part of an answer,
+        unless its SDK sets another timeout.
         """
         client: httpx.AsyncClient | httpx2.AsyncClient = async_http_client(self.hold, library, timeout_s)
         return client
 
     @asynccontextmanager
     async def session(self, task_id: str, **options: Unpack[SessionOptions]) -> AsyncIterator[AsyncSession]:
-        """Start a session and end it with the block: with outcome Failed and the reason if an exception leaves it."""
+        """Start a session and end it with the block. After an exception, its outcome is Failed, with the reason."""
         session = await self.start_session(task_id, **options)
         try:
             yield session
@@ -242,11 +244,11 @@ class AsyncClient(Connection):
         retry_s: float | None = None,
         **options: Unpack[SessionOptions],
     ) -> AsyncSession:
-        """Start a session that the caller ends. The same start again, with its `idempotency_key`, returns that session.
+        """Start a session that the caller ends. The same call with the same `idempotency_key` returns the same session.
 
-        It is repeated for up to `retry_s` seconds, by default as long as the client repeats all calls.
-        Raises TooManyRequests if a limit of live sessions, capacity or staleness is reached, and InvalidRequest for a
-        `session_id` that exists or an `api_key` in use.
+        The call is retried for up to `retry_s` seconds, by default the client's own. Raises TooManyRequests if a limit
+        of live sessions, capacity or staleness is reached, and InvalidRequest for a `session_id` that exists or an
+        `api_key` in use.
         """
         steps = operations.start(task_id, options, idempotency_key)
         return AsyncSession(self, await self.run(steps, retry_s=retry_s))
@@ -259,22 +261,22 @@ class AsyncClient(Connection):
         filter: SessionFilter | None = None,
         **options: Unpack[ExportOptions],
     ) -> Export:
-        """Return all samples of the named sessions, or of those that `filter` selects; default layout `concat`.
+        """Return all samples of the named sessions, or of the sessions that `filter` selects; default layout `concat`.
 
-        The dtypes and shapes of the samples are those of `Sample`; `Export.sessions` says what is missing.
-        `format` is the transfer format: the samples are the same in every format. Formats arrow and parquet need
-        pyarrow on both sides. With `wait_s` it waits so many seconds, at most 600, until the named sessions have ended.
-        Raises SessionNotFound for an unknown id, and InvalidRequest for an option or filter that the server refuses.
+        `Sample` describes the dtypes and shapes; `Export.sessions` lists missing parts. `format` is the transfer
+        format: the samples are the same in every format. Formats arrow and parquet need pyarrow on both sides.
+        `wait_s`: seconds to wait, at most 600, until the named sessions have ended. Raises SessionNotFound for an
+        unknown id, and InvalidRequest for an option or filter that the server refuses.
         """
         return await self.run(operations.export(session_id, session_ids, filter, options))
 
     async def outline(
         self, session_id: str, *, filter: SessionFilter | None = None, **options: Unpack[ExportOptions]
     ) -> dict[str, Json]:
-        """Return what each sample of an export of a session contains, as runs of tokens instead of arrays.
+        """Return the contents of each sample of a session's export, as runs of tokens instead of arrays.
 
-        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and
-        the entry in `sessions` has `output_runs`. Raises what `export` raises.
+        It is meant for display: `samples` have `tokens` and `runs` ([start, end, kind, turn]) in addition to their
+        labels, and the entry in `sessions` has `output_runs`. Raises the errors of `export`.
         """
         return await self.run(operations.outline(session_id, filter, options))
 
@@ -285,18 +287,18 @@ class AsyncClient(Connection):
         idempotency_key: str | None = None,
         **options: Unpack[ClaimOptions],
     ) -> Claim:
-        """Lease ended sessions that `filter` selects and nobody else holds; with `export`, return their samples too.
+        """Lease ended, unleased sessions that `filter` selects; with `export`, also return their samples.
 
-        The oldest end comes first. A claim of nothing has `claim_id` None. The lease ends after `lease_s` seconds
-        (default 600); then other consumers may get the sessions. `wait_s` waits so many seconds, at most 600, for a
-        first session.
+        The sessions are in the order in which they ended. If there are none, `claim_id` is None. The lease expires
+        after `lease_s` seconds (default 600); then other consumers may claim the sessions. `wait_s`: seconds to wait
+        for a first session, at most 600.
         """
         return await self.run(operations.claim(filter, options, idempotency_key))
 
     async def acknowledge(
         self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None
     ) -> Acknowledged:
-        """Acknowledge a claim, or some of its sessions: they are never claimed again. Repeating it is harmless.
+        """Acknowledge a claim, or some of its sessions, so that they are never claimed again. Repeating it is harmless.
 
         Raises NotFound for a `claim_id` that holds no session.
         """
@@ -311,8 +313,8 @@ class AsyncClient(Connection):
     ) -> list[dict[str, Json]]:
         """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
 
-        The pages are joined; without a filter it is all of them. `include` adds a `summary` to each, `returns` those of
-        its turns too. Raises InvalidRequest for an unknown filter.
+        The pages are joined. Without a filter, all sessions are returned. `include`: `summary` adds a summary to each
+        session; `returns` also adds the returns of its turns. Raises InvalidRequest for an unknown filter.
         """
         return await self.run(operations.sessions(filter, order, include))
 
@@ -325,9 +327,9 @@ class AsyncClient(Connection):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> dict[str, Json]:
-        """Return one page of sessions: `sessions`, the `cursor` of the next page (None: it was the last), and `counts`.
+        """Return one page of sessions: `sessions`, the `cursor` of the next page (None on the last page), and `counts`.
 
-        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` come if `include` names them.
+        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` is there if `include` names it.
         """
         return await self.run(operations.session_page(filter, order, include, limit, cursor))
 
@@ -338,28 +340,28 @@ class AsyncClient(Connection):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> dict[str, Json]:
-        """Return one page of groups, newest first, with the scores of their sessions that `filter` selects.
+        """Return one page of groups, newest first, with the scores of the sessions that `filter` selects.
 
-        It has `groups`, at most `limit` (default 50), and the `cursor` of the next page (None: it was the last).
+        The page has `groups`, at most `limit` (default 50), and the `cursor` of the next page (None on the last page).
         """
         return await self.run(operations.groups(filter, limit, cursor))
 
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions. Raises SessionNotFound.
 
-        `include` names parts of each: `added`, `logprobs`, `reply`, `times`, `compared`.
+        `include` adds parts to each interaction: `added`, `logprobs`, `reply`, `times`, `compared`.
         """
         return await self.run(operations.session_tree(session_id, include))
 
     async def delete_session(self, session_id: str) -> int:
-        """Delete a session for good, live or ended, and return the number of its turns; running ones are cancelled.
+        """Delete a session, live or ended, for good, and return its number of turns. Running turns are cancelled.
 
         Raises SessionNotFound.
         """
         return await self.run(operations.delete_session(session_id))
 
     async def withdraw_session(self, session_id: str, **options: Unpack[WithdrawOptions]) -> int:
-        """Withdraw a session by its id, as its own `withdraw` does. Raises SessionNotFound."""
+        """Withdraw a session by its id, like the session's own `withdraw`. Raises SessionNotFound."""
         return await self.run(operations.withdraw_session(session_id, options))
 
     async def show_turn(
@@ -367,29 +369,30 @@ class AsyncClient(Connection):
     ) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.
 
-        `include` names parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared` and
-        `tokens`, for which `export` are the options of the export that it tells of. Raises NotFound, or InvalidRequest
-        for an unknown part.
+        `include` adds parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared` and
+        `tokens`. `export`: the options of the export that `tokens` describes. Raises NotFound, or InvalidRequest for an
+        unknown part.
         """
         return await self.run(operations.show_turn(session_id, turn, include, export))
 
     async def image(self, session_id: str, digest: str) -> bytes:
-        """Return an image of a session as its client sent it, by the `digest` that messages and exports name.
+        """Return an image of a session as its client sent it, by its `digest` in messages and exports.
 
         Raises SessionNotFound, and NotFound for a digest that the session does not have.
         """
         return await self.run(operations.image(session_id, digest))
 
     async def reasons(self) -> dict[str, dict[str, str]]:
-        """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
+        """Return the meanings of the reasons in answers: by field, then by reason."""
         return await self.run(operations.reasons())
 
     async def events(self, kinds: Collection[EventKind] | None = None) -> AsyncGenerator[ServerEvent]:
-        """Yield what `GET /rl/events` tells: `statistics` at once and every other second, `sessions` that changed.
+        """Yield the events of `GET /rl/events`: `statistics` at once and every two seconds, and changed `sessions`.
 
-        It connects when the first event is asked for; changes before that are not told. `kinds`: only these. It ends
-        when the server closes the stream, as it does when it stops, and raises ServerUnreachable if the connection
-        breaks; after either, call it again and read anew what you follow. Closing the iterator disconnects.
+        It connects when the first event is requested, so earlier changes are missing. `kinds`: yield only these. The
+        iterator ends when the server closes the stream, for example because it stops. It raises ServerUnreachable if
+        the connection breaks. After either, call it again and reload the sessions that you follow. Closing the iterator
+        disconnects.
         """
         reader = EventReader()
         async with self._open(operations.events_call(kinds)) as response:
@@ -402,13 +405,13 @@ class AsyncClient(Connection):
         return await self.run(operations.health())
 
     async def ready(self) -> dict[str, Json]:
-        """Return the answer of `GET /ready`. Raises StoreUnavailable, or EngineUnavailable while no engine answers."""
+        """Return the answer of `GET /ready`. Raises StoreUnavailable, or EngineUnavailable if no engine answers."""
         return await self.run(operations.ready())
 
     async def statistics(self, *, history_s: float | None = None) -> dict[str, Json]:
-        """Return what the server does, as `GET /rl/statistics` answers: of all its workers, since its start and lately.
+        """Return the statistics of `GET /rl/statistics`: over all workers, since the server's start and recent.
 
-        `history_s`: seconds of the last hour that `history` has, by default all of them.
+        `history_s`: seconds that `history` covers; by default the last hour.
         """
         return await self.run(operations.statistics(history_s))
 
@@ -417,18 +420,18 @@ class AsyncClient(Connection):
         return await self.run(operations.metrics())
 
     async def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
-        """Sample from token ids outside of any session; nothing is recorded.
+        """Sample from token ids outside any session; nothing is recorded.
 
-        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        Raises InvalidRequest for a refused parameter, and ContextLengthExceeded for too many ids.
         """
         return await self.run(operations.generate(None, prompt_ids, options))
 
     async def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
-        """Return the ids of the prompt that a conversation would have, or those of a text.
+        """Return the prompt ids that a conversation would have, or the ids of a text.
 
-        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
-        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
-        cannot express.
+        Nothing is recorded. `options`: other fields of `POST /v1/tokenize`, such as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for a conversation that the
+        chat template cannot express.
         """
         return await self.run(operations.tokenize(None, messages, options))
 
@@ -441,15 +444,15 @@ class AsyncClient(Connection):
         return await self.run(operations.end_token_ids(None))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
-        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+        """Parse sampled ids to an assistant message, as in a chat completion; nothing is recorded.
 
-        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
-        for the name of a parser that the server does not know.
+        The server's output parser finds its `tool_calls` and `reasoning_content`. Raises InvalidRequest for an unknown
+        parser.
         """
         return await self.run(operations.parse(None, token_ids, options))
 
     async def grant_capacity(self, n: int = 1, *, idempotency_key: str | None = None) -> int:
-        """Allow `n` more sessions to start, or fewer if it is negative; return how many may start now."""
+        """Allow `n` more sessions to start, or fewer if `n` is negative; return the number that may start now."""
         return await self.run(operations.grant_capacity(n, idempotency_key))
 
     async def engine(self) -> EngineState:
@@ -459,25 +462,26 @@ class AsyncClient(Connection):
     async def pause(self, mode: PauseMode = "abort") -> EngineState:
         """Pause generation until `resume`; new requests wait.
 
-        `mode` selects what happens to requests in flight, none of which is lost: `abort` (interrupt, then resume each),
+        `mode` selects what happens to requests in flight; none is lost: `abort` (interrupt and later resume them),
         `drain` (wait for them to finish), `retract` or `in_place` (the engine keeps them).
         """
         return await self.run(operations.engine_step("pause_generation", {"mode": mode}))
 
     async def resume(self) -> EngineState:
-        """End a pause; interrupted requests go on."""
+        """End a pause; interrupted requests continue."""
         return await self.run(operations.engine_step("continue_generation", {}))
 
     async def update_weights(self, path: str, *, version: int | None = None, mode: PauseMode = "abort") -> int:
         """Load the weights in `path`, a folder that the engine can read, and return their version (default: one more).
 
-        `mode` selects what happens to requests in flight, as in `pause`; with `in_place` the engine changes weights
-        under them. Raises EngineFailed if the engine cannot load them, and EngineIncapable if it has no weights.
+        `mode` selects what happens to requests in flight, as in `pause`; with `in_place`, the engine changes the
+        weights while they run. Raises EngineFailed if the engine cannot load the weights, and EngineIncapable if it has
+        none.
         """
         return await self.run(operations.update_weights(path, version, mode))
 
     async def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
-        """Run one step of SGLang's weight transfers, with its own fields; `version` is the new weight version.
+        """Run one step of SGLang's weight transfers, with SGLang's fields; `version` is the new weight version.
 
         Raises EngineIncapable for an engine without such transfers.
         """
@@ -488,13 +492,13 @@ class AsyncClient(Connection):
     ) -> EngineState:
         """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
 
-        The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot do it,
-        such as SGLang without its memory saver.
+        The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot release
+        memory, such as SGLang without its memory saver.
         """
         return await self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
 
     async def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> EngineState:
-        """Take released memory back; once all of it is back, generation continues."""
+        """Resume released memory. Once all of it is resumed, generation continues."""
         return await self.run(operations.engine_step("resume_memory", {"tags": tags}))
 
     async def flush_cache(self) -> EngineState:
@@ -508,33 +512,34 @@ class AsyncClient(Connection):
     async def add_server(self, url: str) -> list[EngineServer]:
         """Add the engine server at `url` while requests run; return the pool.
 
-        Raises InvalidRequest if it is in the pool or cannot join.
+        Raises InvalidRequest if the server is already in the pool or cannot join it.
         """
         return await self.run(operations.change_servers("POST", url))
 
     async def remove_server(self, url: str) -> list[EngineServer]:
-        """Remove the engine server at `url`: what runs there ends first, nothing new is sent. Return the pool."""
+        """Remove the engine server at `url` once its running requests are finished; return the pool."""
         return await self.run(operations.change_servers("DELETE", url))
 
     async def next_request(self, session_id: str | None = None, *, wait_s: float = 0.0) -> dict[str, Json]:
-        """Return the oldest request that waits in the mailbox, of one session or of all, as `/mailbox/next` answers.
+        """Return the oldest request in the mailbox, of one session or of all, as the answer of `/mailbox/next`.
 
-        `status` is `request`, `empty` if none came within `wait_s` seconds (at most 600), or `ended` if the session
-        takes no more turns. Raises EngineIncapable if the engine is not a mailbox.
+        `status` is `request`, `empty` if there was none within `wait_s` seconds (at most 600), or `ended` if the
+        session accepts no more turns. Raises EngineIncapable if the engine is not a mailbox.
         """
         return await self.run(operations.next_request(session_id, wait_s))
 
     async def deliver(self, **answer: Unpack[Delivery]) -> str:
         """Answer a request of the mailbox; return the id of its interaction.
 
-        Raises NotFound if it no longer waits, and InvalidRequest if it is answered already or the answer does not fit.
+        Raises NotFound if the request no longer waits, and InvalidRequest if it has an answer or the answer does not
+        fit.
         """
         return await self.run(operations.deliver(answer))
 
     async def run(self, steps: Steps[T], *, retry_s: float | None = None) -> T:
         """Send the calls of an operation of `tokengrove.client.operations` and return its result.
 
-        Each call is repeated for up to `retry_s` seconds, by default the client's own.
+        Each call is retried for up to `retry_s` seconds, by default the client's own.
         """
         try:
             call = next(steps)
@@ -561,7 +566,7 @@ class AsyncClient(Connection):
 
     @asynccontextmanager
     async def _open(self, call: operations.Call) -> AsyncIterator[httpx.Response]:
-        """Send a call whose answer is read while it comes. Raises the server's error, or ServerUnreachable."""
+        """Send a call whose answer is streamed. Raises the server's error, or ServerUnreachable."""
         try:
             async with self._http.stream(**self.arguments(call)) as response:
                 if not response.is_success:

@@ -1,6 +1,6 @@
-"""The certificates that HTTPS servers are checked against, read once: reading them takes longer than a request.
+"""The trusted certificates of HTTPS, read once, because reading them takes longer than a request.
 
-Episodes have clients of their own, hundreds of them.
+Every episode has its own client, and there are hundreds of episodes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ def trusted(library: Any) -> ssl.SSLContext:
 
 @cache
 def _context(library: Any, file: str | None, folder: str | None) -> ssl.SSLContext:
-    """`file` and `folder`: the variables that say where the certificates are, which the library reads."""
+    """`file` and `folder`: environment variables with the locations of certificates, which the library reads."""
     context: ssl.SSLContext = library.create_ssl_context()
     return context

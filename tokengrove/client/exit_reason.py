@@ -1,19 +1,20 @@
-"""What an exception becomes as the `exit_reason` of its session: a text that a server takes, whatever was raised."""
+"""The `exit_reason` of a session after an exception: a text that the server accepts, whatever was raised."""
 
 from __future__ import annotations
 
 import re
 
 _MOST = 4000
-"""Characters that are kept: the reason is in every list of sessions, and the exception itself goes to the caller."""
+"""Characters to keep: the reason is in every list of sessions, and the caller gets the exception itself."""
 _KEYS = re.compile(r"(?<=/~)[^/\s'\"]+|(?<=~)[\w-]{22}(?![\w-])")
 """The key or the secret in a session's address, which HTTP clients quote in their errors."""
 
 
 def exit_reason(error: BaseException) -> str:
-    """Return the class and the message of `error`, without the keys of addresses in it.
+    """Return the class and the message of `error`, without the keys in addresses.
 
-    A long message keeps its beginning and its end, and what no database stores (NUL, lone surrogates) is escaped.
+    A long message keeps its beginning and its end. Characters that databases cannot store (NUL, lone surrogates) are
+    escaped.
     """
     kind = type(error).__name__
     try:
@@ -24,7 +25,7 @@ def exit_reason(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """`text` as a server takes it: not too long, and without keys and what no database stores."""
+    """`text` in a form that the server accepts: shortened, without keys, and with NUL and lone surrogates escaped."""
     text = without_keys(text)
     if (extra := len(text) - _MOST) > 0:
         half = _MOST // 2
@@ -33,5 +34,5 @@ def storable(text: str) -> str:
 
 
 def without_keys(text: str) -> str:
-    """`text` without the keys and secrets in addresses of sessions."""
+    """`text` without the keys and secrets in session addresses."""
     return _KEYS.sub("...", text)

@@ -1,8 +1,8 @@
-"""An export as files, one a page, streamed to disk, or as one file. A file exists whole or not at all.
+"""An export streamed to disk, as one file per page or as a single file. A file exists whole or not at all.
 
-Each page is read back before it gets its name: the summary counts what the files hold, and an unreadable file never
-appears. In `jsonl` a file holds samples only. The last line of an answer, with the cursor and the session entries, is
-removed, because table readers would take it for a broken row.
+Each page is read back before it gets its final name, so the summary counts the files' contents, and an unreadable file
+never appears. In `jsonl`, a file contains samples only. The last line of an answer, with the cursor and the session
+entries, is removed, because table readers would read it as a broken row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LINES = "jsonl"
 _PAGE_SESSIONS = 100
-# The most sessions that the server sends at once.
+# The most sessions in one page.
 _MOST_SESSIONS = 1000
 
 
@@ -50,14 +50,14 @@ def export_files(
     quiet: bool = False,
     retry_s: float = RETRY_S,
 ) -> Tally:
-    """Write every page of an export into `output`; unless `quiet`, with a progress bar and a summary on stderr.
+    """Write every page of an export to `output`; unless `quiet`, show a progress bar and a summary on stderr.
 
-    `output` is a folder, or a file if it ends like a format (.npz); a file holds one page of at most 1000 sessions, but
-    a .jsonl file all pages. `request` is the body of `/trajectories/export` without format and cursor. Each page is
-    asked for again for up to `retry_s` seconds, as by `Client`, until its first byte has come; an address where nothing
-    has answered yet is an error at once. Raises
-    ConfigurationError if the output cannot be created or written to or already holds an export, and a server's
-    error as its class in `tokengrove.errors`. After an error the summary covers the pages that are in the folder.
+    `output` is a folder, or a file if its name ends like a format (.npz). A file contains one page of at most 1000
+    sessions; a .jsonl file contains all pages. `request` is the body of `/trajectories/export` without format and
+    cursor. Like `Client`, this retries the request of each page for up to `retry_s` seconds until the answer begins. If
+    the server is unreachable at the first page, it raises ServerUnreachable at once. Raises ConfigurationError if the
+    output cannot be created or written or already contains an export, and a server's error as its class in
+    `tokengrove.errors`. After an error, the summary covers the pages that are in the folder.
     """
     from rich.console import Console
     from rich.filesize import decimal
@@ -94,7 +94,7 @@ def export_files(
 
 
 def _unreadable(format: str) -> str | None:
-    """Return why pages of the format cannot be read back here, or None. They are written all the same."""
+    """Return the reason why pages of the format cannot be read back here, or None. They are written in either case."""
     if format not in READERS:
         return f"this client does not know format {format}"
     try:
@@ -105,7 +105,7 @@ def _unreadable(format: str) -> str | None:
 
 
 def format_of(output: str | Path, asked: str | None) -> str:
-    """The format to write: that of a file's name, which may not differ from `asked`; in a folder `asked`, or jsonl."""
+    """The format to write: the suffix of a file, which may not differ from `asked`; for a folder, `asked` or jsonl."""
     name = Path(output)
     if not _is_file(output):
         return asked or _LINES
@@ -116,7 +116,7 @@ def format_of(output: str | Path, asked: str | None) -> str:
 
 
 def _is_file(output: str | Path) -> bool:
-    """Whether the output is one file: its name ends like a format, and it is not a folder."""
+    """Whether the output is a single file: its name ends like a format, and it is not a folder."""
     return Path(output).suffix[1:] in set(map(suffix, READERS)) and not Path(output).is_dir()
 
 
@@ -128,7 +128,7 @@ def _with_page_size(request: Mapping[str, Json], *, whole: bool) -> dict[str, Js
 
 
 def _check_lines(request: Mapping[str, Json], format: str) -> None:
-    """Raise ConfigurationError for what a file of lines cannot hold."""
+    """Raise ConfigurationError for options that a jsonl file does not support."""
     asked = [f"--images {request['images']}"] if request.get("images") == "bytes" else []
     asked += ["--multi-modal-inputs"] if request.get("multi_modal_inputs") else []
     if asked and format == _LINES:
@@ -137,7 +137,7 @@ def _check_lines(request: Mapping[str, Json], format: str) -> None:
 
 @contextmanager
 def _one_file(target: Path) -> Iterator[Path]:
-    """A folder for pages, which become the file `target` at the end of the block, one after the other."""
+    """A folder for pages, which are concatenated to the file `target` at the end of the block."""
     if target.exists():
         raise ConfigurationError(f"-o {target} exists already; give another name")
     try:
@@ -156,7 +156,7 @@ def _one_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _folder(folder: str | Path) -> Iterator[Path]:
-    """The folder of the pages, without any. Raises ConfigurationError."""
+    """The folder for the pages, which has no pages yet. Raises ConfigurationError."""
     if str(folder) == "-":
         raise ConfigurationError("an export with --url writes files: give a folder with -o FOLDER, or a file")
     target = Path(folder)
@@ -175,7 +175,7 @@ def _folder(folder: str | Path) -> Iterator[Path]:
 def _pages(
     connection: Connection, folder: Path, request: Mapping[str, Json], format: str
 ) -> Iterator[tuple[Path, httpx.Response]]:
-    """Yield each page as a streaming response, with the file that it goes to."""
+    """Yield each page as a streaming response, with the path of its file."""
     body: dict[str, Json] = {name: value for name, value in request.items() if value is not None}
     body["format"] = format
     for number in itertools.count():
@@ -190,7 +190,7 @@ def _pages(
 
 
 def _cursor(response: httpx.Response) -> str | None:
-    """Where the next page begins, percent-encoded; None on the last page."""
+    """The cursor of the next page, percent-encoded; None on the last page."""
     cursor: str | None = response.headers.get("x-tokengrove-cursor")
     return cursor
 
@@ -214,7 +214,7 @@ def _answered(connection: Connection, call: Call, *, first: bool) -> Iterator[ht
 
 
 def _begun(connection: Connection, call: Call, opened: ExitStack) -> httpx.Response:
-    """The answer, whose body `opened` closes. Raises the server's error, or ServerUnreachable."""
+    """The streaming answer to a call, which `opened` closes. Raises the server's error, or ServerUnreachable."""
     with _reachable(connection):
         response = opened.enter_context(httpx.stream(**connection.arguments(call)))
         if not response.is_success:
@@ -229,7 +229,7 @@ def _begun(connection: Connection, call: Call, opened: ExitStack) -> httpx.Respo
 
 @contextmanager
 def _reachable(connection: Connection) -> Iterator[None]:
-    """Raise ServerUnreachable when the connection fails, also in the middle of an answer."""
+    """Raise ServerUnreachable if the connection fails, also in the middle of an answer."""
     try:
         yield
     except httpx.TransportError as error:
@@ -238,7 +238,7 @@ def _reachable(connection: Connection) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes pages and counts them. `show` is called with the number of bytes of the current page received so far."""
+    """Writes pages and counts them. `show` is called with the number of bytes received of the current page."""
 
     format: str
     layout: str
@@ -246,8 +246,11 @@ class _Writer:
     show: Callable[[int], None]
 
     def write(self, path: Path, response: httpx.Response) -> None:
-        """Write one page. Raises InvalidRequest if it cannot be read back, ConfigurationError if it cannot be written;
-        in both cases there is no file."""
+        """Write one page.
+
+        Raises InvalidRequest if it cannot be read back, and ConfigurationError if it cannot be written. In both cases,
+        there is no file.
+        """
         part, tally = path.with_name(f".{path.name}.part"), self.tally
         try:
             with open(part, "wb", opener=_private) as file:
@@ -282,7 +285,7 @@ class _Writer:
 
 
 def _private(name: str, flags: int) -> int:
-    """Open a file that is its owner's alone if it is new: exports hold what agents were told."""
+    """Open a file; a new one is private to its owner, because exports contain conversations."""
     return os.open(name, flags, 0o600)
 
 

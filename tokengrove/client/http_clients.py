@@ -1,6 +1,6 @@
-"""HTTP clients for agents, and their transports to an application of this process.
+"""HTTP clients for agents, and their transports to an application in this process.
 
-The transports are for httpx and for httpx2, which have the same interface, each with classes of its own.
+The transports support httpx and httpx2, which have the same interface but separate classes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tokengrove.errors import InvalidRequest
 Library = Literal["httpx", "httpx2"]
 
 IN_PROCESS = "http://in-process.tokengrove.invalid"
-"""The address of an application in this process. No network resolves it: names in `.invalid` exist nowhere."""
+"""The address of an application in this process. No network resolves it, because `.invalid` is reserved."""
 
 AGENT_TIMEOUT_S = 3600.0
-"""How long an agent waits for the next part of an answer: a turn may wait for new weights or for an engine server."""
+"""Seconds that an agent waits for the next part of an answer: a turn may wait for new weights or an engine server."""
 
 _CONNECT_S = 60.0
 _IDLE_CONNECTIONS = 1000
@@ -33,21 +33,21 @@ _IDLE_S = 60.0
 
 
 def async_http_client(hold: AppHold | None, library: Library, timeout_s: float) -> Any:
-    """An `AsyncClient` of `library`, which also reaches the application of `hold` under `IN_PROCESS`."""
+    """An `AsyncClient` of `library` that can also reach the application of `hold`, at `IN_PROCESS`."""
     found = _import(library)
     mounts = None if hold is None else {IN_PROCESS: AsyncTransport(hold, library)}
     return found.AsyncClient(**_options(found, timeout_s), mounts=mounts)
 
 
 def http_client(hold: AppHold | None, library: Library, timeout_s: float) -> Any:
-    """A `Client` of `library`, which also reaches the application of `hold` under `IN_PROCESS`."""
+    """A `Client` of `library` that can also reach the application of `hold`, at `IN_PROCESS`."""
     found = _import(library)
     mounts = None if hold is None else {IN_PROCESS: Transport(hold, library)}
     return found.Client(**_options(found, timeout_s), mounts=mounts)
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
-    """A transport of an `AsyncClient`, which may be used on any event loop."""
+    """A transport for an `AsyncClient`. It may be used on any event loop."""
 
     def __init__(self, hold: AppHold, library: Library = "httpx") -> None:
         self._hold, self._library = hold, _import(library)
@@ -70,7 +70,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
 
 class Transport(httpx.BaseTransport):
-    """A transport of a blocking `Client`, which may be used in several threads."""
+    """A transport for a blocking `Client`. It may be used in several threads."""
 
     def __init__(self, hold: AppHold, library: Library = "httpx") -> None:
         self._hold, self._library = hold, _import(library)
@@ -92,7 +92,7 @@ class Transport(httpx.BaseTransport):
 
 
 class _Answer:
-    """The body of an answer. Whoever drops it before its end disconnects."""
+    """The body of an answer. Dropping it before its end disconnects."""
 
     def __init__(
         self, running: RunningApp, exchange: Exchange, timeout_s: float | None, library: Any, request: Any
@@ -139,7 +139,7 @@ def _leave_all(opened: set[Exchange]) -> None:
 
 
 def _scope(request: Any) -> Message:
-    """The ASGI scope of a request, which tells the server that its client is in the same process."""
+    """The ASGI scope of a request. An extension tells the server that the client is in the same process."""
     url = request.url
     return {
         "type": "http",
@@ -165,7 +165,7 @@ def _read_timeout(request: Any) -> float | None:
 
 @contextmanager
 def _errors_of(library: Any, request: Any) -> Iterator[None]:
-    """Raise what the application does as the errors that the library has for a server over a network."""
+    """Convert errors of the application to the library's errors for a server over a network."""
     try:
         yield
     except TimedOut as error:
@@ -184,12 +184,12 @@ def _options(library: Any, timeout_s: float) -> dict[str, Any]:
 
 @cache
 def _stream_class(base: type, parts: type) -> Any:
-    """`parts` as a class of the library: its client takes a body that is an instance of its own class only."""
+    """`parts` as a subclass of the library's stream class, which the library's client requires of a body."""
     return type(parts.__name__, (parts, base), {})
 
 
 def _import(name: str) -> Any:
-    """Raises InvalidRequest for another library, or if it is not installed."""
+    """Import httpx or httpx2. Raises InvalidRequest for another library, or if it is not installed."""
     if name not in get_args(Library):
         raise InvalidRequest(f"library has to be httpx or httpx2, not {name!r}", param="library")
     return import_library(name)

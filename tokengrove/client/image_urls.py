@@ -1,4 +1,4 @@
-"""Images of any form as the URLs that a request has: what was encoded already is never encoded anew."""
+"""Images in any form as URLs for requests. Encoded images are never re-encoded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _REMOTE = ("data:", "http://", "https://")
 _BEGINNINGS = ((b"\x89PNG", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"))
 _OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")
 _FAST = 1
-"""The level of compression: a screenshot is sent once, over a short way."""
+"""The compression level: a screenshot is sent once, over a short distance."""
 
 
 class ImageUrls:
-    """URLs of images, which remembers those of pictures: a loop shows the same picture in every turn.
+    """URLs of images, with a cache for PIL images and arrays: a loop sends the same image in every turn.
 
-    `most`: how many of the last ones. A picture is told by its pixels, so one that was drawn on is another one.
+    `most`: the number of images to cache. The key is a hash of the pixels, so a modified image is encoded again.
     """
 
     def __init__(self, most: int = 512) -> None:
@@ -33,7 +33,7 @@ class ImageUrls:
         self._most = most
 
     def url(self, image: Any) -> str:
-        """`image_url`. It takes time: call it in a thread."""
+        """`image_url`, cached. It is slow: call it in a thread."""
         if not hasattr(image, "tobytes"):
             return image_url(image)
         shape = (getattr(image, "mode", None), getattr(image, "size", None), getattr(image, "shape", None))
@@ -50,10 +50,10 @@ class ImageUrls:
         return [self.url(image) for image in many if image is not None]
 
     def messages(self, messages: Iterable[Message], images: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Copies of messages whose images, in any form that loops and datasets have, are those of a chat completion.
+        """Copies of messages with their images, in any form of loops and datasets, as parts of a chat completion.
 
-        A part of type `image` has its picture as `image`, `bytes`, `url` or `path`; one that has none is the next of
-        `images`, which are not needed if every part has its own. Raises InvalidRequest if the numbers differ.
+        A part of type `image` has its image as `image`, `bytes`, `url` or `path`. A part without an image takes the
+        next of `images`. If every part has its own, `images` are ignored. Raises InvalidRequest if the numbers differ.
         """
         messages = list(messages)
         parts = images_of(messages)
@@ -74,7 +74,7 @@ class ImageUrls:
         if not isinstance(part, Mapping):
             return part
         if part.get("type") != "image":
-            return {name: value for name, value in part.items() if value is not None}  # tables fill fields up
+            return {name: value for name, value in part.items() if value is not None}  # tables add null fields
         image = next((part[name] for name in _PICTURES if part.get(name) is not None), None)
         image = next(waiting) if image is None else image
         detail = {"detail": part["detail"]} if part.get("detail") else {}
@@ -85,7 +85,7 @@ _PICTURES = ("image", "bytes", "url", "path")
 
 
 def images_of(messages: Iterable[Message]) -> list[Any]:
-    """The images of messages in their order, as the messages have them; None for a part that has none of its own.
+    """The images of messages, in order and unchanged; None for a part without an image of its own.
 
     Parts may be those of a chat completion (`image_url`), or of type `image`.
     """
@@ -103,11 +103,11 @@ def images_of(messages: Iterable[Message]) -> list[Any]:
 
 
 def image_url(image: Any) -> str:
-    """An image as a URL: that of a URL is the same.
+    """An image as a URL. A URL is returned unchanged.
 
-    A PIL image, or an array uint8 [height, width, 3], becomes a PNG, which loses nothing; bytes, base64 of an image and
-    the file of a path (or `file://`) are taken as they are; a mapping has one of these as `bytes`, `image`, `url` or
-    `path`. Raises InvalidRequest for anything else, and for a file that cannot be read.
+    A PIL image, or an array uint8 [height, width, 3 or 4], is encoded as PNG, which is lossless. Bytes, base64 of an
+    image, and the file at a path (or `file://`) are used unchanged. A mapping has one of these as `bytes`, `image`,
+    `url` or `path`. Raises InvalidRequest for anything else, and for a file that cannot be read.
     """
     if isinstance(image, Mapping):
         inner = next((image[name] for name in _PICTURES if image.get(name) is not None), None)
@@ -130,14 +130,14 @@ def image_url(image: Any) -> str:
 
 
 def digest_of_url(url: str) -> str:
-    """The digest by which the server knows the image of a data URL; "" for another URL, whose bytes are not known."""
+    """The server's digest of the image of a data URL; "" for any other URL, because its bytes are unknown."""
     if not url.startswith("data:"):
         return ""
     return hashlib.sha256(base64.b64decode(url.partition(",")[2])).hexdigest()
 
 
 def is_image(data: bytes) -> bool:
-    """Whether these bytes begin as a PNG, JPEG, GIF or WebP does."""
+    """Whether these bytes begin like a PNG, JPEG, GIF or WebP."""
     return data.startswith(tuple(begin for begin, _ in _BEGINNINGS))
 
 
@@ -147,7 +147,7 @@ def _of_bytes(data: bytes) -> str:
 
 
 def _base64(text: Any) -> bytes:
-    """The bytes that a text in base64 has, if they are an image; else none."""
+    """The decoded bytes of a base64 text if they are an image, else b""."""
     try:
         data = base64.b64decode(text, validate=True)
     except (TypeError, ValueError):

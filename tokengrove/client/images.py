@@ -1,6 +1,6 @@
-"""The images of an export: their bytes, and what the model's processor made of them. Each is held once.
+"""The images of an export: their bytes, and the output of the model's processor. Each is stored once.
 
-Samples of one export share one table, so the arrays of a picture that a hundred samples show are in memory once.
+Samples of one export share one table, so the arrays of an image in a hundred samples are in memory once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 AUTO = "auto"
-"""The detail of an image whose client set none, as the tables of exports name it."""
+"""The detail of an image without a detail from the client, in the tables of exports."""
 
 ImageTable = dict[str, "ImageBytes"]
 """Images by digest."""
@@ -29,9 +29,9 @@ ImageTable = dict[str, "ImageBytes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageBytes:
-    """An image as it was sent. `width`, `height`: in pixels, as the model saw it. `digest`: SHA-256 of `data`, in hex.
+    """An image as it was sent. `width`, `height`: pixels, as the model saw it. `digest`: SHA-256 of `data`, in hex.
 
-    `data` is empty if the export has only `inputs`: by detail, what the model's processor made of it.
+    `inputs`: by detail, the output of the model's processor. `data` is empty if the export has only these.
     """
 
     digest: str
@@ -42,7 +42,7 @@ class ImageBytes:
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict, repr=False)
 
     def pillow(self) -> Image:
-        """Decode it as the model saw it: first frame, turned as its EXIF data say, RGB, transparent parts on white.
+        """Decode the image as the model saw it: first frame, rotated by its EXIF data, RGB, transparent parts on white.
 
         Raises InvalidRequest without Pillow.
         """
@@ -66,9 +66,9 @@ def _opaque(picture: Image) -> Image:
 
 
 def concatenated(images: Sequence[Mapping[str, Any]], table: Mapping[str, ImageBytes]) -> dict[str, Array]:
-    """The arrays of these images of a sample, one below the other.
+    """The concatenated arrays of these images of a sample.
 
-    Raises LookupError for one that the table lacks, InvalidRequest for arrays that do not fit together.
+    Raises LookupError for an image that the table lacks, and InvalidRequest for arrays whose shapes do not match.
     """
     found = [table[image["digest"]].inputs[image.get("detail") or AUTO] for image in images]
     names = dict.fromkeys(name for each in found for name in each)
@@ -87,9 +87,10 @@ def _joined(name: str, values: Sequence[Array]) -> Array:
 
 
 def table_of(told: Mapping[str, Mapping[str, Any]], arrays: Mapping[str, Array] | None = None) -> ImageTable:
-    """The table of an answer: `told` is its field `images`, `arrays` those named `NAME/DIGEST` or `NAME/DIGEST.DETAIL`.
+    """The image table of an answer. `told`: its field `images`.
 
-    Raises ValueError for an array of an image that `told` lacks.
+    `arrays`: its arrays with names `NAME/DIGEST` or `NAME/DIGEST.DETAIL`. Raises ValueError for an array of an image
+    that `told` lacks.
     """
     data: dict[str, bytes] = {}
     inputs: dict[str, dict[str, dict[str, Array]]] = {digest: {} for digest in told}
@@ -123,7 +124,7 @@ def _array(data: str | bytes, shape: Sequence[int], dtype: str) -> Array:
 
 
 def image_of_row(row: Mapping[str, Any]) -> ImageBytes:
-    """An image as a row of an Arrow stream or an element of a Parquet column has it."""
+    """The image in a row of an Arrow stream, or in an element of a Parquet column."""
     inputs: dict[str, dict[str, Array]] = {}
     for each in row["inputs"] or ():
         inputs.setdefault(each["detail"], {})[each["name"]] = _array(each["data"], each["shape"], each["dtype"])

@@ -1,4 +1,4 @@
-"""Optional packages: imported when a caller asks for their types, so that the client needs none of them."""
+"""Optional packages. They are imported on first use, so the client depends on none of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokengrove.errors import InvalidRequest, how_to_get
 
 
 def library(name: str) -> Any:
-    """Import the optional package `name`. Raises InvalidRequest that says how to install it."""
+    """Import the optional package `name`. Raises InvalidRequest with install instructions if it is missing."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
-"""Every operation of the client, written once: a generator that yields a `Call`, receives the answer and returns the
-result. Nothing here does I/O, so the blocking and the asyncio client cannot differ.
+"""The operations of the client, as generators that yield a `Call`, receive its answer and return the result.
+
+Nothing here does I/O, and both clients use it, so the blocking and the asyncio client cannot differ.
 """
 
 from __future__ import annotations
@@ -56,21 +57,21 @@ T = TypeVar("T")
 
 
 class Repeat(Enum):
-    """When a call is sent again by itself."""
+    """Whether a call is retried."""
 
-    ALWAYS = "always"  # its Idempotency-Key tells the server that it is the same call
+    ALWAYS = "always"  # the server recognises the call by its Idempotency-Key
     READS = "reads"  # it changes nothing, so it needs no key
-    UNSENT = "unsent"  # only if it surely did not arrive: the engine and the mailbox may do it twice
-    NEVER = "never"  # turns, which SDKs repeat, and questions about this moment
+    UNSENT = "unsent"  # only if it certainly did not arrive: the engine and the mailbox might do it twice
+    NEVER = "never"  # turns, which SDKs retry, and calls about the current state
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to send. With `key` None the client's admin key is used, if it has one.
+    """One request to send. `key`: the key to use; None: the client's admin key, if it has one.
 
-    `headers` are further ones. All attempts of a call that changes something have one `idempotency_key` (None: a random
-    one). The answer may take `timeout_s` seconds (None: the client's own timeout) and `extra_timeout_s` more.
-    The generator receives the answer's bytes if `raw`, else its decoded JSON.
+    `headers`: additional headers. All attempts of a call that changes something have the same `idempotency_key` (None:
+    a random key). The timeout is `timeout_s` seconds (None: the client's) plus `extra_timeout_s`. The generator
+    receives the answer's bytes if `raw`, else its decoded JSON.
     """
 
     method: str
@@ -87,20 +88,20 @@ class Call:
 
 
 Steps = Generator[Call, Json, T]
-"""An operation: yields calls, receives their answers, returns a result."""
+"""An operation: it yields calls, receives their answers and returns a result."""
 
-# What changes the engine may wait for the requests in flight, or load weights, which takes minutes.
+# Calls that change the engine may wait for requests in flight, or load weights, which takes minutes.
 _ENGINE_S = 600.0
 
 GENERATE_S = 3600.0
-"""Default time for `generate`: answers of reasoning models take many minutes, and one may wait for a weight update."""
+"""Default timeout of `generate`: answers of reasoning models take many minutes, and may wait for a weight update."""
 
 FORMAT = "npz"
-"""Default transfer format: the fastest to read of those that need no library and have room for `include`."""
+"""Default transfer format: the fastest to read of the formats that need no library and support `include`."""
 
 
 def one(call: Call) -> Steps[Json]:
-    """A single call, whose answer is the result as it came."""
+    """A single call; its answer is the result."""
     return (yield call)
 
 
@@ -108,7 +109,7 @@ class StartedSession:
     """The answer of `start_session`: the addresses and keys of one session.
 
     `base_url` ends in /v1 (OpenAI SDKs), `root_url` does not (Anthropic SDKs). `api_key` is for the agent;
-    `control_key` may also set rewards and end the session. `keys_expire_at`: Unix seconds; None: never.
+    `control_key` can also set rewards and end the session. `keys_expire_at`: Unix seconds; None: never.
     """
 
     def __init__(self, answer: Mapping[str, Json]) -> None:
@@ -151,7 +152,7 @@ def mark(
 
 
 def rotate_keys(session: StartedSession, keys: Sequence[KeyKind] | None, key_lifetime_s: float | None) -> Steps[None]:
-    """Replace keys and take the new ones over. If the path's is kept, so are the addresses that have it."""
+    """Replace keys and store the new ones. If the secret in the addresses is not replaced, the addresses are kept."""
     answer = yield session.call("rotate_keys", _given({"keys": keys, "key_lifetime_s": key_lifetime_s}))
     session.api_key = answer["api_key"] or session.api_key
     session.control_key = answer["control_key"] or session.control_key
@@ -226,14 +227,14 @@ def claim(filter: SessionFilter | None, given: ClaimOptions, idempotency_key: st
     how = body.get("export")
     if how is None:
         return claim_of((yield call))
-    name = _readable(how)  # before sessions are leased whose samples could not be read
+    name = _readable(how)  # checked before the lease
     body["export"] = {**how, "format": name}
     page = yield from _page(replace(call, raw=True), name)
     return claim_of(page.end, _warned(page.export))
 
 
 def _warned(export: Export) -> Export:
-    """Warn once of what the server warns of: a trainer that reads only samples would not notice."""
+    """Emit the server's first warning: a trainer that reads only samples would not notice it otherwise."""
     told = export.warnings
     if told:
         more = f" (and {len(told) - 1} warnings more in Export.warnings)" if len(told) > 1 else ""
@@ -304,7 +305,7 @@ def groups(
 
 
 def _as_text(filter: Mapping[str, Json] | None) -> str | None:
-    """A filter as the query of a listing has it."""
+    """A filter as text for the query of a listing."""
     return json.dumps(filter) if filter else None
 
 
@@ -339,7 +340,7 @@ def reasons() -> Steps[dict[str, dict[str, str]]]:
 
 
 def events_call(kinds: Collection[str] | None) -> Call:
-    """The call whose answer is a stream of events, which has no end."""
+    """The call for the stream of events, which has no end."""
     params = _given({"events": None if kinds is None else ",".join(kinds)})
     return Call("GET", "/rl/events", params=params, repeat=Repeat.NEVER)
 
@@ -389,14 +390,14 @@ _MARKS = {
     "idempotency_key": "idempotency-key",
     "traceparent": "traceparent",
 }
-"""The options of `generate` that are headers."""
+"""The options of `generate` that are sent as headers."""
 
 _KEY = re.compile(r"[!-~]{1,255}")
-"""What the key of a control call may be."""
+"""The pattern of an idempotency key."""
 
 
 def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, str]:
-    """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
+    """The headers that mark a turn of a session. Raises InvalidRequest for text that a header cannot contain."""
     marks = {name: text for name in _MARKS if (text := str(given.get(name) or ""))}
     for name, text in marks.items():
         if session is None and name != "traceparent":
@@ -407,7 +408,7 @@ def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, 
 
 
 def _checked(idempotency_key: str | None) -> str | None:
-    """Raises InvalidRequest for a key that the server would refuse."""
+    """Return the key. Raises InvalidRequest if the server would refuse it."""
     if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
         raise InvalidRequest(
             f"'idempotency_key' must be 1 to 255 visible ASCII characters, not {idempotency_key!r}",
@@ -445,7 +446,7 @@ def end_token_ids(session: StartedSession | None) -> Steps[list[int]]:
 def _of_tokens(
     session: StartedSession | None, verb: str, body: Mapping[str, Json], timeout_s: float | None = None
 ) -> Call:
-    """A call that agents make too: with the agent's key in a session, else with the admin key."""
+    """A call that agents also make: with the agent's key in a session, else with the admin key."""
     path, key = ("", None) if session is None else (f"/{session_path(session.session_id)}", session.api_key)
     return Call("POST", f"{path}/v1/{verb}", body, key, timeout_s=timeout_s, repeat=Repeat.READS)
 
@@ -461,7 +462,7 @@ def engine() -> Steps[EngineState]:
 
 
 _SAME_TWICE = frozenset({"pause_generation", "continue_generation", "flush_cache"})
-"""The steps of the engine that leave it as it is when they are done again."""
+"""The idempotent steps of the engine."""
 
 
 def engine_step(step: str, fields: Mapping[str, Json]) -> Steps[EngineState]:
@@ -498,9 +499,9 @@ def deliver(answer: Delivery) -> Steps[str]:
 def _divided(
     given: Mapping[str, Json], how: type, filter: SessionFilter | None
 ) -> tuple[dict[str, Json], dict[str, Json]]:
-    """Divide keyword arguments into the fields of `how` and the filter, which they could have until version 0.1.0.
+    """Divide keyword arguments into the fields of `how` and of the filter (deprecated since version 0.1.0).
 
-    Raises InvalidRequest for an unknown argument, and for one that `filter` has too.
+    Raises InvalidRequest for an unknown argument, and for an argument that is also in `filter`.
     """
     filters = SessionFilter.__annotations__
     options = {name: value for name, value in given.items() if name in how.__annotations__}
@@ -528,7 +529,7 @@ def _listed(options: Collection[str], filters: Collection[str]) -> str:
 
 
 def session_path(session_id: str) -> str:
-    """A session id as a part of a path: what servers and SDKs leave as it is stays."""
+    """A session id in a URL path. Characters that servers and SDKs do not encode remain."""
     return quote(session_id, safe="/~:@+")
 
 

@@ -1,4 +1,4 @@
-"""Keyword arguments of the client's methods: typed dicts whose fields have the names of the HTTP bodies."""
+"""Keyword arguments of the client's methods, as typed dicts with the field names of the HTTP bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokengrove.client.values import Float32, Json, Number
 
 
 class WithdrawOptions(TypedDict, total=False):
-    """Fields of `withdraw`, with which a live session ends, as in `EndOptions`."""
+    """Fields of `withdraw`, for the end of a live session, as in `EndOptions`."""
 
     outcome: str
     exit_reason: str
@@ -20,17 +20,18 @@ class WithdrawOptions(TypedDict, total=False):
 class GenerateOptions(TypedDict, total=False):
     """How to sample from token ids.
 
-    `sampling_params`: the names of chat completions (`max_tokens`, `temperature`, ...) or SGLang's (`max_new_tokens`,
-    ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call. `request_id` keeps calls
-    together that share a prefix, where there is no session that does. `timeout_s`: how long to wait for the answer, in
-    seconds (default 3600: a call may wait for an update of the weights). `image_data`: the images of the prompt in the
-    order of their tokens, as data URLs or base64, or as http URLs if the server fetches them.
+    `sampling_params`: parameters with the names of chat completions (`max_tokens`, `temperature`, ...) or of SGLang
+    (`max_new_tokens`, ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call.
+    `request_id`: outside a session, calls with the same id are routed together, because they share a prefix.
+    `timeout_s`: timeout of the answer in seconds (default 3600: a call may wait for a weight update). `image_data`: the
+    images of the prompt in the order of their tokens, as data URLs or base64, or as http URLs if the server fetches
+    them.
 
     In a session, `agent` marks the turn as that of one of several agents, and `state_hash` names the state that it was
-    sampled in, for `step_advantages`. With the `idempotency_key` of an earlier call, whose answer may have been lost,
-    it gets that answer: nothing is sampled. All three are visible ASCII characters.
+    sampled in, for `step_advantages`. With the `idempotency_key` of an earlier call whose answer may have been lost,
+    the call returns that answer and samples nothing. All three consist of visible ASCII characters.
 
-    `traceparent` makes the server's spans a part of the caller's trace, in W3C's form.
+    `traceparent` makes the server's spans part of the caller's trace, in the W3C format.
     """
 
     sampling_params: Mapping[str, Json]
@@ -46,10 +47,11 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class ParseOptions(TypedDict, total=False):
-    """How to read sampled ids: tool calls are read if there are `tools` (as in a chat completion) or a `tool_parser`.
+    """How to parse sampled ids.
 
-    `tool_parser`, `reasoning_parser`: the names of `--tool-parser` and `--reasoning-parser`; default: the model's.
-    `prompt_ids`: the end of the prompt, if it may have opened the reasoning; default: as the template's does.
+    Tool calls are parsed if there are `tools` (as in a chat completion) or a `tool_parser`. `tool_parser`,
+    `reasoning_parser`: names as for `--tool-parser` and `--reasoning-parser`; default: the model's. `prompt_ids`: the
+    end of the prompt, if it may open the reasoning; default: the end of the template's prompt.
     """
 
     tools: Sequence[Mapping[str, Json]]
@@ -73,18 +75,18 @@ TransferStep = Literal[
 Align = Literal["strict", "first", "last"]
 Order = Literal["oldest", "newest"]
 ListingPart = Literal["summary", "returns", "counts"]
-"""What a listing may include: sums of each session's turns, the returns of its turns, counts of all by status."""
+"""Optional parts of a listing: a summary per session, the returns of its turns, counts of all sessions by status."""
 
 
 class RewardOptions(TypedDict, total=False):
-    """Which reward to set, if not that of the last complete turn of the main agent.
+    """Which reward to set; by default, the reward of the main agent's last complete turn.
 
     `interaction_id`, or `turn`: the interaction, by id or by its index in the order of completion, from 0.
-    `agent`: the last turn that was marked with this agent, or with `step_scores` all of its turns.
-    `name`: name of the reward; rewards of different names are kept side by side.
+    `agent`: the last turn that was marked with this agent; with `step_scores`, all of its turns.
+    `name`: name of the reward; rewards with different names coexist.
     `rewards`: one reward per interaction id.
-    `step_scores`: one score per complete interaction, in order of completion; with `align` first or last, one per
-    interaction of the first or the last ones.
+    `step_scores`: one score per complete interaction, in order of completion; with `align` first or last, they may
+    cover only the first or the last interactions.
     `token_rewards`: one reward per sampled token of `interaction_id` or `turn`.
     """
 
@@ -99,11 +101,11 @@ class RewardOptions(TypedDict, total=False):
 
 
 class EndOptions(RewardOptions, total=False):
-    """Fields of `end_session`: those that reward turns, and what the environment says of the session.
+    """Fields of `end_session`: rewards of turns, and the environment's data on the session.
 
-    `score`: of the whole episode, in place of the sum of its rewards; where no turn has a reward, it is also that of
-    the last main turn. `outcome` is Finished, Failed, NoData or Timeout. `finished`: False if the episode was cut off
-    (`mask_unfinished`).
+    `score`: the score of the whole episode, which replaces the sum of its rewards. If no turn has a reward, it also
+    becomes the reward of the last main turn. `outcome` is Finished, Failed, NoData or Timeout. `finished`: False if the
+    episode was cut off (`mask_unfinished`).
     """
 
     reward: Number
@@ -115,11 +117,11 @@ class EndOptions(RewardOptions, total=False):
 
 
 class Delivery(TypedDict, total=False):
-    """An answer for `deliver`, and the request that it is for.
+    """An answer for `deliver`, and the request that it answers.
 
-    The request is named by `interaction_id`, or by `session_id` and `turn`. One of `message` (a chat message),
-    `response` (a chat completion), `text`, `output_ids` (with `logprobs`, natural logarithms, one for each) and `error`
-    is the answer. `finish_reason` is stop or length; `version` is the weight version.
+    `interaction_id`, or `session_id` and `turn`, name the request. The answer is one of `message` (a chat message),
+    `response` (a chat completion), `text`, `output_ids` (with `logprobs`, natural logarithms, one per id) and `error`.
+    `finish_reason` is stop or length; `version` is the weight version.
     """
 
     interaction_id: str

@@ -1,7 +1,8 @@
-"""Calls that are sent again while the server or its database is away, or has no place.
+"""Retries of calls while the server or its database is unavailable, or a limit is reached.
 
-All attempts of a call have one `Idempotency-Key`, so that a call whose answer was lost is done once. What may not be
-done twice and has no such key (`Repeat.UNSENT`) is sent again only if it surely did not arrive.
+All attempts of a call have the same `Idempotency-Key`, so a call whose answer was lost takes effect once. Calls to the
+engine and the mailbox could still take effect twice (`Repeat.UNSENT`), so they are retried only if they certainly did
+not arrive.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from tokengrove.errors import (
 logger = logging.getLogger(__name__)
 
 RETRY_S = 120.0
-"""For how long calls are repeated by default: a database or a server that restarts is back by then."""
+"""Seconds that calls are retried by default: enough for the restart of a database or a server."""
 
 LEAVE_S = 10.0
-"""For how long the end of a session is repeated when a cancellation or Ctrl-C has left its block."""
+"""Seconds that the end of a session is retried after a cancellation or Ctrl-C has left its block."""
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 
 
 class Clock:
-    """The time, the waits and the chance of pauses; tests have others."""
+    """The time, the waits and the randomness of retries; tests replace it."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary time."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
@@ -53,15 +54,15 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def share(self) -> float:
-        """A random number from 0 to 1, so that clients that failed together do not come back together."""
+        """A random number from 0 to 1, so that clients that failed together do not retry together."""
         return random.random()
 
 
 class Attempts:
-    """The attempts of one call: how long it is repeated, and how long the pauses are.
+    """The attempts of one call: how long it is retried, and the pauses between attempts.
 
-    `call` is what each attempt sends. The pauses grow from a quarter of a second to five, by chance up to half shorter,
-    and are never shorter than what the server asks for (`Retry-After`).
+    `call`: the call of every attempt. The pauses grow from 0.25 to 5 seconds, are randomly up to half shorter, and are
+    never shorter than the server's `Retry-After`.
     """
 
     def __init__(self, call: Call, retry_s: float, clock: Clock) -> None:
@@ -70,7 +71,7 @@ class Attempts:
         self._begun, self._failures = clock.now(), 0
 
     def pause_s(self, error: ProxyError) -> float:
-        """Seconds until the next attempt. Raises `error` if there is to be none; it says for how long it was tried."""
+        """Seconds until the next attempt. Raises `error` if there is none, with the number and time of the attempts."""
         self._failures += 1
         tried_s = self._clock.now() - self._begun
         left_s = self._retry_s - tried_s
@@ -88,7 +89,7 @@ class Attempts:
 
 
 def may_repeat(call: Call, error: ProxyError) -> bool:
-    """Whether sending `call` again after `error` may succeed, and does nothing twice."""
+    """Whether a retry of `call` after `error` may succeed, and cannot take effect twice."""
     if call.repeat is Repeat.NEVER:
         return False
     full = isinstance(error, TooManyRequests) and error.retry_after_s is not None
@@ -99,14 +100,14 @@ def may_repeat(call: Call, error: ProxyError) -> bool:
 
 
 def checked_retry_s(retry_s: float) -> float:
-    """Raises InvalidRequest for what is no number of seconds."""
+    """Return `retry_s`. Raises InvalidRequest unless it is a number of seconds."""
     if isnan(retry_s) or retry_s < 0:
         raise InvalidRequest(f"'retry_s' is a number of seconds, 0 for never, not {retry_s}", param="retry_s")
     return retry_s
 
 
 def _keyed(call: Call) -> Call:
-    """The call with a key of its own, if it changes something and its caller gave none."""
+    """The call with a new idempotency key, if it changes something and its caller gave none."""
     changes = call.method != "GET" and call.repeat in (Repeat.ALWAYS, Repeat.UNSENT)
     if changes and call.idempotency_key is None:
         return replace(call, idempotency_key=uuid.uuid4().hex)

@@ -1,7 +1,7 @@
-"""ASGI applications that run in this process for clients: their lifespan starts with the first and ends with the last.
+"""ASGI applications that run in this process for clients, from the first client to the last.
 
-An application runs on one event loop, and every request to it is answered there, wherever it is called from. One that
-runs already is only used, and neither started nor stopped.
+An application runs on one event loop and answers every request there, whatever thread or loop the request comes from.
+An application that runs already is neither started nor stopped.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tokengrove.errors import ConfigurationError
 T = TypeVar("T")
 
 _GRACE_S = 5.0
-"""For requests that were disconnected because the application stops; then they are cancelled."""
+"""Seconds for disconnected requests to end when the application stops; then they are cancelled."""
 
 _LOOK_S = 1.0
-"""How often those that wait look whether the event loop that they wait for is still there."""
+"""Seconds between checks, during a wait, that the application's event loop is not closed."""
 
 _STOPPED = "the application has stopped, with its last client or with its event loop"
 
 
 class AppStopped(Exception):
-    """The application does not run any more."""
+    """The application no longer runs."""
 
 
 class RunningApp:
-    """An application, the event loop that it runs on, and how many clients hold it.
+    """An application, its event loop, and the number of clients that hold it.
 
-    `started` and `ended` are done when its lifespan has started and ended; each raises what the lifespan raised.
+    `started` and `ended` are done when its lifespan has started and ended; each raises the lifespan's errors.
     """
 
     def __init__(self, app: ASGIApp, loop: asyncio.AbstractEventLoop, *, owned: bool) -> None:
-        """`owned`: whether it is started here, so that it is stopped here too."""
+        """`owned`: whether it is started here, and therefore stopped here."""
         self.app, self.loop, self.owned = app, loop, owned
         self.holders = 0
         self.started: Future[None] = Future()
@@ -63,18 +63,18 @@ class RunningApp:
         self._task = self.loop.create_task(self._live(), context=Context())
 
     def start_in_thread(self) -> None:
-        """Start the event loop in a thread of its own, and the lifespan on it; the thread ends with the lifespan."""
-        # A daemon: else a client that nobody has closed would keep the process from its end.
+        """Start the event loop in a separate thread, and the lifespan on it. The thread ends with the lifespan."""
+        # A daemon: otherwise, a client that is never closed would keep the process alive.
         self._thread = threading.Thread(target=self._run, name="tokengrove-app", daemon=True)
         self._thread.start()
 
     @property
     def in_thread(self) -> bool:
-        """Whether its event loop runs in a thread of its own."""
+        """Whether its event loop runs in a separate thread."""
         return self._thread is not None
 
     async def ready(self) -> None:
-        """Wait until it has started. Raises what its lifespan raised, and AppStopped."""
+        """Wait until it has started. Raises the lifespan's error, and AppStopped."""
         if not self.started.done():
             await asyncio.shield(asyncio.wrap_future(self.started))
         self._check()
@@ -88,7 +88,7 @@ class RunningApp:
     async def answer(
         self, scope: Message, body: bytes, timeout_s: float | None, opened: set[Exchange]
     ) -> tuple[Exchange, int, Headers]:
-        """Send a request, and wait for the head of its answer. `opened` holds it while the application answers."""
+        """Send a request and wait for the head of its answer. `opened` has the exchange until it is complete."""
         if self._stopping.is_set():
             raise AppStopped(_STOPPED)
         exchange = Exchange(self.app, {**scope, "state": self._state.copy()}, body)
@@ -105,7 +105,7 @@ class RunningApp:
         return exchange, status, headers
 
     async def run(self, steps: Coroutine[Any, Any, T]) -> T:
-        """Await `steps` on the event loop of the application. Raises AppStopped if that is gone."""
+        """Await `steps` on the application's event loop. Raises AppStopped if the loop is closed."""
         if asyncio.get_running_loop() is self.loop:
             return await steps
         sent = asyncio.wrap_future(self._submit(steps))
@@ -120,9 +120,9 @@ class RunningApp:
             sent.cancel()
 
     def wait(self, steps: Coroutine[Any, Any, T]) -> T:
-        """Block until `steps` have run on the event loop of the application.
+        """Block until `steps` have run on the application's event loop.
 
-        Raises AppStopped if that is gone, and RuntimeError on that event loop itself, which would wait for ever.
+        Raises AppStopped if the loop is closed, and RuntimeError if called on that loop, which would wait for ever.
         """
         try:
             self.refuse_own_loop()
@@ -137,7 +137,7 @@ class RunningApp:
             raise
 
     def leave(self) -> bool:
-        """Let go of it. Whoever is the last stops it, and may wait until it has stopped if this returns True."""
+        """Release it. The last holder stops it. Returns True if the caller may wait until it has stopped."""
         with _lock:
             self.holders -= 1
             last = not self.holders
@@ -146,12 +146,12 @@ class RunningApp:
         return last and self.owned
 
     def stop(self) -> None:
-        """Disconnect all who read, and ask what was started here to stop, from any thread."""
+        """Disconnect all readers, and stop an application that was started here. Any thread may call this."""
         with suppress(RuntimeError):  # the event loop is closed, and the application has stopped
             self.loop.call_soon_threadsafe(self._stop)
 
     async def stopped(self) -> None:
-        """Wait until it has stopped. Raises what its lifespan raised."""
+        """Wait until it has stopped. Raises the lifespan's error."""
         await asyncio.shield(asyncio.wrap_future(self.ended))
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -165,7 +165,7 @@ class RunningApp:
                 self._thread.join()
 
     def leave_soon(self) -> None:
-        """Let go of it without waiting: what a finalizer may do, which runs anywhere, also inside of a lock."""
+        """Release it without waiting, safely in a finalizer, which can run anywhere, even while a lock is held."""
         with suppress(RuntimeError):  # as in `stop`
             self.loop.call_soon_threadsafe(self.leave)
 
@@ -182,7 +182,7 @@ class RunningApp:
             raise AppStopped(_STOPPED) from None
 
     def _wait(self, future: Future[T]) -> T:
-        """Block until `future` is done. Raises AppStopped if nobody is left to finish it."""
+        """Block until `future` is done. Raises AppStopped if it can never be done."""
         self.refuse_own_loop()
         while not wait([future], _LOOK_S).done:
             if self.loop.is_closed():
@@ -192,7 +192,7 @@ class RunningApp:
         return future.result()
 
     def refuse_own_loop(self) -> None:
-        """Raise RuntimeError where a thread would wait for what only itself can do."""
+        """Raise RuntimeError on the application's own event loop, where blocking would be a deadlock."""
         if _current_loop() is self.loop:
             raise RuntimeError(
                 "a blocking client was used on the event loop that runs its application, so it would wait for itself: "
@@ -204,7 +204,7 @@ class RunningApp:
             runner.run(self._live())
 
     async def _live(self) -> None:
-        """Run the lifespan until it is asked to stop."""
+        """Run the lifespan until `stop`."""
         failure: Exception | None = None
         try:
             await self._lifespan()
@@ -215,7 +215,7 @@ class RunningApp:
                 del _running[id(self.app)]
             if not self.started.done():
                 self.started.set_exception(failure or AppStopped(_STOPPED))
-                failure = None  # those that wait for its start are told
+                failure = None  # `started` raises it
             if failure is None:
                 self.ended.set_result(None)
             else:
@@ -255,7 +255,7 @@ class RunningApp:
             exchange.leave()
 
     async def _end_requests(self) -> None:
-        """Wait for requests, whose readers have left, and cancel those that do not end."""
+        """Wait for disconnected requests, and cancel those that do not end in time."""
         if self._open:
             await asyncio.wait(self._open, timeout=_GRACE_S)
         for task in self._open:
@@ -263,42 +263,42 @@ class RunningApp:
 
 
 _running: dict[int, RunningApp] = {}
-"""By the identity of the application: those that clients have started."""
+"""The applications that clients have started, by the application's `id`."""
 _lock = threading.Lock()
 
 
 class AppHold:
-    """What a client holds of an application: it runs from the first use, until the hold is closed or collected."""
+    """A client's hold on an application, which runs from the first use until all holds are closed or collected."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._taken: list[RunningApp] = []
         self._closed = False
         self._let_go = weakref.finalize(self, _let_go, self._taken)
-        self._let_go.atexit = False  # then `_stop_all` does it, in time
+        self._let_go.atexit = False  # `_stop_all` does it earlier
 
     async def ready(self) -> RunningApp:
-        """The running application, on the running event loop if nobody has started it yet.
+        """The running application, on the running event loop if no client has started it yet.
 
-        Raises what its lifespan raises at its start, and AppStopped.
+        Raises the error of the lifespan's start, and AppStopped.
         """
         running = self._take(asyncio.get_running_loop())
         await running.ready()
         return running
 
     def wait_ready(self) -> RunningApp:
-        """The running application, in a thread of its own if nobody has started it yet. Raises as `ready` does."""
+        """The running application, in a separate thread if no client has started it yet. Raises as `ready` does."""
         running = self._take(None)
         running.wait_ready()
         return running
 
     async def aclose(self) -> None:
-        """Let go; whoever is the last waits until the application has stopped. Raises what its lifespan raises."""
+        """Release the application. The last holder waits until it has stopped. Raises the lifespan's error."""
         if (last := self._leave()) is not None:
             await last.stopped()
 
     def close(self) -> None:
-        """As `aclose`, blocking."""
+        """Blocking `aclose`."""
         if (last := self._leave()) is not None:
             last.wait_stopped()
 
@@ -313,7 +313,7 @@ class AppHold:
             return self._taken[0]
 
     def _leave(self) -> RunningApp | None:
-        """Close the hold, and return an application that it was the last to hold."""
+        """Close the hold, and return the application if this was its last hold."""
         with _lock:
             self._closed = True
             running = self._taken.pop() if self._taken else None
@@ -326,7 +326,7 @@ def _let_go(taken: list[RunningApp]) -> None:
 
 
 def _running_app(app: ASGIApp, loop: asyncio.AbstractEventLoop | None) -> RunningApp:
-    """The application as it runs, held once more; started on `loop`, or in a thread, if it does not run yet."""
+    """The running application, with one more holder. If necessary, it is started on `loop`, or in a thread."""
     running = _running.get(id(app))
     if running is None:
         if (own := _own_loop(app)) is not None:
@@ -345,7 +345,7 @@ def _running_app(app: ASGIApp, loop: asyncio.AbstractEventLoop | None) -> Runnin
 
 
 def _own_loop(app: ASGIApp) -> asyncio.AbstractEventLoop | None:
-    """The event loop that an application of this project runs on already; None if it does not run, or does not say."""
+    """The event loop of an application of this project that runs already; None for any other application."""
     loop = getattr(app, "running_loop", None)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
@@ -359,10 +359,10 @@ def _current_loop() -> asyncio.AbstractEventLoop | None:
 
 @cache
 def _stop_at_exit() -> None:
-    """Stop what runs in a thread when the process ends: before executors refuse work, which a stop needs.
+    """Stop applications in threads when the process ends, before executors refuse work, which the stop needs.
 
-    `atexit` comes after that; it is for interpreters without the other. What is registered last is called first, so the
-    executors have to be registered by now.
+    `atexit` handlers run after that; they are the fallback for interpreters without `_register_atexit`. The last
+    registered handler is called first, so the executors' handler must be registered before.
     """
     import_module("concurrent.futures.thread")
     getattr(threading, "_register_atexit", atexit.register)(_stop_all)
@@ -372,5 +372,5 @@ def _stop_all() -> None:
     for running in list(_running.values()):
         if running.in_thread:
             running.stop()
-            with suppress(Exception):  # nobody is left to be told
+            with suppress(Exception):  # no caller is left to handle it
                 running.wait_stopped()

@@ -1,4 +1,4 @@
-"""Server-sent events: the bytes of a stream become events with JSON data, however the stream is cut into pieces."""
+"""Server-sent events: parses the bytes of a stream, in any pieces, into events with JSON data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EventKind = Literal["statistics", "sessions"]
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """An event of the server. `data`: as `GET /rl/events` tells it for this `kind`."""
+    """An event of the server. `data`: the data of `GET /rl/events` for this `kind`."""
 
     kind: str
     data: Json
@@ -25,8 +25,8 @@ class ServerEvent:
 class EventReader:
     """Reads events from the pieces of one stream.
 
-    Lines end in a line feed, perhaps after a carriage return, and in nothing else: JSON may have any other line
-    separator. Comments, `retry` and `id` are left out.
+    Lines end in a line feed, optionally after a carriage return, and in nothing else: JSON may contain any other line
+    separator. Comments, `retry` and `id` are ignored.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class EventReader:
         return None
 
     def _ended(self) -> ServerEvent | None:
-        """The event before an empty line; None if there was a comment only."""
+        """The event before an empty line; None if it has no data."""
         kind, data = self._kind or "message", b"\n".join(self._data)
         self._kind, self._data = "", []
         if not data:

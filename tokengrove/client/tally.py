@@ -1,4 +1,4 @@
-"""Summary of an export, counted page by page from the samples that were read: the same numbers in every format."""
+"""The summary of an export, counted page by page from the samples. The numbers are the same in every format."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Tally:
     """Sums over the pages that were written.
 
     `validation`, `withdrawn`: sessions that match but were left out, because they are for validation or were withdrawn.
-    `uncounted`: why pages could not be read, or None; the fields after it are then 0.
+    `uncounted`: why pages could not be read, or None. If it is set, the fields after it are 0.
     `tokens`: tokens of all samples, without padding; `trained`: those with loss mask 1.
-    `forks`: samples beyond one a session; in layout tree, leaves beyond one; in layout individual, turns that neither
+    `forks`: samples beyond one per session; in layout tree, leaves beyond one; in layout individual, turns that neither
     start nor continue a conversation.
-    `unaligned`: turns whose prompt could not be joined with the turn before.
+    `unaligned`: turns whose prompt could not be joined with the previous turn.
     `dropped`, `cut`: in layout padded, samples that did not fit and tokens that were cut off.
-    `masked`: sampled tokens that no sample contains as they were sampled.
-    `unrewarded`: sessions without a reward; `left_out`: sessions whose samples are left out for that, or because they
-    run or failed.
-    `scores`: of the rewarded sessions, each once.
-    `untrained`: sampled tokens that are not trained, by reason. `warnings`: those of the sessions.
+    `masked`: sampled tokens that are in no sample as they were sampled.
+    `unrewarded`: sessions without a reward; `left_out`: sessions without samples, because they have no reward, are live
+    or failed.
+    `scores`: the score of each rewarded session.
+    `untrained`: sampled tokens that are not trained, by reason. `warnings`: warnings of the sessions.
     """
 
     sessions: int = 0
@@ -72,7 +72,7 @@ class Tally:
 
     @property
     def nothing(self) -> str:
-        """What to say if no session was exported."""
+        """The message if no session was exported."""
         return "no session matches" + (
             f", but {self.validation} for validation: --validation include exports them" if self.validation else ""
         )
@@ -127,7 +127,7 @@ def _beyond_one(samples: list[Sample]) -> int:
 
 
 def _leaves(sample: Sample) -> int:
-    """Number of leaves: 1 for a sequence; for a tree, the nodes that are not the parent of another."""
+    """Number of leaves: 1 for a sequence; for a tree, the number of nodes without children."""
     if "node_parents" not in sample.extra:
         return 1
     parents = sample.extra["node_parents"].tolist()

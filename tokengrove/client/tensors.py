@@ -1,6 +1,6 @@
 """Batches of arrays: rows padded to one length, and numpy arrays as torch tensors or a TensorDict.
 
-Nothing here knows what a column means, and nothing is cut.
+Nothing here depends on the meaning of a column, and no row is truncated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pad_right(rows: Sequence[Array], dtype: type[np.generic], value: float, leng
 
 
 def pad_left(rows: Sequence[Array], dtype: type[np.generic], value: float, length: int | None = None) -> Array:
-    """As `pad_right`, with the padding before the rows."""
+    """Like `pad_right`, with the padding before the rows."""
     reversed_rows = [row[::-1] for row in rows]
     return pad_right(reversed_rows, dtype, value, length)[:, ::-1].copy()
 

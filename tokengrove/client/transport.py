@@ -1,6 +1,6 @@
-"""Mapping between calls and HTTP: a `Call` becomes the arguments of a request, a response becomes JSON or an error.
+"""Converts calls to arguments of HTTP requests, and responses to JSON or errors.
 
-An error of the server is raised as the same class of `tokengrove.errors` that the server raised.
+An error of the server is raised as the class of `tokengrove.errors` that the server raised.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tokengrove.client.values import Json
 from tokengrove.errors import InvalidRequest, ProxyError, classes_by, told
 
 TIMEOUT_S = 60.0
-"""Far above what a healthy server takes; a wait that the caller asks for (`wait_s`) is added to it."""
+"""Far above the response time of a healthy server. A call's own `wait_s` is added to it."""
 
 LIMITS = httpx.Limits(max_connections=None)
-"""Every call has a connection of its own: by default 100 share all, and the others time out behind long generations."""
+"""Every call has its own connection. With the default of 100, calls would time out behind long generations."""
 
 
 class Connection:
-    """The server's URL or application, the admin key, the timeout and the patience: what both clients share.
+    """The common part of both clients: the server's URL or application, the admin key, the timeout and the retry time.
 
-    `url` of an application in this process is an address that only `http_client` reaches. `app`: the application, None
-    over a network; `hold`: what this client holds of it. `clock`: how pauses between attempts pass.
+    `url`: the address of the server; for an application in this process, only `http_client` can reach it. `app`: the
+    application; None over a network. `hold`: this client's hold on the application. `clock`: waits between attempts.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Connection:
         self.clock = Clock()
 
     def attempts(self, call: Call, retry_s: float | None) -> Attempts:
-        """The attempts of a call, for `retry_s` seconds (None: this client's own)."""
+        """The attempts of a call, for `retry_s` seconds (None: the client's own)."""
         return Attempts(call, self.retry_s if retry_s is None else checked_retry_s(retry_s), self.clock)
 
     def arguments(self, call: Call) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _encoded(body: Mapping[str, Json]) -> bytes:
 
 
 def _json(value: Json) -> bytes:
-    # not orjson: it writes NaN as null, which would unset a reward instead of failing
+    # not orjson: it encodes NaN as null, which would unset a reward instead of failing
     return json.dumps(value, allow_nan=False, default=_plain).encode()
 
 
@@ -126,14 +126,14 @@ def decode(response: httpx.Response, raw: bool = False) -> Json:
 
 
 def _error(response: httpx.Response) -> ProxyError:
-    """The error of an answer; chosen by status alone if the body is not ours (an error page of a gateway)."""
+    """The error of an answer, chosen by status alone if the body is not the server's (an error page of a gateway)."""
     try:
         shown = orjson.loads(response.content)["error"]
         message, code, param = shown["message"], shown.get("code"), shown.get("param")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
         if response.status_code in _OF_GATEWAYS:
-            where = f"{response.url.scheme}://{response.url.netloc.decode()}"  # a path may have a key
+            where = f"{response.url.scheme}://{response.url.netloc.decode()}"  # a path may contain a key
             message = f"no answer from the server behind {where} ({message}); is it running and the URL correct?"
             code = ServerUnreachable.code
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
@@ -141,7 +141,7 @@ def _error(response: httpx.Response) -> ProxyError:
 
 
 def _seconds(header: str | None) -> float | None:
-    """The seconds of `Retry-After`: a number, or those until the date that a gateway may write; None for neither."""
+    """The seconds of `Retry-After`: a number, or the time until a date, which gateways may send; None for neither."""
     try:
         return None if header is None else float(header)
     except ValueError:

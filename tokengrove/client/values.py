@@ -1,6 +1,6 @@
-"""What the client returns: frozen dataclasses.
+"""The values that the client returns, as frozen dataclasses.
 
-Arrays have the dtypes and shapes of the export, whatever format they came in. A field that a newer server adds is kept
+Arrays have the dtypes and shapes of the export, whatever the transfer format. Fields that a newer server adds are kept
 in `extra`.
 """
 
@@ -31,17 +31,17 @@ MROPE = "mrope_position_ids"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
+    """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], others int32 [L].
 
     `loss_mask` is 1 on the tokens to train. Elsewhere `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1.
-    `score` is what advantages compare: of the session, or of the sample's path or `agent` if `reward_scope` says so;
-    None if nothing was `rewarded`. `agent` is the name that its last turn was marked with.
-    `turns` has one entry per interaction, in order; `interaction_id` is the last one's. In layout padded, L is the
-    padded length and `attention_mask` is False in the padding. `images` has digest, start, length, width, height and,
-    if it was set, detail of each image: `input_ids[start : start + length]` stand for it. `recomputable` is the reason
-    why logprobs cannot be computed again from the ids and the temperature, or None. `extra` holds every other field:
-    the columns `weight` and `advantages` (float32 [1]) that the attributes `weight` and `advantage` read, those of
-    layouts tree and padded as arrays of their own dtypes, and what `include` asked for.
+    `score` is the value that advantages compare: the score of the session or, by `reward_scope`, of the sample's path
+    or `agent`; None if nothing was `rewarded`. `agent` is the name that its last turn was marked with. `turns` has one
+    entry per interaction, in order; `interaction_id` is the id of the last one. In layout padded, L is the padded
+    length and `attention_mask` is False in the padding. `images` has digest, start, length, width, height and, if it
+    was set, detail of each image; its tokens are `input_ids[start : start + length]`. `recomputable` is the reason why
+    logprobs cannot be recomputed from the ids and the temperature, or None. `extra` has every other field: the columns
+    `weight` and `advantages` (float32 [1]), which the attributes `weight` and `advantage` read, columns of layouts tree
+    and padded as arrays with their own dtypes, and the parts requested with `include`.
     """
 
     session_id: str
@@ -79,11 +79,11 @@ class Sample:
 
     @property
     def multi_modal_inputs(self) -> dict[str, Array] | None:
-        """What the model's processor made of the images, in their order: for Qwen's models `pixel_values` float32
-        [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+        """The processor's output for the images, in order.
 
-        {} for a sample without images of a vision model; None if the export was made without `multi_modal_inputs`.
-        Concatenated anew at every call: an export holds the arrays of each image once.
+        For Qwen's models: `pixel_values` float32 [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+        {} for a sample of a vision model without images; None if the export was made without `multi_modal_inputs`. The
+        arrays are concatenated at every access, because an export stores the arrays of each image once.
         """
         if self.has_inputs:
             return concatenated(self.images, self.image_table)
@@ -91,7 +91,7 @@ class Sample:
 
     @property
     def mrope_position_ids(self) -> NDArray[np.int64] | None:
-        """Positions int64 [3, L] (time, height, width); None without `multi_modal_inputs` or for other models."""
+        """Positions int64 [3, L] (time, height, width); None without `multi_modal_inputs`, or if the model has none."""
         return self.extra.get(MROPE)
 
     @property
@@ -101,12 +101,12 @@ class Sample:
 
     @property
     def weight(self) -> float:
-        """The share of its session: 1 / (samples of the session that train a token), 0 if it trains none."""
+        """Its share of the session: 1 / (samples of the session with trained tokens); 0 if it has no trained token."""
         return float(self.extra["weight"][0]) if "weight" in self.extra else 1.0
 
     @property
     def advantage(self) -> float | None:
-        """The advantage in its group; None if the export was made without `advantages`."""
+        """The advantage within its group; None if the export was made without `advantages`."""
         return float(self.extra["advantages"][0]) if "advantages" in self.extra else None
 
     @property
@@ -146,10 +146,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """All pages of an export. `sessions` has an entry per session id, with what is missing from the session.
+    """All pages of an export. `sessions`: an entry per session id, which also lists the missing parts of the session.
 
-    `left_out`: the number of sessions that match and were left out, by reason: `validation`. `images`: by digest, with
-    `images="bytes"` or `multi_modal_inputs`.
+    `left_out`: the number of matching sessions that were left out, by reason: `validation`. `images`: images by digest,
+    with `images="bytes"` or `multi_modal_inputs`.
     """
 
     samples: list[Sample]
@@ -168,7 +168,7 @@ class Export:
 
     @property
     def untrained_tokens(self) -> dict[str, int]:
-        """The sampled tokens of all sessions that no sample trains, by reason."""
+        """The number of sampled tokens of all sessions that no sample trains, by reason."""
         counts: Counter[str] = Counter()
         for entry in self.sessions.values():
             counts.update(entry.get("untrained_tokens", {}))
@@ -176,7 +176,7 @@ class Export:
 
     @property
     def warnings(self) -> list[str]:
-        """What is likely a mistake in how the sessions were sampled or exported."""
+        """Likely mistakes in the sampling or the export of the sessions."""
         told = [(name, text) for name, entry in self.sessions.items() for text in entry.get("warnings", ())]
         return [f"session {name}: {text}" for name, text in told]
 
@@ -197,9 +197,9 @@ class Export:
 class Claim:
     """Ended sessions leased to this consumer until `lease_until` (Unix seconds).
 
-    `sessions` has an entry per session id, in the order in which they ended: as in `Export` if the claim asked for
-    samples, else as `Client.sessions` lists them. `claim_id` is None if there was nothing to claim; nothing is leased
-    then. `export` has the samples of the sessions if the claim asked for them.
+    `sessions` has an entry per session id, in the order in which they ended: as in `Export` if the claim requested
+    samples, else as in `Client.sessions`. `claim_id` is None if there was nothing to claim, so nothing is leased.
+    `export` has the samples of the sessions if the claim requested them.
     """
 
     claim_id: str | None
@@ -220,13 +220,13 @@ class Acknowledged:
 class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
-    `turn`: its number among the complete ones; None if it failed. `notes`: its rare fields, for example how a client
-    echoed an answer. `agent`: who the client said it is.
+    `turn`: its number among the complete interactions; None if it failed. `notes`: rare fields, for example how a
+    client echoed an answer. `agent`: the agent that the client named.
 
-    What was asked for with `include`, else None: `compared` (what it continued or differs in from the nearest turn),
-    `reply` (as the client got it), `times` (Unix seconds), `logprobs` (one for each sampled token; None as well if the
-    answer came without), `answer` (the beginning of its `text`, and the names of its `calls`), `added` (its new
-    `messages`, `output` and `sampling`; `tools` and `template_options` of a turn without parent).
+    None unless `include` requested them: `compared` (the continued turn, or the differences from the nearest turn),
+    `reply` (as sent to the client), `times` (Unix seconds), `logprobs` (one per sampled token; also None if the answer
+    had none), `answer` (the beginning of its `text`, and the names of its `calls`), `added` (its new `messages`,
+    `output` and `sampling`; for a turn without parent also `tools` and `template_options`).
     """
 
     id: str
@@ -258,7 +258,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class SessionTree:
-    """One session with its interactions in order of completion. `extra` holds every other field of the answer."""
+    """One session with its interactions in order of completion. `extra` has every other field of the answer."""
 
     session_id: str
     status: str
@@ -271,11 +271,11 @@ class SessionTree:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What was sampled from token ids: `output_ids`, their `logprobs` and weight `versions`, of equal length.
+    """The output sampled from token ids: `output_ids`, their `logprobs` and weight `versions`, of equal length.
 
-    `id` is that of the interaction if it was sampled in a session. `logprobs` is None only for a mailbox answer without
-    any. `finish_reason` is `stop`, `length`, `abort` or `content_filter`. `cached_tokens`: how many of `prompt_tokens`
-    the engine had in its cache.
+    `id`: the id of the interaction, if it was sampled in a session. `logprobs` is None only for a mailbox answer
+    without logprobs. `finish_reason` is `stop`, `length`, `abort` or `content_filter`. `cached_tokens`: the number of
+    `prompt_tokens` in the engine's prefix cache.
     """
 
     id: str
@@ -290,10 +290,10 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the engine runs. `paused` is the mode of a pause, None without one; `released`: memory that is released.
+    """The state of the engine. `paused`: the mode of the pause, or None. `released`: the memory that is released.
 
-    `revision`: the commit of a model from the Hugging Face hub; None for a folder. `version`: of the weights.
-    `in_flight` and `waiting` count requests. `context_length`: the most tokens of prompt plus output. `extra` holds
+    `revision`: the commit of a model from the Hugging Face hub; None for a folder. `version`: the weight version.
+    `in_flight` and `waiting` count requests. `context_length`: the maximum of prompt plus output tokens. `extra` has
     every other field of the answer.
     """
 
@@ -313,10 +313,10 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineServer:
-    """One server of the pool. `state` is `alive`, `failing`, `ejected`, `leaving` or `missing`; `failure` says why.
+    """One server of the pool. `state`: `alive`, `failing`, `ejected`, `leaving` or `missing`; `failure`: the reason.
 
-    The counts (requests in flight, requests served, sessions that it keeps) and the weight version are None until it
-    was reached.
+    The counts (requests in flight, requests served, sessions routed to it) and the weight version are None until the
+    server was reached.
     """
 
     url: str
@@ -330,7 +330,7 @@ class EngineServer:
 
 
 def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
-    """The entries of `values` that dataclass `kind` has fields for; the rest as `extra`, if `kind` has that field."""
+    """The entries of `values` that are fields of the dataclass `kind`; the rest as `extra`, if it has that field."""
     names = {spec.name for spec in fields(kind)}
     known = {name: value for name, value in values.items() if name in names}
     if "extra" in names:
@@ -338,7 +338,7 @@ def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
     return known
 
 
-# The dtype of each column of a batch and the value of its padding; input_ids are padded with the caller's token.
+# The dtype and padding value of each column of a batch. input_ids are padded with the caller's token.
 _COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "input_ids": (np.int32, 0),
     "loss_mask": (np.int32, 0),
@@ -374,9 +374,9 @@ _DTYPES: dict[str, Any] = {
 
 
 def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None = None) -> Sample:
-    """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError.
+    """Parse a sample of an export; arrays may be lists. Raises LookupError or ValueError.
 
-    `images`: the table of its export, of which it keeps its own: a sample that is sent elsewhere takes no others along.
+    `images`: the table of the export. The sample keeps only its own images, so that a pickled sample has no others.
     """
     position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
     dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
@@ -391,7 +391,7 @@ def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None
 
 
 def with_images(sample: Sample, images: Mapping[str, ImageBytes]) -> Sample:
-    """The sample with its images of the table of its export."""
+    """The sample with its own images from the export's table."""
     return replace(sample, image_table=_own(sample.images, images))
 
 
@@ -400,7 +400,7 @@ def _own(placed: Sequence[Mapping[str, Json]], table: Mapping[str, ImageBytes]) 
 
 
 def by_id(sessions: Json) -> dict[str, dict[str, Json]]:
-    """The entries of an answer's `sessions` by session id. Exports of version 0.1.0 have an object of them."""
+    """The entries of an answer's `sessions`, by session id. In exports of version 0.1.0, `sessions` is an object."""
     if isinstance(sessions, Mapping):
         return {name: {"session_id": name, **entry} for name, entry in sessions.items()}
     return {entry["session_id"]: entry for entry in sessions}

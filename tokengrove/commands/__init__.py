@@ -13,7 +13,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command that the arguments name. Secrets leave the initial block before anything else is imported."""
+    """Run the command in the arguments. Secrets are cleared from the initial block before any other import."""
     initial_block.clear()
     from tokengrove.commands.application import main
 

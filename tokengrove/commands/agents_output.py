@@ -1,4 +1,4 @@
-"""Keeps standard output for what a command has to say: what agents print goes to standard error."""
+"""Reserves standard output for the output of commands: the output of agents goes to standard error."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _OUTPUT, _ERROR = 1, 2
 
 @contextmanager
 def agents_on_stderr() -> Iterator[None]:
-    """While the block runs, what this process and those that it starts write to stdout comes out on stderr.
+    """Redirect stdout of this process and of its child processes to stderr while the block runs.
 
-    An agent may close or replace `sys.stdout`: afterwards there is one that can be written again.
+    An agent may close or replace `sys.stdout`. After the block, it is writable again.
     """
     try:
         kept = os.dup(_OUTPUT)
@@ -34,5 +34,5 @@ def agents_on_stderr() -> Iterator[None]:
 
 
 def _flush() -> None:
-    with suppress(OSError, ValueError):  # nobody reads it any more
+    with suppress(OSError, ValueError):  # the reader has left
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The `tokengrove` command: its subcommands. A ConfigurationError becomes one line on stderr and exit code 1.
+"""The `tokengrove` command with its subcommands. A ConfigurationError becomes one line on stderr and exit code 1.
 
-The commands of the server are in `proxy.commands`, and are imported when they are asked for: the others work where
-`proxy` is another package.
+The server's commands are in `proxy.commands`, and are imported on use: the other commands work even if `proxy` is a
+different package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORDER = ("serve", "demo", "doctor", "export", "rollout", "eval", "harbor", "sho
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands of this package, and those of the server if it is there."""
+    """The commands of this package, and those of the server if it is installed."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # typer's own copy of click has these types
         return list(_ORDER)
@@ -43,7 +43,7 @@ class _Commands(typer.core.TyperGroup):
 
 
 def _without_server(name: str, error: ConfigurationError) -> Any:
-    """A command that says why the server is not there, whatever its arguments are."""
+    """A command that fails with the reason why the server is not available, whatever its arguments."""
     lone = typer.Typer()
 
     @lone.command(name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -65,7 +65,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command in the arguments."""
     try:
         app(prog_name="tokengrove")
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""The flags --database-url and --config, which several commands share."""
+"""The flags --database-url and --config, shared by several commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokengrove eval`: play an agent on tasks to measure the policy; nothing of it is ever trained on."""
+"""`tokengrove eval`: plays an agent on tasks to measure the policy, without training data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def eval_(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Play episodes of an agent on tasks to measure it. Their sessions are for validation: no export or claim has them
-    unless it asks for them.
+    """Play episodes of an agent on tasks to measure it. Their sessions are for validation: exports and claims exclude
+    them unless they request them.
 
     tokengrove eval agents:solve --data tasks.jsonl --group-size 4 --sampling temperature=0.6
     """

@@ -1,4 +1,4 @@
-"""The events of a server that may stop and start again: `tokengrove watch` follows it until Ctrl-C."""
+"""The events of a server that may restart: `tokengrove watch` follows it until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from tokengrove.client.server_events import EventKind
 
 AGAIN_S = 2.0
-"""Between two attempts to connect, as the server asks for with `retry`."""
+"""Seconds between two attempts to connect, as in the server's `retry`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The stream has begun: what was shown before may be out of date."""
+    """The stream has begun. Anything shown earlier may be out of date."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The stream broke or ended; it is tried again."""
+    """The stream broke or ended; `follow` reconnects."""
 
     why: str
 
@@ -33,9 +33,10 @@ def follow(
     *,
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[ServerEvent | Connected | Lost]:
-    """Yield the events, and where the stream begins and breaks, for ever.
+    """Yield the events, and the beginnings and breaks of the stream, for ever.
 
-    Raises what the server refuses (a wrong key, for example), and ServerUnreachable if the first attempt fails.
+    Raises the server's error if it refuses the call (for example, a wrong key), and ServerUnreachable if the first
+    attempt fails.
     """
     from tokengrove.client import ServerUnreachable
     from tokengrove.errors import StoreUnavailable, TooManyRequests

@@ -1,4 +1,4 @@
-"""`tokengrove export`: training samples from a running server, or a backup of a database."""
+"""`tokengrove export`: exports training samples from a running server, or backs up a database."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def export(
 
 
 def _check_of_one_kind(url: str | None, of_a_backup: dict[str, Any], of_samples: dict[str, Any]) -> None:
-    """Raise ConfigurationError for a flag of the other kind of export, which would have no effect."""
+    """Raise ConfigurationError for a flag of the other kind of export: it would have no effect."""
     strays, kind = (of_samples, "--url") if url is None else (of_a_backup, "--all")
     for name, value in strays.items():
         if value is not None and value != []:

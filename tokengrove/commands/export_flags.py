@@ -1,6 +1,7 @@
-"""The flags of an export: one for each of its options that has a panel, and the body that given flags make.
+"""The flags of an export, one for each option with a panel, and the request body for given flags.
 
-The server checks the values, so only what a body cannot express is checked here. Without flags the body is empty.
+The server checks the values. This module refuses only values that a body cannot express. Without flags, the body is
+empty.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _FLAGS: Mapping[str, tuple[str, Option]] = {
     for each in group.values()
     if "panel" in each.about
 }
-"""By parameter the place of the option in the body, and the option."""
+"""By parameter: the option's place in the body, and the option."""
 _OF_RUNS = (SAMPLES, TRAIN, PADDED)
 _OF_SESSIONS = ("discount", "credit")
-"""Options of an export that a run gives to its sessions (`--session discount=0.9`), so that all exports agree."""
+"""Options of an export that a run sets for its sessions (`--session discount=0.9`), so that all exports agree."""
 _CONDITION = re.compile(r"(?P<key>[^<>=]+)(?P<how>>=|<=|=)(?P<value>.*)", re.DOTALL)
 _RANGE = {">=": "min", "<=": "max"}
 
@@ -38,13 +39,13 @@ def takes_export_flags(command: Command) -> Command:
 
 
 def run_export_flags() -> dict[str, inspect.Parameter]:
-    """The flags of an export that runs have too, by parameter: which sessions are exported is the run's matter."""
+    """The export flags of runs, by parameter, without flags that select sessions: a run exports its own sessions."""
     options = {name: option for name, (_, option) in _FLAGS.items() if option.about["panel"] in _OF_RUNS}
     return {name: flag_parameter(option) for name, option in options.items() if option.name not in _OF_SESSIONS}
 
 
 def export_body(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The body that flags make, by their parameters. None and [] are not given. Raises ConfigurationError."""
+    """The request body for flags, by their parameters. None and [] mean not given. Raises ConfigurationError."""
     body: dict[str, Any] = {}
     for name, value in flags.items():
         if value is None or value == [] or value == ():
@@ -60,12 +61,12 @@ def _as_it_is(option: Option, value: Any) -> Any:
 
 
 def _bool(option: Option, value: bool | str) -> bool | str:
-    """A switch, or `true` and `false`; the server refuses other words."""
+    """A switch, or the words `true` and `false`; the server refuses other words."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def _conditions(option: Option, given: Sequence[str]) -> dict[str, Any]:
-    """By key a value, a list of values, or a range. Values are JSON, else text. Raises ConfigurationError."""
+    """A value, a list of values, or a range, by key. Values are JSON, else text. Raises ConfigurationError."""
     values: dict[str, list[Any]] = {}
     ranges: dict[str, dict[str, Any]] = {}
     for text in given:

@@ -1,4 +1,4 @@
-"""Warnings of a run's episodes on stderr, few enough to be read: ten thousand episodes may all wait for one server."""
+"""Shows warnings of a run's episodes on stderr, rate-limited: ten thousand episodes may all wait for one server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOGGER = "tokengrove.rollout"
 
 
 class FewAlike(logging.Filter):
-    """Lets one of the records with the same template through in `every_s` seconds; it tells how many were left out."""
+    """Passes one record per template every `every_s` seconds, with the number of records that were omitted."""
 
     def __init__(self, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class FewAlike(logging.Filter):
 
 @contextmanager
 def few_warnings() -> Iterator[None]:
-    """Show the warnings of this process's episodes on stderr while the block runs."""
+    """Show warnings of this process's episodes on stderr while the block runs."""
     logger, handler = logging.getLogger(_LOGGER), logging.StreamHandler()
     handler.addFilter(FewAlike())
     propagates, logger.propagate = logger.propagate, False

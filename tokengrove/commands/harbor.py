@@ -1,4 +1,4 @@
-"""`tokengrove harbor`: try Harbor tasks without a model, to see which of them can be played here."""
+"""`tokengrove harbor`: tries Harbor tasks without a model, to find those that can be played here."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def harbor(
     limit: Limit = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try Harbor tasks: run the solution of each, and its tests. No server and no model is needed.
+    """Try Harbor tasks: run the solution of each task, and its tests. No server or model is needed.
 
-    The exit code is 1 unless every task gives its solution a reward of 1 (with nop: nothing a reward of 0).
+    The exit code is 1 unless every task gives the expected reward: 1 for its solution, 0 with nop.
     """
     initial_block.hold()
     from tokengrove.rollout.harbor import HarborOptions, tasks, try_tasks
@@ -74,7 +74,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _reward(tried: Tried, options: HarborOptions) -> float:
-    """The main reward, or no number."""
+    """The main reward, or NaN."""
     return tried.rewards.get(options.reward_key, next(iter(tried.rewards.values()), math.nan))
 
 

@@ -1,4 +1,4 @@
-"""Where `tokengrove show` reads lists of sessions and groups: a running server, or a database without one."""
+"""The sources of lists of sessions and groups for `tokengrove show`: a running server, or a database."""
 
 from __future__ import annotations
 

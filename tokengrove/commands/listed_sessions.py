@@ -1,4 +1,4 @@
-"""Prints a list of sessions or of groups, newest first: a table for people, or a line of JSON for each."""
+"""Prints a list of sessions or groups, newest first, as a table or as one line of JSON for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokengrove.terminal.fitting_table import FittingTable
 
 LIMIT = 30
-"""How many sessions or groups are listed unless the caller says so: what a terminal shows."""
+"""The default number of sessions or groups in a list: enough to fill a terminal."""
 _WIDE = 160
 _MOST_OF_A_PAGE = 1000
 _MOST_GROUPS_OF_A_PAGE = 200
@@ -25,7 +25,7 @@ _MOST_GROUPS_OF_A_PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class ListFlags:
-    """What to list. None or False: no condition. `limit`: at most so many."""
+    """What to list. None or False: no condition. `limit`: the maximum number of entries."""
 
     group: str | None = None
     task: str | None = None
@@ -39,7 +39,7 @@ class ListFlags:
     limit: int | None = None
 
     def given(self) -> dict[str, bool]:
-        """Which flags are given, by name."""
+        """Whether each flag is given, by name."""
         return {
             f"--{name.replace('_', '-')}": value is not None and value is not False
             for name, value in asdict(self).items()
@@ -68,7 +68,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NOT_OF_GROUPS = {"--reward-min", "--reward-max", "--purpose", "--forked"}
-"""What selects no groups."""
+"""Flags that do not apply to groups."""
 
 FLAGS = {
     "group_id": "--group",
@@ -76,11 +76,11 @@ FLAGS = {
     **{name: f"--{name}" for name in ("status", "version", "purpose", "forked", "search")},
     **{"reward": "--reward-min and --reward-max", "reward.min": "--reward-min", "reward.max": "--reward-max"},
 }
-"""The flags by the filters that they become."""
+"""The flags, by the filters that they set."""
 
 
 def in_flags(message: str) -> str:
-    """The message of an error, with flags in place of the filters that they became."""
+    """The message of an error, with filters replaced by their flags."""
     for name in sorted(FLAGS, key=len, reverse=True):
         message = message.replace(f"'filter.{name}'", FLAGS[name])
     return message
@@ -116,14 +116,14 @@ def print_groups(source: ListSource, flags: ListFlags, *, as_json: bool) -> None
 
 
 def _print(table: FittingTable) -> None:
-    """Print a table that fits the terminal; a pipe, which has no width, gets every column."""
+    """Print a table that fits the terminal. A pipe has no width and gets every column."""
     console = console_of()
     width = None if console.is_terminal or "COLUMNS" in os.environ else _WIDE
     console.print(table, soft_wrap=False, width=width)
 
 
 def _query(flags: ListFlags) -> dict[str, str]:
-    """Raises ConfigurationError for a number that JSON cannot have."""
+    """The query of the flags. Raises ConfigurationError for a number that JSON cannot express."""
     chosen = flags.filter()
     try:
         return {"filter": json.dumps(chosen, allow_nan=False)} if chosen else {}
@@ -140,7 +140,7 @@ class _Pages:
         self.more = False
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield them as they are read. Afterwards `more` says whether there are others."""
+        """Yield entries as they are read. Afterwards, `more` is True if there are further entries."""
         left = self._limit
         while True:
             page = self._read({**self._query, "limit": str(min(left, self._most))})

@@ -1,4 +1,4 @@
-"""`tokengrove rollout`: play an agent on tasks, and write training samples."""
+"""`tokengrove rollout`: plays an agent on tasks and writes training samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.
 
 
 class RunCommand(typer.core.TyperCommand):
-    """A command whose last words, behind `--`, are the program that plays."""
+    """A command with a program after `--`, which plays the episodes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # typer's own copy of click has these types
         at = args.index("--") if "--" in args else len(args)
@@ -60,7 +60,7 @@ def rollout(
     as_json: AsJson = False,
     **flags: Any,
 ) -> None:
-    """Play episodes of an agent on tasks, and write their training samples. The same command goes on with a run.
+    """Play episodes of an agent on tasks, and write their training samples. The same command resumes a run.
 
     tokengrove rollout agents:solve --data tasks.jsonl --group-size 8 --reward agents:check
 
@@ -80,7 +80,7 @@ def play(
     *,
     validation: bool,
 ) -> None:
-    """Run what `rollout` or `eval` was asked for."""
+    """Run `rollout` or `eval`."""
     initial_block.hold()
     from tokengrove.commands.run_command import Asked, run_command
 

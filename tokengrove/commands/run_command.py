@@ -1,4 +1,4 @@
-"""A run from the command line: its server, its progress, its signals and its exit code, for `rollout` and `eval`."""
+"""Plays a run from the command line, for `rollout` and `eval`: server, progress, signals and exit code."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Asked(NamedTuple):
-    """What the command line asks for. `words` are AGENT, or with a configuration file changes of it (KEY=VALUE);
-    `command` is what stands behind `--`.
+    """The arguments of the command line. `words`: AGENT, and with a configuration file also its overrides (KEY=VALUE).
+
+    `command`: the words after `--`.
     """
 
     words: Sequence[str]
@@ -52,8 +53,8 @@ class _Chosen(NamedTuple):
 
 
 def run_command(asked: Asked) -> None:
-    """Play the run. The exit code is 0, 1 for failures beyond those allowed, or 130 if it was interrupted."""
-    sys.path.insert(0, os.getcwd())  # where agents and functions of the user are found, as with `python -m`
+    """Play the run. The exit code is 0, 1 after more failures than allowed, or 130 if it was interrupted."""
+    sys.path.insert(0, os.getcwd())  # so that agents and functions of the user can be imported, as with `python -m`
     try:
         with _terminated_as_interrupted():
             code = _run(asked, _chosen(asked))
@@ -67,7 +68,7 @@ def run_command(asked: Asked) -> None:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, while the run's own server starts and stops, for one."""
+    """Let SIGTERM raise KeyboardInterrupt, like Ctrl-C, for example while the run's own server starts and stops."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -76,7 +77,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _chosen(asked: Asked) -> _Chosen:
-    """The options of the file and of the flags, which win. Raises ConfigurationError."""
+    """The options of the file and of the flags. Flags take precedence. Raises ConfigurationError."""
     given = run_options_of(asked.flags)
     words = list(asked.words)
     if words and not (asked.config is not None and _is_change(words[0])):
@@ -92,20 +93,20 @@ def _chosen(asked: Asked) -> _Chosen:
         return _Chosen(RunOptions(**_with(given, of_command)), server, None)
     from tokengrove.runs.config import read
 
-    sys.path.insert(0, str(asked.config.resolve().parent))  # modules may lie beside the file
+    sys.path.insert(0, str(asked.config.resolve().parent))  # modules may be next to the file
     file = read(asked.config, words, given=given, validation=asked.validation)
     options = RunOptions(**_with(file.values, of_command))
-    own = {} if options.url is not None else file.server  # a server that is named needs no settings
+    own = {} if options.url is not None else file.server  # with --url, the file's server settings do not apply
     return _Chosen(options, {**own, **server}, file.tasks, file.model)
 
 
 def _is_change(word: str) -> bool:
-    """Whether a word changes the file, as `KEY=VALUE` and `~KEY` do, and names no agent."""
+    """Whether a word is an override of the file (`KEY=VALUE` or `~KEY`), and not an agent."""
     return "=" in word or word.startswith("~")
 
 
 def _with(options: Mapping[str, Any], of_command: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those of a command among the arguments of the agent."""
+    """The options, with the options of a command added to the arguments of the agent."""
     return {**options, "agent_arg": {**options.get("agent_arg", {}), **of_command}} if of_command else dict(options)
 
 
@@ -138,7 +139,7 @@ def _run(asked: Asked, chosen: _Chosen) -> int:
 
 @contextmanager
 def _server(prepared: Prepared, chosen: _Chosen, progress: LiveProgress) -> Iterator[Server]:
-    """The server that is named, or one of the run's own, which ends with it."""
+    """The server of --url, or the run's own server, which stops at the end of the run."""
     from tokengrove.rollout.episodes import Server
 
     options, settings = prepared.options, chosen.server
@@ -160,7 +161,7 @@ def _server(prepared: Prepared, chosen: _Chosen, progress: LiveProgress) -> Iter
 
 
 class _Interruption:
-    """Ctrl-C and SIGTERM: the first ends the run cleanly, the second the process."""
+    """Handles Ctrl-C and SIGTERM: the first stops the run cleanly, the second ends the process."""
 
     def __init__(self, progress: LiveProgress) -> None:
         self.came = False
@@ -189,8 +190,8 @@ class _Interruption:
 
     def _interrupt(self) -> None:
         if self.came:
-            self._progress.stop()  # a bar hides the cursor
-            os._exit(INTERRUPTED)  # the journal is on the disk, and what plays ends with its parent
+            self._progress.stop()  # the progress bar hides the cursor
+            os._exit(INTERRUPTED)  # the journal is on disk, and child processes end with their parent
         self.came = True
         if self._stop is not None:
             self._stop("interrupted")
@@ -200,7 +201,7 @@ class _Interruption:
 
 
 def _tell_what_to_do(played: Played, options: RunOptions) -> None:
-    """Where all failures are, and how the run goes on, on stderr."""
+    """Print on stderr where all failures are recorded and how to resume the run."""
     summary = played.summary
     told = []
     if summary.failed and played.folder is not None:

@@ -1,6 +1,6 @@
 """The flags of `tokengrove rollout` and `eval`: one for each field of `RunOptions`, of the export and of commands.
 
-A flag that is not given is None: the value of the file of `--config`, or the default, then applies.
+A flag that is not given is None. Then the value in the file of `--config`, or the default, applies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RUN, _COMMAND = options_of(RunOptions), options_of(CommandOptions)
 
 
 def takes_run_flags(command: Command) -> Command:
-    """Add a flag for each option of a run with a panel, of a command, and of an export that fits a run."""
+    """Add a flag for each option with a panel of a run, each option of a command, and each export option of runs."""
     run = [_run_flag(option) for option in _RUN.values() if "panel" in option.about]
     commands = [flag_parameter(option) for option in _COMMAND.values()]
     return with_flags(command, [*run, *commands, *run_export_flags().values()])
@@ -33,7 +33,7 @@ def _run_flag(option: Option) -> inspect.Parameter:
 
 
 def named_values(flag: str, given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE of a repeatable flag; VALUE is JSON, else text. Raises ConfigurationError."""
+    """The values of a repeatable flag NAME=VALUE; VALUE is JSON, else text. Raises ConfigurationError."""
     values: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -53,7 +53,7 @@ def _json(text: str) -> Any:
 
 
 def run_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that flags give, by the names of `RunOptions`. Raises ConfigurationError."""
+    """The run options of the given flags, by the names of `RunOptions`. Raises ConfigurationError."""
     given = _given(flags)
     options: dict[str, Any] = {}
     for name in given.keys() & _RUN.keys():
@@ -68,7 +68,7 @@ def run_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command that flags give, by the names of `CommandOptions`. Raises ConfigurationError."""
+    """The command options of the given flags, by the names of `CommandOptions`. Raises ConfigurationError."""
     given = {name: value for name, value in _given(flags).items() if name in _COMMAND}
     for name, value in given.items():
         if get_origin(_COMMAND[name].kind) is Mapping:

@@ -1,4 +1,4 @@
-"""Where `tokengrove show` reads sessions: a running server, or a database without one. Both give the same answers."""
+"""The sources of sessions for `tokengrove show`: a running server, or a database. Both give the same answers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Layout = Literal["individual", "concat", "tree"]
 
 
 class SessionSource(Protocol):
-    """Reads one session in the forms of the API's answers."""
+    """Reads one session, in the form of the API's answers."""
 
     def tree(self) -> dict[str, Any]:
         """The session with its turns, each `compared`."""
 
     def turn(self, name: str, *include: str) -> dict[str, Any]:
-        """One turn by id or number, with the parts that are named. Raises NotFound."""
+        """One turn, by id or number, with the parts in `include`. Raises NotFound."""
 
     def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
-        """One turn with its `tokens` as an export in this layout has them. Raises NotFound."""
+        """One turn with its `tokens`, as in an export with this layout. Raises NotFound."""
 
     def samples(self, layout: Layout) -> dict[str, Any]:
-        """What an export of the session alone has in this layout, with `outline`."""
+        """The answer to an export of this session in this layout, with `outline`."""
 
 
 class ServedSession:

@@ -1,4 +1,4 @@
-"""`tokengrove show`: a list of sessions or groups; or one session: its tree, a turn, its samples."""
+"""`tokengrove show`: prints a list of sessions or groups, or one session: its tree, a turn, or its samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokengrove.terminal.colouring import By
 
 
 class ShowHelp(typer.core.TyperCommand):
-    """Plain help, followed by the meaning of every reason that sessions and exports give."""
+    """Plain help, followed by the meaning of every reason in sessions and exports."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "rich_markup_mode": None})
@@ -77,7 +77,7 @@ def show(
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
 ) -> None:
-    """List the newest sessions; or print one: its tree, one of its turns, or the samples that an export makes of it."""
+    """List the newest sessions, or print one session: its tree, one of its turns, or its samples in an export."""
     place = Place(url, admin_key, database_url, config)
     flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
     of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
@@ -98,7 +98,7 @@ def show(
 
 
 def _check(session: str | None, of_one: Mapping[str, Any], groups: bool, flags: ListFlags) -> None:
-    """Raise ConfigurationError for flags that have no effect together. `of_one`: those for one session, by name."""
+    """Raise ConfigurationError for flags that do not work together. `of_one`: the flags for one session, by name."""
     given = {name for name, value in of_one.items() if value not in (None, False)}
     listing = {name for name, is_given in {"--groups": groups, **flags.given()}.items() if is_given}
     if session is None and given:
@@ -120,4 +120,4 @@ NEEDS = {
     "--by": {"--tokens"},
     "--layout": {"--samples", "--tokens"},
 }
-"""Flags that apply only with one of others."""
+"""Flags that apply only with one of these others."""

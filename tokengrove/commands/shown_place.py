@@ -1,4 +1,4 @@
-"""The server or the database that `tokengrove show` reads. What it refuses is one line on stderr and exit code 1."""
+"""The server or the database that `tokengrove show` reads. Its errors become one line on stderr and exit code 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The flags that say where sessions are read. Raises ConfigurationError for a server and a database at once."""
+    """The flags for the source of sessions. Raises ConfigurationError for both a server and a database."""
 
     url: str | None
     admin_key: str | None
@@ -45,7 +45,7 @@ class Place:
 
     @contextmanager
     def lists(self) -> Iterator[ListSource]:
-        """Open the lists."""
+        """Open the lists of sessions and groups."""
         if self.url is not None:
             with served(self.url, self.admin_key) as client:
                 yield ServedLists(client)
@@ -67,11 +67,11 @@ class Place:
 
 @contextmanager
 def served(url: str, admin_key: str | None) -> Iterator[Client]:
-    """A client of the server at `url`. An error that is raised in the block ends the command."""
+    """A client of the server at `url`. An error in the block ends the command."""
     from tokengrove.client import Client, ServerUnreachable
 
     try:
-        with Client(url, admin_key, retry_s=0.0) as client:  # who looks is told at once
+        with Client(url, admin_key, retry_s=0.0) as client:  # a person is waiting: fail at once
             yield client
     except ServerUnreachable as error:
         fail(error.message)

@@ -1,4 +1,4 @@
-"""Prints one session: its tree, one of its turns, or its samples, for people or as JSON."""
+"""Prints one session: its tree, one of its turns, or its samples, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:
     from tokengrove.tree_view import session_tree
 
     tree, console = tree_of(answer), console_of()
-    turns = [node for node in tree.interactions if node.turn is not None]  # a failed one has no place in the tree
+    turns = [node for node in tree.interactions if node.turn is not None]  # failed ones have no number, and no forks
     forks = {node.id: node.compared for node in turns if node.compared and node.compared["nearest"]}
     shown = session_tree(tree, lambda node: summary(forks[node.id]) if node.id in forks else ())
-    console.print(shown, soft_wrap=False)  # its lines are wrapped beneath their beginnings
+    console.print(shown, soft_wrap=False)  # it wraps its own lines, with indentation
     if not diff:
         return
     for node in turns:
@@ -35,7 +35,7 @@ def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:
 
 
 def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) -> None:
-    """Print one turn, by its number or id; as JSON with all parts but its token ids and logprobs."""
+    """Print one turn, by its number or id; as JSON with its messages, times and comparison."""
     from tokengrove.terminal import turn_view
 
     answer = source.turn(name, "messages", "times", "compared")
@@ -46,7 +46,7 @@ def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) 
 
 
 def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, whole: bool, as_json: bool) -> None:
-    """Print the tokens of one turn, coloured by what becomes of them, by logprob or by weight version."""
+    """Print the tokens of one turn, coloured by training state, logprob or weight version."""
     from tokengrove.terminal.token_view import token_view
     from tokengrove.terminal.turn_view import heading
 
@@ -60,7 +60,7 @@ def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, wh
 
 
 def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:
-    """Print what each sample contains; as JSON a line for each, as an export with `outline` has it."""
+    """Print the contents of each sample; as JSON, one line per sample, as in an export with `outline`."""
     from tokengrove.terminal.sample_view import sample_view
 
     outlined = source.samples(layout)
@@ -73,12 +73,12 @@ def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> No
 
 
 def console_of() -> Console:
-    """A console that wraps nothing on its own: terminals fold long lines, and pipes keep them whole."""
+    """A console without wrapping: terminals fold long lines, and pipes keep them whole."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on one line, in ASCII, which acts on no terminal and fits any locale."""
+    """Print a value as one line of ASCII JSON, which is safe on any terminal and in any locale."""
     print(json.dumps(value))

@@ -1,4 +1,4 @@
-"""Gives a command one flag for each option of a group, so that typer lists and parses them."""
+"""Adds one flag for each option of a group to a command, so that typer lists and parses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = Callable[..., None]
 
 
 def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
-    """Replace `**flags` by these parameters in the signature and annotations, which typer reads."""
+    """Replace `**flags` with these parameters in the signature and annotations, which typer reads."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [*(each for each in own if each.kind is not each.VAR_KEYWORD), *flags]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -23,9 +23,9 @@ def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
 
 
 def flag_parameter(option: Option, *, help: str | None = None, negated: bool = False, **more: Any) -> inspect.Parameter:
-    """The parameter of an option's flag. A flag that is not given is None: what else is configured then applies.
+    """The parameter of an option's flag. A flag that is not given is None: then other configuration applies.
 
-    `negated`: a switch also has the flag `--no-NAME`.
+    `negated`: a switch also gets the flag `--no-NAME`.
     """
     negated = negated and option.kind is bool
     kind = bool if negated else _parsed(option)
@@ -45,7 +45,7 @@ def flag_parameter(option: Option, *, help: str | None = None, negated: bool = F
 
 
 def described(option: Option) -> str:
-    """The help of an option, with its words and its default."""
+    """The help of an option, with its choices and its default."""
     words, text = option.choices, option.help
     if not all(word in text for word in words):
         text = f"{text.removesuffix('.')} ({_listed(words)})."
@@ -55,7 +55,7 @@ def described(option: Option) -> str:
 
 
 def _form(option: Option) -> str:
-    """How the value of a flag is written, if its type does not say it."""
+    """The form of a flag's value, if its type does not show it."""
     if option.kind is Conditions:
         return "KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; repeatable"
     if get_origin(option.kind) is Mapping:
@@ -73,7 +73,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _is_word_bool(option: Option) -> bool:
-    """Whether its flag has a value: without one it is neither true nor false."""
+    """Whether the flag of a boolean takes a value, because it is neither true nor false by default."""
     return option.kind is bool and option.default is None
 
 

@@ -1,4 +1,4 @@
-"""`tokengrove --version`: the versions that a report of a bug needs. Nothing that takes long is imported."""
+"""`tokengrove --version`: prints the versions that a bug report needs, without slow imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokengrove watch`: what a server does, live, until Ctrl-C. In a pipe it prints a line for each update."""
+"""`tokengrove watch`: shows a server's activity, live, until Ctrl-C. In a pipe, it prints a line for each update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _SESSIONS = 40
-"""Sessions that are read when they may all have changed; a screen shows no more."""
+"""Sessions to read if all may have changed; a screen shows no more."""
 
 
 def watch(
@@ -33,10 +33,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print the figures of now and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each update.")] = False,
 ) -> None:
-    """Show what a server does, live: rates, latencies, forks, failures, rewards, and the sessions that change.
+    """Show a server's activity, live: rates, latencies, forks, failures, rewards, and changed sessions.
 
-    Where the output is no terminal, each update is a line of text, or of JSON with --json. When the server stops, it
-    waits until it is there again. Ctrl-C ends it.
+    If the output is not a terminal, each update is a line of text, or of JSON with --json. If the server stops, the
+    command waits until it is available again. Ctrl-C ends it.
     """
     from rich.console import Console
 
@@ -54,14 +54,14 @@ def watch(
 
 @contextmanager
 def _ended_cleanly() -> Iterator[None]:
-    """Ctrl-C and a reader that has left, such as `head`, end the command without a word."""
+    """End the command silently on Ctrl-C, or when a reader such as `head` has left."""
     try:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails to flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's flush at exit fails
         sys.exit(0)
 
 
@@ -105,7 +105,7 @@ def _tell(lost: Lost) -> None:
 
 
 def _show(client: Client, url: str, console: Console) -> None:
-    """Fill the screen, and draw it again with each update."""
+    """Fill the screen, and redraw it with each update."""
     from rich.live import Live
 
     from tokengrove.terminal.watch_view import WatchView
@@ -121,7 +121,7 @@ def _show(client: Client, url: str, console: Console) -> None:
 
 
 def _learn(client: Client, watched: Watched, update: ServerEvent | Connected | Lost) -> None:
-    """Take over an update, and read the sessions that it names."""
+    """Apply an update, and read the sessions that it names."""
     from tokengrove.client import ServerUnreachable
     from tokengrove.errors import StoreUnavailable
 
@@ -137,7 +137,7 @@ def _learn(client: Client, watched: Watched, update: ServerEvent | Connected | L
         else:
             _read_changed(client, watched, update.data["changed"])
     except (ServerUnreachable, StoreUnavailable) as error:
-        watched.trouble = error.message  # the stream tells whether it is there
+        watched.trouble = error.message  # the stream reports when it is back
 
 
 def _read_changed(client: Client, watched: Watched, changed: Sequence[str]) -> None:

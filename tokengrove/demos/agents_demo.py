@@ -1,6 +1,6 @@
 """Two short agents with the stock `openai` package, and the trees and samples that the server recorded.
 
-The agents know an address and a key and nothing of this project; everything shown is fetched over HTTP.
+The agents have only an address and a key, and do not know this project. Everything shown is fetched over HTTP.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 QUESTIONS = ("Name a tree.", "And another one?", "Which of the two grows higher?")
 DISCOUNT = 0.9
 REPLY_TOKENS = 24
-"""Few enough for about a second on one core."""
+"""About one second on one core."""
 CALL_TOKENS = 128
-"""Far above the longest call that the grammar allows, so that a call is never cut off."""
+"""Far above the longest call that the grammar allows, so calls are never cut off."""
 SHOWN_CHARACTERS = 72
 
 
@@ -57,7 +57,7 @@ def run_demo(url: str, console: Console, admin_key: str | None = None) -> None:
 
 
 def _rollout(client: Client, console: Console, task_id: str, agent: Callable[[OpenAI, Console], float]) -> str:
-    """Run one session: the agent runs, the environment sets the reward and ends it. Return the session id."""
+    """Run one session: the agent runs, then the environment sets the reward and ends it. Return the session id."""
     from openai import OpenAI
 
     with client.session(task_id, group_id="demo", discount=DISCOUNT) as session:
@@ -71,13 +71,13 @@ def _rollout(client: Client, console: Console, task_id: str, agent: Callable[[Op
 
 
 def _without_secret(session: Session) -> str:
-    """The agent's address without the secret in its path, which should not end up in a terminal's history."""
+    """The agent's address without the secret in its path, which must not be in a terminal's history."""
     shown, _, secret = session.base_url.rpartition("~")
     return f"{shown}~.../v1" if shown else secret
 
 
 def _chat_agent(openai: OpenAI, console: Console) -> float:
-    """Hold a streamed conversation. The reward is the share of letters in the last reply, just as an example."""
+    """Hold a streamed conversation. As an example, the reward is the share of letters in the last reply."""
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are terse."}]
     reply = ""
     for question in QUESTIONS:
@@ -149,7 +149,7 @@ def _run_tool(call: ChatCompletionMessageFunctionToolCall, console: Console) -> 
 
 
 def _say(console: Console, who: str, text: str) -> None:
-    """Print one line; unprintable characters become dots, because random bytes can contain control characters."""
+    """Print one line. Unprintable characters become dots, because random bytes can contain control characters."""
     shown = printable(text).replace("\n", "·")
     cut = shown[:SHOWN_CHARACTERS] + ("…" if len(shown) > SHOWN_CHARACTERS else "")
     console.print(Text.assemble((f"{who:>6} ", "dim"), cut))

@@ -1,4 +1,4 @@
-"""Plot of numbers from 0 to 1, as text and as SVG, without a plotting library."""
+"""Plots numbers from 0 to 1, as text and as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640.0, 320.0, 56.0, 48.0, 24.0, 
 
 
 def text_curve(values: Sequence[float]) -> str:
-    """Return ten rows of text, one column per value, with a scale; beyond 72 values, neighbours are averaged."""
+    """Return ten rows of text with a scale, one column per value. Beyond 72 values, adjacent values are averaged."""
     columns = _averaged(values, _COLUMNS)
     lines = []
     for row in reversed(range(_ROWS)):
@@ -36,7 +36,7 @@ def _averaged(values: Sequence[float], most: int) -> list[float]:
 
 
 def svg_curve(values: Sequence[float], title: str, across: str, up: str, target: float) -> str:
-    """Return an SVG document: the curve with both axes and a dashed line at `target`; value i is at x = i."""
+    """Return an SVG document: the curve with both axes and a dashed line at `target`. Value i is at x = i."""
     right, bottom = _LEFT + _WIDTH, _TOP + _HEIGHT
     points = " ".join(f"{_x(place, values):.1f},{_y(value):.1f}" for place, value in enumerate(values))
     dots = "".join(f'<circle cx="{_x(at, values):.1f}" cy="{_y(v):.1f}" r="2.5"/>' for at, v in enumerate(values))

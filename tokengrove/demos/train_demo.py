@@ -1,9 +1,9 @@
-"""The whole training loop: agents play against the server, a trainer claims their samples and pushes new weights.
+"""The whole training loop: agents play against the server; a trainer claims their samples and pushes new weights.
 
 They exchange only HTTP requests and a folder of weights. The trainer takes tokens, mask, logprobs, advantages and
-weights from the export. Training is on-policy: each batch is sampled by the newest weights alone, which is checked by
-the weight versions of its tokens, and is trained on once. The mask of each sample must have as many tokens as the agent
-was told that the model sampled.
+weights from the export. Training is on-policy: the newest weights alone sample each batch, and it is trained on once.
+The weight versions of its tokens are checked. The mask of each sample must have as many tokens as the replies to the
+agent report.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 TARGET = 0.9
 _BATCHES_ABOVE = 3
-"""Consecutive batches that must be above the target; a single one may be luck."""
+"""Consecutive batches that must be above the target; a single batch may be luck."""
 MOST_UPDATES = 120
-"""Two to three times the usual number; a run that has not succeeded by then will not."""
+"""Two to three times the usual number. A run that has not succeeded by then will not succeed."""
 GROUP_SIZE = 16
 _IN_FLIGHT = 16
 """Concurrent games: enough for the engine to batch, few enough for the HTTP clients to stay fast."""
 _LINE_EVERY = 5
 EXPORT: SampleOptions = {"layout": "concat", "advantages": "grpo"}
-"""What the trainer claims: one sample per conversation, with its advantage in its group."""
+"""The export that the trainer claims: one sample per conversation, with its advantage within its group."""
 _PICTURES = (".svg", ".html")
 TITLE = "Mean reward of the word chain"
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One batch: the weight version that sampled it, the training step on it, and its games."""
+    """One batch: the weight version that sampled it, its training step, and its games."""
 
     version: int
     update: TrainingStep
@@ -69,9 +69,9 @@ def check_plot(path: Path | None) -> None:
 
 
 def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, plot: Path | None = None) -> None:
-    """Train the model that the server at `url` serves from folder `model` until its reward is high; show the progress.
+    """Train the model that the server at `url` serves from folder `model` until its reward is high, with progress.
 
-    Raises ConfigurationError if a package is missing, ProxyError if a first importance ratio is not 1 or the reward
+    Raises ConfigurationError if a package is missing, and ProxyError if a first importance ratio is not 1 or the reward
     stays low.
     """
     check_plot(plot)
@@ -115,9 +115,10 @@ def learned(rewards: Sequence[float]) -> bool:
 async def training(
     url: str, model: Path, seed: int, *, updates: int = MOST_UPDATES, openings: str = OPENINGS
 ) -> AsyncGenerator[Round, None]:
-    """Yield rounds of playing and training, at most `updates`. The server must serve the weights of `model`, version 0.
+    """Yield rounds of playing and training, at most `updates`. The server must serve `model` as weight version 0.
 
-    Raises ConfigurationError if a package is missing, ProxyError if the exported samples are not those of the round.
+    Raises ConfigurationError if a package is missing, and ProxyError if the exported samples are not those of the
+    round.
     """
     for package in ("openai", "torch", "transformers"):
         if find_spec(package) is None:
@@ -160,10 +161,10 @@ async def _play_all(client: AsyncClient, openai: AsyncOpenAI, games: Sequence[Ga
 
 
 def complete(batch: Export | None, chains: Sequence[Chain], version: int) -> Export:
-    """Return the batch after checking that it trains each token that was sampled in these games, and no other.
+    """Return the batch after checking that it trains exactly the tokens that were sampled in these games.
 
     Raises ProxyError if a game is missing, if a sample trains fewer or more tokens than its replies had, or if a token
-    is of another weight version.
+    has another weight version.
     """
     samples = [] if batch is None else batch.samples
     if batch is None or len(samples) != len(chains):
@@ -193,7 +194,7 @@ def _line(done: Round) -> Text:
 
 
 def _shown(chain: Chain) -> str:
-    """A game as one line; random bytes can contain unprintable characters."""
+    """A game as one line, with unprintable characters, which random bytes can contain, as dots."""
     words = [f"{word} {'✓' if reward else '✗'}" for word, reward in zip(chain.words, chain.rewards, strict=True)]
     text = " → ".join([f"{chain.opening}:", *words]).replace(": →", ":")
     return "".join(character if character.isprintable() else "·" for character in text)

@@ -27,7 +27,7 @@ _PASSES = 3
 """Passes over each batch; from the second on, ratios differ from 1 and are clipped."""
 _LEARNING_RATE = 5e-3
 _ENTROPY = 0.05
-"""Weight of the entropy bonus. Without it the tiny model soon answers everything with its first lucky word."""
+"""Weight of the entropy bonus. Without it, the tiny model soon answers everything with its first lucky word."""
 _MOST_GRADIENT = 1.0
 
 
@@ -35,7 +35,8 @@ _MOST_GRADIENT = 1.0
 class TrainingStep:
     """Result of training on one batch.
 
-    `reward`: mean score of its sessions. `ratio_error`: largest |ratio - 1| in the first pass. `tokens`: trained ones.
+    `reward`: mean score of its sessions. `ratio_error`: largest |ratio - 1| in the first pass. `tokens`: number of
+    trained tokens.
     """
 
     reward: float
@@ -54,11 +55,11 @@ class Trainer:
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=_LEARNING_RATE)
 
     def learn(self, batch: Export) -> TrainingStep:
-        """Update the weights with samples of layout concat that these weights sampled. Raises ProxyError otherwise.
+        """Update the weights with samples of layout concat. Raises ProxyError unless these weights sampled them.
 
         Maximizes w min(r A, clip(r, 0.8, 1.2) A), Schulman et al. 2017, "Proximal Policy Optimization", equation 7,
-        plus an entropy bonus, averaged over all tokens of the mask. A is a sample's advantage in its group, w its share
-        of its session.
+        plus an entropy bonus, averaged over all tokens of the mask. A is a sample's advantage within its group, w its
+        share of its session.
         """
         import torch
 
@@ -84,7 +85,7 @@ class Trainer:
     def _evaluate(
         self, tensors: dict[str, torch.Tensor], trained: torch.Tensor, heat: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logprob and entropy of each trained token [n], at the temperature it was sampled with."""
+        """The logprob and entropy of each trained token [n], at its sampling temperature."""
         ids = tensors["input_ids"].long()
         logits = self._model(input_ids=ids, attention_mask=tensors["attention_mask"]).logits[:, :-1][trained]
         logprobs = (logits / heat.unsqueeze(1)).log_softmax(-1)
@@ -101,7 +102,7 @@ class Trainer:
 
 
 def _checked(ratio: torch.Tensor) -> float:
-    """Largest |ratio - 1| of the first ratios [n]. Raises ProxyError if above the tolerance or if there are none."""
+    """Largest |ratio - 1| of the first ratios [n]. Raises ProxyError above the tolerance, or without ratios."""
     error = float((ratio - 1).abs().max()) if len(ratio) else float("nan")
     if not error <= RATIO_TOLERANCE:
         raise ProxyError(
@@ -112,13 +113,13 @@ def _checked(ratio: torch.Tensor) -> float:
 
 
 def mean_score(sessions: Mapping[str, Mapping[str, Json]]) -> float:
-    """The mean of the scores of an export's sessions, each counted once however many samples it has; NaN if none."""
+    """The mean score of an export's sessions, each counted once, however many samples it has; NaN without scores."""
     scores = [entry["score"] for entry in sessions.values() if entry["score"] is not None]
     return float(np.mean(scores)) if scores else float("nan")
 
 
 def temperatures(samples: Sequence[Sample]) -> NDArray[np.float32]:
-    """The temperature of each trained token, float32 [B, tokens of the longest]; at 0, logprobs are those at 1."""
+    """The temperature of each trained token, float32 [B, tokens of the longest]. 0 counts as 1, as for logprobs."""
     of_turns = [[turn["sampling"].get("temperature", 1.0) or 1.0 for turn in sample.turns] for sample in samples]
     rows = [sample.per_token(values) for sample, values in zip(samples, of_turns, strict=True)]
     filled = np.zeros((len(rows), max(map(len, rows), default=0)), np.float32)

@@ -1,8 +1,8 @@
-"""The word chain, a small game with a verifiable reward: each word begins with the last letter of the word before.
+"""The word chain, a small game with a verifiable reward: each word begins with the last letter of the previous word.
 
-The agent says a letter; the model answers with a word of at most two tokens that begins with it; the agent says the
-last letter of that word; the model answers with another word. A wrong word ends the chain. Each right word is worth
-0.5, so the best first word is one that ends in a letter for which the model knows a word.
+The agent sends a letter, and the model answers with a word of at most two tokens that begins with it. The agent sends
+the last letter of that word, and the model answers with another word. A wrong word ends the chain. Each right word is
+worth 0.5, so the best first word ends in a letter for which the model knows a word.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORD_REWARD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One chain to play: its first letter, and the seed of the first word (the second word's is one more)."""
+    """One chain to play: its first letter, and the seed of the first word (the second word's is one higher)."""
 
     opening: str
     seed: int
@@ -37,7 +37,7 @@ class Game:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A finished game: its session, its words and the reward of each, and how many tokens the model sampled."""
+    """A finished game: its session, its words and their rewards, and the number of tokens that the model sampled."""
 
     session_id: str
     opening: str
@@ -47,7 +47,7 @@ class Chain:
 
 
 async def play(client: AsyncClient, openai: AsyncOpenAI, game: Game) -> Chain:
-    """Play one game as one session: an agent that knows an address and a key plays, then rewards are set."""
+    """Play one game as one session: an agent with only an address and a key plays, then rewards are set."""
     async with client.session(game.task_id, group_id=game.group_id) as session:
         agent = openai.with_options(base_url=session.base_url, api_key=session.api_key)
         words, tokens = await _chain(agent, game)
@@ -58,7 +58,7 @@ async def play(client: AsyncClient, openai: AsyncOpenAI, game: Game) -> Chain:
 
 
 async def _chain(agent: AsyncOpenAI, game: Game) -> tuple[list[str], int]:
-    """The model's words, up to the first wrong one, and the number of tokens that the replies say were sampled."""
+    """The model's words, up to the first wrong one, and the number of sampled tokens that the replies report."""
     messages: list[ChatCompletionMessageParam] = []
     words: list[str] = []
     tokens = 0
@@ -79,7 +79,7 @@ async def _chain(agent: AsyncOpenAI, game: Game) -> tuple[list[str], int]:
 
 
 def verify(opening: str, words: Sequence[str]) -> list[float]:
-    """The reward of each word: WORD_REWARD if it is new and begins with the letter asked for, else 0."""
+    """The reward of each word: WORD_REWARD if it is new and begins with the requested letter, else 0."""
     rewards, letter = [], opening
     for place, word in enumerate(words):
         right = word.startswith(letter) and word not in words[:place]
@@ -89,5 +89,5 @@ def verify(opening: str, words: Sequence[str]) -> list[float]:
 
 
 def last_letter(word: str) -> str:
-    """The last letter of a word, which may end in another character; a word without a letter is its own."""
+    """The last letter of a word, which may end in another character. A word without letters is returned unchanged."""
     return next((character for character in reversed(word) if character.isalpha()), word)

@@ -1,4 +1,4 @@
-"""What plays the agents of other systems in sessions that have been started: AReaL's, verl's, ROLL's and gem's.
+"""Agents that play the agents of other systems in started sessions: AReaL, verl, ROLL, gem and OpenEnv.
 
-`tokengrove.rollout.episodes.resolve_agent` imports the one that it needs, by name.
+`tokengrove.rollout.episodes.resolve_agent` imports the module that it needs, by name.
 """

@@ -14,16 +14,16 @@ from tokengrove.rollout.episodes.agent_access import agent_access
 
 
 class ArealAgent:
-    """Plays with one object for all episodes, as AReaL does. A plain `run` is called in a thread.
+    """Plays all episodes with one object, as AReaL does. A synchronous `run` is called in a thread.
 
-    As in AReaL, `base_url` has no /v1, and is for OpenAI's and Anthropic's SDKs alike.
+    As in AReaL, `base_url` has no /v1, and works with the SDKs of OpenAI and Anthropic.
     """
 
     def __init__(self, agent: Any, arguments: Mapping[str, Any], name: str) -> None:
         self._agent, self.name = agent, name
 
     async def play(self, episode: Episode) -> Reward:
-        """Call `run` with what it takes of `base_url`, `api_key` and `http_client`. What it raises is raised."""
+        """Call `run` with the arguments that it accepts: `base_url`, `api_key`, `http_client`. Raises its errors."""
         session = episode.session
         extra: dict[str, Any] = {"base_url": session.root_url, "api_key": session.api_key}
         with placeholder_key():
@@ -33,4 +33,4 @@ class ArealAgent:
         return result
 
     async def close(self) -> None:
-        """An agent of AReaL's has nothing to release."""
+        """Do nothing: an AReaL agent has no resources."""

@@ -1,4 +1,4 @@
-"""AReaL's workflows: `arun_episode(engine, data)`, whose engine samples in the session of the episode."""
+"""AReaL's workflows: `arun_episode(engine, data)`, with an engine that samples in the session of the episode."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _SAMPLING = (
     "stop_token_ids",
     "ignore_eos",
 )
-"""The fields of AReaL's GenerationHyperparameters that a session samples by."""
+"""The fields of AReaL's GenerationHyperparameters that apply to a session."""
 _NO_TOP_K = 10**8
-"""AReaL's default, which leaves out no token."""
+"""AReaL's default, which excludes no token."""
 
 
 def workflow_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent:
     """The agent of a workflow, given as a class with its arguments or as an instance.
 
-    That of OpenAIProxyWorkflow plays in the session of the episode. Raises InvalidRequest for a workflow that makes
-    groups or waits for others.
+    For an OpenAIProxyWorkflow, its own agent plays in the session of the episode. Raises InvalidRequest for a workflow
+    that runs groups, or that has no agent because it waits for external ones.
     """
     if isinstance(found, type):
         check_construction(found, arguments, name)
@@ -57,16 +57,16 @@ def workflow_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent
 
 
 class WorkflowAgent:
-    """Runs `arun_episode` for each episode, with an engine whose `agenerate` samples a turn of the session.
+    """Runs `arun_episode` for each episode. The engine's `agenerate` samples a turn of the session.
 
-    The workflow is shared by all episodes. What it returns is read for its rewards only: the turns are in the session.
+    All episodes share the workflow. Only the rewards in its result are used: the turns are in the session.
     """
 
     def __init__(self, workflow: Any, name: str) -> None:
         self._workflow, self.name = workflow, name
 
     async def play(self, episode: Episode) -> Reward:
-        """Run the workflow. Raises EpisodeEnded (NoData) if it rejects the episode, and what it raises."""
+        """Run the workflow. Raises EpisodeEnded (NoData) if it rejects the episode, and the workflow's errors."""
         client = AsyncClient(None if episode.client.app else episode.client.url, app=episode.client.app)
         async with client:
             engine = SessionEngine(client, episode)
@@ -76,13 +76,13 @@ class WorkflowAgent:
         return _rewards(result, engine.interaction_ids, self.name)
 
     async def close(self) -> None:
-        """A workflow has nothing to release."""
+        """Do nothing: a workflow has no resources."""
 
 
 class SessionEngine:
     """The engine of a workflow: each `agenerate` is a turn of one session. It has no control key.
 
-    `interaction_ids` are those of its turns.
+    `interaction_ids`: the ids of its turns.
     """
 
     def __init__(self, client: AsyncClient, episode: Episode) -> None:
@@ -92,9 +92,9 @@ class SessionEngine:
         self.interaction_ids: list[str] = []
 
     async def agenerate(self, req: Any) -> ModelResponse:
-        """Sample from `req.input_ids` by `req.gconfig`; fields that the session's own sampling has count there.
+        """Sample from `req.input_ids` with `req.gconfig`. The session's own sampling takes precedence.
 
-        `req.image_data` are the images of the prompt, in base64 or as URLs.
+        `req.image_data`: the images of the prompt, in base64 or as URLs.
         """
         begun, params = time.monotonic(), _sampling(getattr(req, "gconfig", None))
         params = {name: value for name, value in params.items() if name not in self._sampling}
@@ -118,12 +118,12 @@ class SessionEngine:
         )
 
     def get_version(self) -> int:
-        """The newest weight version that has answered; 0 before the first answer."""
+        """The newest weight version of the answers; 0 before the first answer."""
         return self._version
 
 
 def _sampling(gconfig: Any) -> dict[str, Any]:
-    """The fields that are set to something."""
+    """The sampling fields that are set."""
     found = {name: getattr(gconfig, name, None) for name in _SAMPLING}
     if getattr(gconfig, "greedy", False):
         found["temperature"] = 0.0
@@ -134,7 +134,7 @@ def _sampling(gconfig: Any) -> dict[str, Any]:
 
 
 def _rewards(result: Any, interaction_ids: list[str], name: str) -> Reward:
-    """The rewards in interactions by id, or in the column `rewards` of a batch: one for all, or one for each turn."""
+    """The rewards of interactions by id, or of the column `rewards` of a batch: one for all turns, or one per turn."""
     if not isinstance(result, Mapping):
         raise TypeError(f"{name} returned {type(result).__name__!r}; a workflow returns a dict of tensors or None")
     if result and all(hasattr(value, "model_response") for value in result.values()):

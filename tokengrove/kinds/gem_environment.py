@@ -20,8 +20,9 @@ def environment_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Ru
     """The agent that plays an environment, given by its name in gem or as a class.
 
     `arguments` are the `env_config` of the runner (`config`, `max_steps`, `agent_template`, `tool_wrapper`, ...), and
-    `runner`: GEMRunner (default: observations are texts), ToolCallRunner (they are messages), or the path of a class.
-    Raises InvalidRequest for an environment that gem does not know, if gem is not installed, and for an instance.
+    `runner`: GEMRunner (the default; observations are text), ToolCallRunner (observations are messages), or the path of
+    a class. Raises InvalidRequest for an environment that gem does not know, if gem is not installed, and for an
+    instance.
     """
     env_config = dict(arguments)
     runner = str(env_config.pop("runner", "GEMRunner"))

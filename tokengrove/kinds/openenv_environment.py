@@ -1,4 +1,4 @@
-"""Environments of OpenEnv whose tools are MCP tools, by openenv's own client: a connection for each episode."""
+"""OpenEnv environments with MCP tools, played through openenv's own client, with a connection for each episode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tokengrove.rollout.named_arguments import check_construction
 
 
 def client_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent:
-    """The agent that plays the environment of a client, `openenv.core:MCPToolClient` or a subclass, by a ReAct harness.
+    """The agent that plays the environment of a client, `openenv.core:MCPToolClient` or a subclass, in a ReAct harness.
 
-    `arguments` are those of the client (`base_url`, ...), and `max_turns` (default 10). Raises InvalidRequest for other
-    classes of openenv: what their actions are, only a factory of sessions tells.
+    `arguments`: arguments of the client (`base_url`, ...), and `max_turns` (default 10). Raises InvalidRequest for
+    other classes of openenv: only a factory of sessions can describe their actions.
     """
     if not isinstance(found, type) or not callable(getattr(found, "list_tools", None)):
         raise InvalidRequest(
@@ -30,7 +30,7 @@ def client_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent:
 
 
 class _Connections:
-    """Makes a connection for each episode, in the shape of openenv's `ResourceSessionFactory`."""
+    """Creates a connection for each episode, with the interface of openenv's `ResourceSessionFactory`."""
 
     def __init__(self, client: type, arguments: Mapping[str, Any]) -> None:
         self._client, self._arguments = client, arguments

@@ -1,4 +1,4 @@
-"""ROLL's runners: each plays one episode at a time, in a thread of its own, and is kept for the next."""
+"""ROLL's runners: each plays one episode at a time, in its own thread, and is reused for later episodes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _logger = logging.getLogger(__name__)
 class RunnerAgent:
     """Plays with a class that has `run_job(seed)`, such as a subclass of AgentRunner.
 
-    `arguments` are its `env_config`. A runner is made for each episode that runs at once, and `setup` is called before
-    its first one; `close` tears all of them down. The seed is `seed` of the row, or follows from the task's id, so that
-    a group plays one seed. Each score of a step is the reward of its turn, as in ProxyEnvManager.
+    `arguments` are its `env_config`. There is one runner per concurrent episode. Its `setup` is called before its first
+    episode, and `close` tears all runners down. The seed is the row's `seed`, or is derived from the task's id, so that
+    a group plays one seed. The score of each step is the reward of its turn, as in ProxyEnvManager.
     """
 
     def __init__(self, runner: Any, arguments: Mapping[str, Any], name: str) -> None:
@@ -48,7 +48,7 @@ class RunnerAgent:
         self._numbers, self._lock = itertools.count(), threading.Lock()
 
     async def play(self, episode: Episode) -> Reward:
-        """Play one episode. Raises EpisodeEnded for a result that is not Finished; what was earned is set before."""
+        """Play one episode. Raises EpisodeEnded if the result is not Finished, after the rewards are set."""
         slot = self._idle.pop() if self._idle else await self._made(episode)
         result = await self._result(slot, episode)
         self._idle.append(slot)
@@ -64,7 +64,7 @@ class RunnerAgent:
         raise _ended(result, self.name) from result.error
 
     async def close(self) -> None:
-        """Tear down the runners, each of which may take half a minute; one that hangs is left."""
+        """Tear down the runners. Each may take half a minute; one that hangs is abandoned."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(in_thread(slot.teardown) for slot in idle))
         for client in self._clients.values():
@@ -72,7 +72,7 @@ class RunnerAgent:
         self._clients.clear()
 
     async def _made(self, episode: Episode) -> RunnerSlot:
-        """A runner in a thread of its own. Raises what its constructor or its `setup` raises."""
+        """A new runner in its own thread. Raises the errors of its constructor and its `setup`."""
         number = next(self._numbers)
         env_config = Section({"group_id": 0, "tag": self.name, **self._env_config, "env_id": number})
         client = self._client(episode)
@@ -95,11 +95,11 @@ class RunnerAgent:
 
     async def _result(self, slot: RunnerSlot, episode: Episode) -> EpisodeResult:
         slot.address(episode.session.root_url, episode.session.api_key)
-        if episode.plan.validation or getattr(slot.runner, "mode", None) == "val":  # of an episode before
-            with suppress(AttributeError):  # of a class with slots
+        if episode.plan.validation or getattr(slot.runner, "mode", None) == "val":  # left by an earlier episode
+            with suppress(AttributeError):  # the class has slots
                 slot.runner.mode = "val" if episode.plan.validation else "train"
         try:
-            # Shielded: a future that is cancelled takes no result of the thread, which goes on.
+            # Shielded: a cancelled future would not take the result of the thread, which continues.
             result: Any = await asyncio.shield(asyncio.wrap_future(slot.play(seed_of(episode.task))))
             return _checked(result, self.name)
         except BaseException:
@@ -107,7 +107,7 @@ class RunnerAgent:
             raise
 
     def _client(self, episode: Episode) -> Client:
-        """What gives runners an HTTP client where the server is in this process; it has no key."""
+        """The client that gives runners an HTTP client if the server is in this process. It has no key."""
         app = episode.client.app
         key = episode.client.url, id(app)
         if key not in self._clients:
@@ -136,9 +136,9 @@ def _checked(result: Any, name: str) -> EpisodeResult:
 
 
 async def _earned(result: EpisodeResult, episode: Episode) -> float | None:
-    """Set the scores of steps, if there are any; return what is to be set as the reward of the last turn.
+    """Set the scores of steps, if there are any; else return the reward of the last turn.
 
-    The score of the episode is that of the result, whatever its steps add up to.
+    The score of the episode is the score of the result, whatever the sum of its steps.
     """
     turns = len(complete(await read_tree(episode.client, episode.session.session_id)))
     if not turns:

@@ -1,4 +1,4 @@
-"""verl's agent loops: a loop is made for each episode, and samples in its session."""
+"""verl's agent loops: a loop is created for each episode, and samples in its session."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _OF_RUNS = {
     "full_determinism": (False, "give --seed"),
     "seed": (None, "give --seed"),
 }
-"""Settings of rollouts that a run has an option for: the value of which nobody has to be told, and that option."""
+"""Rollout settings that are options of a run: the value that needs no warning, and the option to use."""
 
 
 class LoopAgent:
     """Plays with a subclass of AgentLoopBase, or with a loop by its registered name.
 
-    Of `arguments`, `config` is the trainer's configuration, a mapping or the path of a YAML file; all others are
-    arguments of the loop's class. The columns of the sample are the fields of the row, with `raw_prompt`, the messages
-    that the row begins with. The sampling is that of the configuration; what the session's own sampling names counts.
+    In `arguments`, `config` is the trainer's configuration, a mapping or the path of a YAML file; all others are
+    arguments of the loop's class. The columns of the sample are the fields of the row and `raw_prompt`, the initial
+    messages of the row. The sampling is that of the configuration; the session's own sampling takes precedence.
 
-    Raises InvalidRequest for a name that is not registered, for settings that verl has not, and for an argument that
-    the class does not take.
+    Raises InvalidRequest for a name that is not registered, for settings that verl does not have, and for an argument
+    that the class does not accept.
     """
 
     def __init__(self, loop: Any, arguments: Mapping[str, Any], name: str) -> None:
@@ -58,7 +58,7 @@ class LoopAgent:
         self._opening = asyncio.Lock()
 
     async def play(self, episode: Episode) -> Reward:
-        """Run the loop. What it raises is raised; its metrics are those of the session."""
+        """Run the loop. Its errors are raised unchanged, and its metrics become those of the session."""
         server, session = await self._server(episode), episode.session
         output, called = await self._run(episode).output(server, session)
         if not called:
@@ -94,7 +94,7 @@ class LoopAgent:
         )
 
     async def _server(self, episode: Episode) -> Server:
-        """The connections of loops to the server of the episode, which all episodes share."""
+        """The loops' connections to the episode's server, shared by all episodes with this server."""
         client = episode.client
         key = client.url, id(client.app)
         async with self._opening:
@@ -125,7 +125,7 @@ def _of_file(path: str) -> Any:
 
 
 def _check(loop: type, arguments: Mapping[str, Any], name: str) -> None:
-    """Raise InvalidRequest for an argument that the class does not take, as far as its signatures tell."""
+    """Raise InvalidRequest for an argument that the signatures of the class do not accept."""
     made = loop.__init__ is AgentLoopBase.__init__  # type: ignore[misc]
     signatures = [inspect.signature(getattr(loop, "init_class", loop))] if made else [inspect.signature(loop)]
     listed = [each for signature in signatures for each in signature.parameters.values()]

@@ -1,4 +1,4 @@
-"""Runs of many episodes: tasks times samples, with retries, a journal to resume from, a summary and an export file."""
+"""Runs of many episodes: several samples per task, with retries, a journal to resume from, a summary and an export."""
 
 from tokengrove.rollout.run_options import RunOptions
 from tokengrove.runs.episodes_run import Played, Prepared, play_prepared, prepare, run_episodes

@@ -1,4 +1,4 @@
-"""What plays a run, and whether it can be found: ten thousand episodes would fail for a name that is misspelt."""
+"""The agent of a run, and checks before the run: a misspelt name would fail ten thousand episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.rollout.run_options import RunOptions
 
 
 def agent_of(options: RunOptions, task: Task) -> AgentSpec:
-    """What plays, by the options; tasks of Harbor, of which `task` is one, are played as their folders say."""
+    """The agent that the options name. If `task` is a Harbor task, its folder determines how it is played."""
     if options.command:
         spec = AgentSpec("command", words=options.command, arguments=from_this_folder(options.agent_arg))
     else:
@@ -29,10 +29,10 @@ def _is_of_harbor(task: Task) -> bool:
 
 
 def check_paths(options: RunOptions, task: Task) -> None:
-    """Look up what the options name, and whether `task`, one of the run's, has what its functions ask for.
+    """Look up the agent and functions of the options, and check that `task`, one of the run's, has their arguments.
 
-    Raises ConfigurationError for a path that leads to nothing, for what is no such function and for a parameter that
-    nothing fills, and what an import raises.
+    Raises ConfigurationError for a path that does not exist, for an object that is not a suitable function, and for a
+    parameter without a value. Errors of imports are raised unchanged.
     """
     if options.agent is not None and is_path(options.agent):
         _checked("agent", lambda: load(options.agent or ""))
@@ -41,8 +41,9 @@ def check_paths(options: RunOptions, task: Task) -> None:
 
 
 async def check_agent(options: RunOptions, task: Task) -> None:
-    """Make the agent once. Raises ConfigurationError for what is no agent and for arguments that do not fit, and what
-    its constructor raises.
+    """Create the agent once. Raises ConfigurationError for an object that is not an agent or for wrong arguments.
+
+    Errors of its constructor are raised unchanged.
     """
     spec = agent_of(options, task)
     try:

@@ -1,4 +1,4 @@
-"""A whole run: read the tasks, take over what an earlier start has played, play the rest, sum up, export."""
+"""A whole run: reads the tasks, takes over earlier results, plays the remaining episodes, writes summary and export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Stop = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run gave. `results` has the last attempt at each episode that ended, in order of tasks and samples."""
+    """The result of a run. `results`: the last attempt at each ended episode, in order of tasks and samples."""
 
     run_id: str
     summary: Summary
@@ -42,20 +42,20 @@ class Played:
 
     @property
     def session_ids(self) -> list[str]:
-        """Those of the episodes that were played to their end: what a trainer exports."""
+        """The sessions of the episodes that were played to their end, for the export of a trainer."""
         return [result.session_id for result in self.results if result.failure is None]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run whose options and tasks have been checked, and whose folder is open; without a server yet."""
+    """A run with checked options and tasks and an open folder, but without a server yet."""
 
     options: RunOptions
     tasks: Sequence[Task]
     folder: RunFolder | None
 
     def close(self) -> None:
-        """Let other processes go on with the run."""
+        """Let other processes resume the run."""
         if self.folder is not None:
             self.folder.close()
 
@@ -63,7 +63,7 @@ class Prepared:
 def prepare(options: RunOptions, tasks: Iterable[object] | None = None) -> Prepared:
     """Check the options, read the tasks and open the run's folder. Raises ConfigurationError.
 
-    Nothing of the agent is tried with `executor` ray, whose workers may have packages that are missing here.
+    With `executor` ray, the agent is not checked: Ray's workers may have packages that are missing here.
     """
     options = options.checked()
     chosen = _tasks(options, tasks)
@@ -80,15 +80,15 @@ async def run_episodes(
     executor: Executor | None = None,
     on_start: Callable[[Stop], None] | None = None,
 ) -> Played:
-    """Play `options.group_size` episodes of each task, and return what they gave.
+    """Play `options.group_size` episodes of each task, and return their results.
 
-    `tasks` are those of a trainer, in place of `options.data`: each a `Task`, or a mapping like a row of a file. With a
-    `folder` the run is resumed if it was begun before. `executor`: one that is in use already; it is not closed.
-    `on_start` gets a function that stops the run, to be called on this event loop with the reason. If this call is
-    cancelled, the run is stopped in the same way, and can be resumed.
+    `tasks`: tasks of a trainer, in place of `options.data`; each is a `Task`, or a mapping like a row of a file. With a
+    `folder`, an earlier start of the run is resumed. `executor`: an existing executor; it is not closed. `on_start` is
+    called with a function that stops the run; call it on this event loop, with the reason. If this call is cancelled,
+    the run is also stopped, and can be resumed.
 
-    Raises ConfigurationError for options, data or a folder that do not fit, and the server's errors of what is done
-    beside the episodes. An episode that fails raises nothing: its result says so.
+    Raises ConfigurationError for options, data or a folder that do not fit, and the server's errors outside of
+    episodes. A failed episode raises nothing: its result has the failure.
     """
     if options.url is None:
         raise ConfigurationError("--url is missing: the address of the server that the episodes are played with")
@@ -163,18 +163,18 @@ class _Whole:
             raise
         except BaseException:
             self._summary.stopped = self._summary.stopped or "an error"
-            with suppress(OSError):  # the error that ended the run is what counts, such as a full disk
+            with suppress(OSError):  # the error that ended the run, such as a full disk, matters more
                 self._write_summary()
             raise
         return await self._close()
 
     def _stop(self, why: str) -> None:
-        """Stop the run, unless all has been played: then the samples are all that is left to do."""
+        """Stop the run, unless all episodes have been played: then only the samples remain."""
         if not self._summary.complete:
             self._run.stop(why)
 
     async def _close(self) -> Played:
-        """What is done once nothing plays any more."""
+        """Finish the run after the last episode: clean up, export, and write the summary."""
         if self._run.server_failed and self._summary.stopped is None:
             await clean(self._client, self._identity.run_id, self._entries(), self._server.url)
         self._summary.end()
@@ -201,7 +201,7 @@ class _Whole:
             await self._samples.check(self._client, self._identity.run_id)
 
     async def _take_over(self) -> list[Entry]:
-        """What earlier starts have played; what else they left on the server is removed."""
+        """The entries of earlier starts. Other sessions that they left on the server are withdrawn."""
         if self._folder is None or not self._folder.resumed:
             return []
         entries = self._folder.journal.entries
@@ -265,11 +265,11 @@ def _executor_options(options: RunOptions) -> ExecutorOptions:
 
 
 def _attempts(entries: Sequence[Entry]) -> Counter[Slot]:
-    """How many attempts at each episode have been made."""
+    """The number of attempts at each episode."""
     return Counter(entry.slot for entry in entries)
 
 
 def _last(entries: Iterable[Entry]) -> list[Entry]:
-    """All attempts that were repeated, and of each episode the last one that was not: `--retry-failed` adds lines."""
+    """All attempts that were retried, and the last final attempt at each episode: `--retry-failed` adds lines."""
     last = {entry.slot: entry for entry in entries if not entry.again}
     return [*(entry for entry in entries if entry.again), *last.values()]

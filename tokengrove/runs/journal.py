@@ -1,7 +1,7 @@
-"""What has been played, a line of JSON for each attempt that ended, safe on the disk before anybody hears of it.
+"""The journal of a run: a line of JSON for each ended attempt, synced to disk before the attempt counts.
 
-A process may be killed at any moment. A last line that it did not write to the end is cut off when the run is resumed:
-nobody was told of that episode.
+A process may be killed at any time. An incomplete last line is removed when the run is resumed: the attempt did not
+count yet.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _FIELDS = frozenset(spec.name for spec in fields(EpisodeResult))
 class Journal:
     """The journal of one run, open for appending. Only one process can have it open.
 
-    Lines that come while others are being written go to the disk together: a disk takes few syncs a second.
+    Lines that arrive during a write are written together, because a disk does few syncs per second.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the journal, and repair its end. Raises ConfigurationError if another process has it open, or
-        if a line of it is no entry.
+        """Open or create the journal, and repair its end.
+
+        Raises ConfigurationError if another process has it open, or if a line is not an entry.
         """
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -55,11 +56,11 @@ class Journal:
 
     @property
     def written(self) -> bool:
-        """Whether there is any entry."""
+        """Whether the journal has any entry."""
         return os.fstat(self._file).st_size > 0
 
     def close(self) -> None:
-        """Wait for the lines that are being written, and let other processes open the journal."""
+        """Wait for pending lines, and let other processes open the journal."""
         self._writer.shutdown()
         os.close(self._file)
 
@@ -81,7 +82,7 @@ class Journal:
                 raise ConfigurationError(f"{self._path}, line {number} is no entry of a journal: {error}") from None
 
     def _write(self) -> None:
-        """Write all lines that wait; the first of several calls finds those of the others."""
+        """Write all waiting lines. The first of several calls also writes the lines of the others."""
         batch = [self._waiting.get() for _ in range(self._waiting.qsize())]
         if not batch:
             return

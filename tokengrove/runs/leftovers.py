@@ -1,7 +1,8 @@
-"""What an earlier start of a run left on the server when it was killed.
+"""Sessions that an earlier start of a run left on the server when it was killed.
 
-Every session of a run has the run's id in its metadata. One that ended as Finished was played to its end, although the
-journal may not say so: its result is read from the server. Any other that the journal does not have is withdrawn.
+Every session of a run has the run's id in its metadata. A session with outcome Finished was played to its end, even if
+it is not in the journal: its result is read from the server. All other sessions that are not in the journal are
+withdrawn.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LEFT = "the run was interrupted: the episode is played again"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A session that was played to its end, of which the journal does not know."""
+    """A session that was played to its end but is not in the journal."""
 
     slot: Slot
     attempt: int
@@ -31,9 +32,9 @@ class Found:
 
 
 async def clean(client: AsyncClient, run_id: str, known: Sequence[Entry], url: str) -> list[Found]:
-    """Withdraw the run's sessions that count for nothing, and return those that are to be counted.
+    """Withdraw the run's sessions that do not count, and return finished sessions that are missing from `known`.
 
-    Raises ConfigurationError if the server has none of the sessions that the journal knows: it is another server.
+    Raises ConfigurationError if the server has no session of the run, but the journal has: it is a different server.
     """
     listed = await sessions_of(client, run_id)
     _check_server(listed, known, url)
@@ -52,13 +53,13 @@ async def clean(client: AsyncClient, run_id: str, known: Sequence[Entry], url: s
 
 
 async def sessions_of(client: AsyncClient, run_id: str) -> list[dict[str, Any]]:
-    """All sessions of a run, as the server lists them."""
+    """All sessions of a run, in the form of the server's listing."""
     chosen: SessionFilter = {"metadata": {RUN: run_id}, "validation": "include"}
     return await client.sessions(chosen)
 
 
 async def withdraw(client: AsyncClient, session_id: str) -> None:
-    """Withdraw a session, if it is there."""
+    """Withdraw a session, if it exists."""
     try:
         await client.withdraw_session(session_id, outcome="Failed", exit_reason=_LEFT)
     except SessionNotFound:

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The events of a run, for progress displays and trainers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from tokengrove.runs.summary import Summary
 
 
 class Observer:
-    """Is told what happens in a run, on its event loop: a method must neither block nor raise. These do nothing."""
+    """Receives the events of a run, on its event loop. Methods must neither block nor raise; these do nothing."""
 
     def planned(self, episodes: int, done: int, summary: Summary) -> None:
-        """The run has so many episodes; `done` of them have been played by an earlier start of it. `summary` is kept up
-        to date from now on, and may be read at any time.
+        """The run has `episodes` episodes, of which earlier starts have played `done`.
+
+        `summary` is updated from now on, and may be read at any time.
         """
 
     def started(self, plan: EpisodePlan) -> None:
         """An attempt at an episode begins."""
 
     def retried(self, result: EpisodeResult) -> None:
-        """An attempt failed, and the episode is played again."""
+        """An attempt failed, and the episode is retried."""
 
     def finished(self, result: EpisodeResult) -> None:
-        """The last attempt at an episode has ended: `result.failure` says whether it failed."""
+        """The last attempt at an episode has ended. `result.failure` is set if it failed."""
 
     def stopping(self, why: str) -> None:
-        """No further episode begins, and those that run are cancelled."""
+        """No further episode begins, and running episodes are cancelled."""
 
     def exporting(self, target: str) -> None:
         """The training samples are being written."""

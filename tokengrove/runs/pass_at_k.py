@@ -1,7 +1,7 @@
-"""pass@k: how likely it is that at least one of k samples of a task is right, estimated without bias.
+"""pass@k: an unbiased estimate of the probability that at least one of k samples of a task passes.
 
-The formula is that of Chen et al., "Evaluating Large Language Models Trained on Code" (2021, arXiv:2107.03374,
-equation 1): with n samples of a task of which c passed, 1 - C(n - c, k) / C(n, k), and its mean over the tasks.
+The formula is from Chen et al., "Evaluating Large Language Models Trained on Code" (2021, arXiv:2107.03374, equation
+1): 1 - C(n - c, k) / C(n, k) for a task with n samples, of which c passed, and its mean over the tasks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(tasks: Iterable[tuple[int, int]], k: int) -> float | None:
-    """The mean over those tasks, each `(samples, passed)`, that have k samples; None without any."""
+    """The mean over the tasks, each `(samples, passed)`, that have at least k samples; None without any."""
     found = [pass_at_k(samples, passed, k) for samples, passed in tasks if samples >= k]
     return sum(found) / len(found) if found else None
 
 
 def powers_up_to(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`, which is included."""
+    """1, 2, 4, ... up to and including `most`."""
     found = [1 << bit for bit in range(most.bit_length()) if 1 << bit <= most]
     return found if found and found[-1] == most else [*found, most]

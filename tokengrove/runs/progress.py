@@ -1,6 +1,6 @@
-"""How a run goes on: drawn on a terminal, told in a line now and then elsewhere.
+"""The progress of a run: a live display on a terminal, or a line at intervals elsewhere.
 
-It is drawn by a thread of its own, from numbers that the run counts anyway, so that no episode ever waits for it.
+A separate thread draws it, from numbers that the run counts anyway, so no episode ever waits for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DRAWN_PER_S = 4.0
 class LiveProgress(Observer):
     """Shows a run on `console` (default: stderr) while its `with` block runs.
 
-    A terminal has a bar and the numbers of the moment, which vanish at the end. Anything else, such as the log of a CI
-    job, gets a line every `every_s` seconds. With `quiet` nothing is shown.
+    A terminal shows a bar and the current numbers, which vanish at the end. Any other output, such as the log of a CI
+    job, gets a line every `every_s` seconds. With `quiet`, nothing is shown.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, every_s: float = TOLD_EVERY_S) -> None:
@@ -47,7 +47,7 @@ class LiveProgress(Observer):
                 console=self._console,
                 refresh_per_second=_DRAWN_PER_S,
                 transient=True,
-                redirect_stdout=sys.stdout.isatty(),  # what agents print goes above the bar, but stays in a pipe
+                redirect_stdout=sys.stdout.isatty(),  # agents' output goes above the bar, but stays in a pipe
             )
             self._live.start()
         elif not self._quiet:
@@ -63,7 +63,7 @@ class LiveProgress(Observer):
             self._telling.join()
 
     def stop(self) -> None:
-        """Show nothing more, and leave the terminal as it was."""
+        """Stop the display and restore the terminal."""
         self._over.set()
         if self._live is not None:
             self._live.stop()
@@ -90,17 +90,17 @@ class LiveProgress(Observer):
         self._now = f"writing {target}"
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Print a permanent line."""
         if not self._quiet:
             self._console.print(Text(text), soft_wrap=True)
 
     def facts(self) -> list[Fact]:
-        """What there is to tell at this moment."""
+        """The current facts of the run."""
         told = [] if self._summary is None else facts(self._summary, len(self._running))
         return [*told, Fact(self._now, "bold")] if self._now else told
 
     def line(self) -> str:
-        """The same in one line."""
+        """The current facts in one line."""
         return ", ".join(fact.text for fact in self.facts())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

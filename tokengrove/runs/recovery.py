@@ -1,4 +1,4 @@
-"""An episode's result as the server tells it: the run was killed after the session ended, before it noted that down."""
+"""Reads an episode's result from the server: the run was killed after the session ended, before the journal had it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokengrove.runs.slots import Entry
 
 
 async def recovered(client: AsyncClient, found: Found) -> Entry:
-    """The entry that the journal lacks. `scores` are the means of the turns' named rewards."""
+    """The entry that the journal lacks. Its `scores` are the means of the turns' named rewards."""
     tree = await read_tree(client, found.session_id)
     nodes = complete(tree)
     result = EpisodeResult(

@@ -1,4 +1,4 @@
-"""The words in which a run is told, while it runs and at its end, at any width."""
+"""The text of a run's progress and summary, at any width."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _GAP = "  "
 _WIDEST = 100
 _LONGEST_EXAMPLE = 300
 _WARNINGS = 3
-"""Warnings of the export that are told; `summary.json` has all."""
+"""Number of the export's warnings that are shown; `summary.json` has all."""
 _LONGEST_WAIT_S = 100 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A few words that stand together, and how a terminal shows them."""
+    """A few words that stay on one line, and their style on a terminal."""
 
     text: str
     style: str = ""
 
 
 def facts(summary: Summary, running: int) -> list[Fact]:
-    """What is told of a run that goes on: how far it is, how well, how fast, and what failed."""
+    """The facts about a live run: progress, failures, rewards and speed."""
     failed, left = summary.failed, max(0, summary.episodes - summary.ended - running)
     told = [
         Fact(f"{summary.ended}/{summary.episodes} episodes", "bold"),
@@ -48,7 +48,7 @@ def facts(summary: Summary, running: int) -> list[Fact]:
 
 
 def remaining_s(summary: Summary) -> float | None:
-    """How long the rest will take, if it goes on as it has since this start; None if nothing is known or left."""
+    """Estimated seconds until the end, at the speed of this start; None if it is unknown or nothing is left."""
     here, left = summary.ended - summary.earlier, summary.episodes - summary.ended
     if here <= 0 or left <= 0:
         return None
@@ -56,7 +56,7 @@ def remaining_s(summary: Summary) -> float | None:
 
 
 def lines(summary: Summary) -> list[tuple[str, str]]:
-    """The summary of a run that is over, as names and texts."""
+    """The summary of an ended run, as names and texts."""
     counted = f"{summary.done} of {summary.episodes}"
     told = [("episodes", counted + (f" ({summary.earlier} played before)" if summary.earlier else ""))]
     if summary.failed:
@@ -78,12 +78,12 @@ def lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _cut(text: str) -> str:
-    """What a failure said, as far as a few lines hold it; the journal has all."""
+    """The message of a failure, shortened to a few lines; the journal has all of it."""
     return text if len(text) <= _LONGEST_EXAMPLE else f"{text[:_LONGEST_EXAMPLE]}..."
 
 
 def _exported(summary: Summary) -> str:
-    """What the file of samples holds, if this start has written it."""
+    """The contents of the sample file, if this start has written it."""
     if (export := summary.export) is None:
         return ""
     counted = f"{export['samples']} samples of {export['sessions']} sessions, {export['trained_tokens']} trained tokens"
@@ -103,25 +103,25 @@ def _rewards(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def summary_text(summary: Summary) -> str:
-    """The summary of a run that is over, a fact a line."""
+    """The summary of an ended run, one fact per line."""
     told = lines(summary)
     width = max(len(name) for name, _ in told)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in told)
 
 
 def kinds(counted: Mapping[str, int]) -> str:
-    """Numbers by kind, the most frequent first."""
+    """Counts by kind, the most frequent first."""
     ordered = sorted(dict(counted).items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{kind} {count}" for kind, count in ordered if count)
 
 
 def number(value: float) -> str:
-    """Three digits, and no more than needed: 0.412, 12.3, 1234."""
+    """A number with three significant digits, or whole from 100 on: 0.412, 12.3, 1234."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the two largest of them: 2h 05m, 3m 20s, 7s."""
+    """A duration in its two largest units: 2h 05m, 3m 20s, 7s."""
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours:
@@ -130,14 +130,14 @@ def duration(seconds: float) -> str:
 
 
 def bar(share: float, width: int) -> Text:
-    """A bar of which `share`, from 0 to 1, is done."""
+    """A progress bar. `share`: the completed part, from 0 to 1."""
     cells = max(1, min(_WIDEST, width - 6))
     full = int(max(0.0, min(1.0, share)) * cells)
     return Text.assemble(("━" * full, "green"), ("─" * (cells - full), "dim"), f" {share:4.0%}", no_wrap=True)
 
 
 def flowed(told: Sequence[Fact], width: int) -> Iterator[Text]:
-    """Facts in as few lines as have room for them; none is broken unless it is wider than a line."""
+    """Facts in as few lines as possible. A fact is never broken; one that is wider than a line is shortened."""
     line = Text(no_wrap=True, overflow="ellipsis")
     for fact in told:
         if line.plain and len(line.plain) + len(_GAP) + len(fact.text) > width:

@@ -1,4 +1,4 @@
-"""The rows of a data file, each with its place in the file, so that an error can name it."""
+"""The rows of a data file, with their places in the file for error messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tokengrove.errors import ConfigurationError
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
-"""Where a row stands ("data.jsonl, line 3"), and the row in JSON's types."""
+"""The place of a row ("data.jsonl, line 3"), and the row in JSON's types."""
 
 
 def rows_of(path: Path) -> Rows:
-    """Yield the rows of a .jsonl, .json, .csv or .parquet file, in its order.
+    """Yield the rows of a .jsonl, .json, .csv or .parquet file, in order.
 
-    Raises ConfigurationError for a file that cannot be read or is of another kind, and for a row that is no object.
+    Raises ConfigurationError for a file that cannot be read or has another format, and for a row that is not an object.
     """
     read = _KINDS.get(path.suffix.lower())
     if read is None:
@@ -35,9 +35,9 @@ def rows_of(path: Path) -> Rows:
 
 
 def in_json(place: str, row: object) -> Row:
-    """The row in JSON's types; images, which tables have as bytes, are data URLs.
+    """The row in JSON's types. Images in bytes, as in tables, become data URLs.
 
-    Raises ConfigurationError for one that is no mapping, or that JSON cannot express.
+    Raises ConfigurationError for a row that is not a mapping, or that JSON cannot express.
     """
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"{place}: a task is an object with fields, not {type(row).__name__}")
@@ -83,7 +83,7 @@ def _parsed(text: str, place: str) -> object:
 
 
 def _csv(path: Path) -> Rows:
-    """Values are text. The first line names the fields."""
+    """Yield the rows of a .csv file. Values are text. The first line names the fields."""
     reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True)
     try:
         for row in reader:

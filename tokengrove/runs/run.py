@@ -1,7 +1,7 @@
-"""The run itself: so many episodes at once, each with its retries, until all have ended or the run is stopped.
+"""The run itself: plays episodes concurrently, each with its retries, until all have ended or the run is stopped.
 
-What an episode gave is in the journal before it is counted. A run that is stopped cancels what plays; sessions of
-episodes that are to be played again are withdrawn, so no group counts them.
+The result of an episode is in the journal before it is counted. A stopped run cancels running episodes. Sessions of
+episodes that will be retried are withdrawn, so no group counts them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tokengrove.runs.slots import Entry, Planner, Slot
 from tokengrove.runs.summary import Summary
 
 FIRST_PAUSE_S = 1.0
-"""The pause before an episode is played again because of the server or a worker; it doubles each time."""
+"""The pause before the retry of an episode after a failure of the server or a worker; it doubles each time."""
 _LONGEST_PAUSE_S = 30.0
 _PASSING = ("server", "worker")
-"""Failures of what the episodes share: with many of them in a row it is of no use to go on."""
+"""Failures of shared infrastructure: after many of them in a row, the run stops."""
 _IN_A_ROW = 4
-"""So many times the episodes at once, and 32 at least."""
+"""Failures in a row that stop the run, as a multiple of the concurrency; at least 32."""
 
 
 class Run:
-    """Plays episodes and keeps what became of them in `entries`: of each the last attempt."""
+    """Plays episodes, and keeps the result of each in `entries`: that of its last attempt."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Run:
         self.server_failed = False
 
     def take_over(self, entries: Iterable[Entry]) -> None:
-        """Count what an earlier start has played."""
+        """Count the entries of an earlier start."""
         for slot, result, again in entries:
             if again:
                 self._summary.retries[str(result.failure)] += 1
@@ -60,7 +60,7 @@ class Run:
                 self._summary.add(slot.group, result, earlier=True)
 
     async def play(self, slots: Iterable[tuple[Slot, Task]], attempts: Mapping[Slot, int]) -> None:
-        """Play what has not been played. `attempts`: how many of a slot an earlier start has made.
+        """Play the remaining episodes. `attempts`: the number of earlier attempts per slot.
 
         Raises ConfigurationError if the journal cannot be written.
         """
@@ -75,7 +75,7 @@ class Run:
             await self._cancel()
 
     def stop(self, why: str) -> None:
-        """Begin nothing more and cancel what plays. What has ended is kept. Only the first reason counts."""
+        """Start no more episodes, and cancel running ones. Ended episodes are kept. Only the first reason counts."""
         if self._summary.stopped is not None:
             return
         self._summary.stopped = why
@@ -84,7 +84,7 @@ class Run:
             task.cancel()
 
     async def record(self, entry: Entry) -> None:
-        """Write down and count an attempt that ended."""
+        """Record an ended attempt in the journal, and count it."""
         if self._journal is not None:
             await self._journal.append(entry)
         slot, result, again = entry
@@ -104,7 +104,7 @@ class Run:
             self.stop(str(error))
 
     async def _ended(self) -> None:
-        """Wait until all has been played, or the run was stopped. Raises what a worker raised."""
+        """Wait until all episodes have been played or the run was stopped. Raises the error of a worker."""
         if not self._playing:
             return
         done, _ = await asyncio.wait(self._playing, return_when=asyncio.FIRST_EXCEPTION)
@@ -118,7 +118,7 @@ class Run:
         await to_the_end(_settled(self._playing))
 
     async def _work(self, waiting: Iterator[tuple[Slot, Task, int]]) -> None:
-        """Play one episode after the other. `waiting` is shared by all that play at once."""
+        """Play one episode after the other. All concurrent workers share `waiting`."""
         for slot, task, attempt in waiting:
             await self._episode(slot, task, attempt)
 
@@ -129,7 +129,7 @@ class Run:
             self._observer.started(plan)
             result = await self._executor.play(plan)
             if result.failure == "cancelled":
-                return  # by the executor: the run is being closed
+                return  # by the executor, because the run is being closed
             again = not last and result.failure in self._options.retry_on
             await to_the_end(self.record(Entry(slot, result, again)))
             if not again:
@@ -138,7 +138,7 @@ class Run:
                 await asyncio.sleep(min(FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
 
     def _watch(self, result: EpisodeResult) -> None:
-        """Stop the run if nothing but failures of the server or of workers has come for long."""
+        """Stop the run after too many failures of the server or of workers in a row."""
         if result.failure not in _PASSING:
             self._in_a_row = 0
             return

@@ -1,7 +1,7 @@
-"""The folder of one run: what it was started with, its journal, its summary and its samples.
+"""The folder of one run: its options, its journal, its summary and its samples.
 
-A run is resumed by its name with the same options. Another start under the name is refused: its episodes would be
-counted and compared with those of other agents or tasks.
+A run is resumed by its name with the same options. A start with the same name and other options is refused: its
+episodes would be counted and compared with those of other agents or tasks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SAME = (
     *("agent", "command", "agent_arg", "reward", "scorer", "group_size", "passes", "seed", "sampling"),
     *("sampling_policy", "limits", "session", "metadata", "validation"),
 )
-"""Options that say what the episodes are. The others say how they are played, and may change when a run is resumed."""
+"""Options that define the episodes. Other options only affect how they are played, and may change on a resume."""
 
 _VARIABLES = ("env", "verifier_env")
-"""Arguments of commands whose values are written as digests."""
+"""Arguments of commands that are written with digests in place of their values."""
 
 _RUN, _JOURNAL = "run.json", "journal.jsonl"
 _NAME = re.compile(r"[\w.-]+")
@@ -44,7 +44,7 @@ _STEM_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What run this is. `run_id` marks its sessions; `seed` is the one given, or drawn for this run."""
+    """The identity of a run. `run_id` marks its sessions; `seed` is the given seed, or one drawn for this run."""
 
     run_id: str
     seed: int
@@ -58,7 +58,7 @@ class Identity:
 
 
 class RunFolder:
-    """The folder of a run that this process plays. `resumed`: it was there before."""
+    """The folder of a run that this process plays. `resumed`: an earlier start of the run exists."""
 
     def __init__(self, path: Path, identity: Identity, journal: Journal, *, resumed: bool, created: bool) -> None:
         self.path, self.identity, self.journal, self.resumed = path, identity, journal, resumed
@@ -66,9 +66,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, options: RunOptions, tasks: Sequence[Task]) -> RunFolder:
-        """Create the run's folder, or go on in it.
+        """Create the run's folder, or open it to resume the run.
 
-        Raises ConfigurationError if the run there is another one, naming the difference, or is being played.
+        Raises ConfigurationError if the folder has a different run, with the difference, or if the run is being played.
         """
         path = _path(options, tasks)
         created = not path.exists()
@@ -90,7 +90,7 @@ class RunFolder:
 
     @property
     def output(self) -> str | None:
-        """Where an earlier start of this run has written its samples."""
+        """The path to which an earlier start of this run has written its samples; None if there is none."""
         found: str | None = _summary(self.path).get("output")
         return found
 
@@ -98,8 +98,8 @@ class RunFolder:
         _write(self.path / "summary.json", summary)
 
     def close(self) -> None:
-        """Let other processes go on with the run. The folder of one that never began is removed, if nothing else is in
-        it.
+        """Let other processes resume the run. The folder of a run that never began is removed unless it has other
+        files.
         """
         names = {file.name for file in self.path.iterdir()}
         if self._created and names == {_JOURNAL, _RUN} and not self.journal.written:
@@ -110,7 +110,7 @@ class RunFolder:
 
 
 def _path(options: RunOptions, tasks: Sequence[Task]) -> Path:
-    """With a name that of the folder, else the first that is new or not over: a run that is over is not resumed."""
+    """The folder of the named run; without a name, the first folder that is new or has an unfinished run."""
     folder = Path(options.folder or ".").expanduser()
     if options.name is not None:
         if not _NAME.fullmatch(options.name) or options.name in (".", ".."):
@@ -128,7 +128,7 @@ def _is_over(summary: Mapping[str, Any], options: RunOptions) -> bool:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """The summary of the last start; empty if none came to an end."""
+    """The summary of the last start; empty if no start has written one."""
     return _json_of(path / "summary.json") or {}
 
 
@@ -137,14 +137,14 @@ def _candidates(folder: Path, base: str) -> Iterator[Path]:
 
 
 def _base_name(options: RunOptions, tasks: Sequence[Task]) -> str:
-    """The data's name, and a digest of what the run is: the same command has the same name."""
+    """The data's name and a digest of the run's definition: the same command has the same name."""
     stem = Path((options.data or "tasks").rpartition(":")[2]).stem or "tasks"
     what = orjson.dumps(_what(options, tasks), option=orjson.OPT_SORT_KEYS)
     return f"{_NOT_OF_A_NAME.sub('-', stem)[:_STEM_LENGTH]}-{blake2b(what, digest_size=4).hexdigest()}"
 
 
 def _what(options: RunOptions, tasks: Sequence[Task]) -> dict[str, Any]:
-    """What a resumed run must have in common with the earlier one, in JSON's types."""
+    """The definition of a run, in JSON's types, which must not change on a resume."""
     what = {name: getattr(options, name) for name in _SAME}
     what["agent_arg"] = {name: _without_secrets(name, value) for name, value in options.agent_arg.items()}
     data = {"tasks": len(tasks), "data": digest_of(tasks)}
@@ -155,7 +155,7 @@ def _what(options: RunOptions, tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _without_secrets(name: str, value: Any) -> Any:
-    """Variables may be keys, which no file or message should have: a digest tells whether they are the same."""
+    """Replace variables with digests: they may be keys, which must not be in files or messages."""
     if name not in _VARIABLES or not isinstance(value, Mapping):
         return value
     return {key: f"digest {blake2b(str(each).encode(), digest_size=8).hexdigest()}" for key, each in value.items()}
@@ -190,7 +190,7 @@ def _as_json(identity: Identity) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Identity | None:
-    """What `run.json` says; None if there is none: a killed process may have left the folder without it."""
+    """The contents of `run.json`; None without the file: a killed process may have left a folder without it."""
     found = _json_of(path)
     if found is None:
         return None

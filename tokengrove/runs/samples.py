@@ -1,4 +1,4 @@
-"""The training samples of a run: exactly those of its own sessions, whatever else the server holds."""
+"""The training samples of a run: exactly those of its own sessions, whatever else the server stores."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from tokengrove.rollout.run_options import RunOptions
 from tokengrove.runs.slots import RUN
 
 _MOST_NAMED = 10_000
-"""Sessions that one export can name; more are selected by the run's id."""
+"""The most sessions that an export names; more are selected by the run's id."""
 _LINES = "jsonl"
 _MOST_IN_A_FILE = 1000
-"""Sessions in one file, but for lines."""
+"""The most sessions in one file, except for jsonl."""
 
 
 class Samples:
-    """Where the samples go. `mine`: an export that an earlier start of this run wrote there, which is replaced."""
+    """The target of the samples. `mine`: an export that an earlier start of this run wrote, which is replaced."""
 
     def __init__(self, options: RunOptions, episodes: int, folder: Path | None, mine: str | None) -> None:
-        """Raises ConfigurationError if the target is taken by something else, or does not fit the format or the number
-        of episodes.
-        """
+        """Raises ConfigurationError if the target exists, or does not fit the format or the number of episodes."""
         given = dict(options.export)
         asked = given.pop("format", None)
         if asked not in (None, *READERS):
@@ -57,8 +55,9 @@ class Samples:
             raise ConfigurationError(f"--output {self.target} exists already; give another name")
 
     async def check(self, client: AsyncClient, run_id: str) -> None:
-        """Ask the server for an export of nothing with these options. Raises ConfigurationError for what it refuses:
-        after the run it would be too late.
+        """Request an empty export with these options, because after the run it would be too late for an error.
+
+        Raises ConfigurationError if the server refuses the options.
         """
         nothing = {**self._fields.get("filter", {}), "group_id": run_id}
         options: Any = {name: value for name, value in self._fields.items() if name not in ("filter", "limit")}
@@ -68,7 +67,7 @@ class Samples:
             raise ConfigurationError(f"the export would be refused: {error.message}") from None
 
     def write(self, server: Server, run_id: str, results: Sequence[EpisodeResult]) -> Tally:
-        """Export the sessions of these results, in place of an earlier export. Blocks.
+        """Export the sessions of these results, and replace an earlier export. Blocks.
 
         Raises ConfigurationError if the target cannot be written, and the server's error.
         """
@@ -87,7 +86,7 @@ class Samples:
 
 
 def _merged(selection: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of an export: a filter of the options, such as a weight version, selects among the run's sessions."""
+    """The body of an export. A filter in the options, such as a weight version, selects among the run's sessions."""
     given, own = fields.get("filter", {}), selection.get("filter", {})
     chosen = {**given, **own}
     if "metadata" in given and "metadata" in own:

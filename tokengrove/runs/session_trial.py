@@ -1,4 +1,4 @@
-"""A session that is started and deleted before a run: what a server refuses in one, it would refuse in all."""
+"""A trial session, started and deleted before a run: a server that refuses one session would refuse all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _NAME = "trial"
 
 
 async def try_session(client: AsyncClient, options: RunOptions, run_id: str) -> None:
-    """Raise ConfigurationError if the server refuses the key, the sampling, the limits or another field of the run's
-    sessions.
+    """Raise ConfigurationError if the server refuses the key or a field of the run's sessions.
 
-    A server that has no room for a session now is not asked again: that is no fault of the options.
+    Other errors of the server, such as a limit of live sessions, are ignored: the options are not their cause.
     """
     fields: SessionOptions = {**options.session_fields(), "session_id": unused_session_id(_NAME)}
     fields["metadata"] = {**fields.get("metadata", {}), RUN: run_id, "validate": True}
@@ -30,5 +29,5 @@ async def try_session(client: AsyncClient, options: RunOptions, run_id: str) -> 
         raise ConfigurationError(f"--admin-key: the server starts no sessions for it: {error.message}") from None
     except ProxyError:
         return
-    with suppress(ProxyError):  # it is withdrawn with what else a run leaves
+    with suppress(ProxyError):  # it is withdrawn with other leftovers of a run
         await client.delete_session(session.session_id)

@@ -1,4 +1,4 @@
-"""The places of a run: which sample of which task in which pass over the data, and the plan of an attempt at it."""
+"""The slots of a run (a sample of a task in a pass over the data), and the plan of an attempt at a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokengrove.rollout.run_options import RunOptions
 from tokengrove.rollout.session_start import unused_session_id
 
 RUN, PLACE = "tokengrove_run", "tokengrove_episode"
-"""Metadata of all sessions of a run: its id, and the pass, the task's id, the sample and the attempt."""
+"""Metadata keys of all sessions of a run: the run's id, and the pass, task id, sample and attempt."""
 
 _NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
 _NAME_LENGTH = 60
@@ -34,7 +34,7 @@ class Slot(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An attempt that ended. `again`: the episode is played again."""
+    """An ended attempt. `again`: the episode is retried."""
 
     slot: Slot
     result: EpisodeResult
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def slots_of(tasks: Sequence[Task], options: RunOptions) -> Iterator[tuple[Slot, Task]]:
-    """All episodes, groups one after the other, so that the first groups are complete early."""
+    """All episodes, group by group, so that the first groups are complete early."""
     for epoch in range(options.passes):
         for task in tasks:
             for sample in range(options.group_size):
@@ -51,7 +51,7 @@ def slots_of(tasks: Sequence[Task], options: RunOptions) -> Iterator[tuple[Slot,
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Makes the plans of one run. `run_id` is unlike that of any other run; `seed` is the run's."""
+    """Creates the plans of one run. `run_id`: the unique id of the run; `seed`: the run's seed."""
 
     run_id: str
     options: RunOptions
@@ -60,7 +60,7 @@ class Planner:
     seed: int
 
     def plan(self, slot: Slot, task: Task, attempt: int, *, last: bool) -> EpisodePlan:
-        """The plan of an attempt, with a new session. After the `last` one the episode has failed."""
+        """The plan of an attempt, with a new session. If the `last` attempt fails, the episode has failed."""
         options, seed = self.options, self._seed(slot)
         return EpisodePlan(
             task=task,
@@ -81,7 +81,7 @@ class Planner:
         )
 
     def _seed(self, slot: Slot) -> int:
-        """The same for all attempts at an episode."""
+        """The seed of an episode, the same for all attempts."""
         text = f"{self.seed}\0{slot.epoch}\0{slot.task_id}\0{slot.sample}"
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> (64 - _SEED_BITS)
 
@@ -95,13 +95,13 @@ class Planner:
         return fields
 
     def group_id(self, slot: Slot) -> str:
-        """Unique among all runs: the same task may be played by many."""
+        """The group id, unique among all runs: several runs may play the same task."""
         digest = blake2b(slot.task_id.encode(), digest_size=4).hexdigest()
         return f"{_NOT_OF_AN_ID.sub('-', slot.task_id)[:_NAME_LENGTH]}-{self.run_id}-{slot.epoch}-{digest}"
 
 
 def place_of(metadata: Mapping[str, Any]) -> tuple[Slot, int] | None:
-    """The episode and the attempt that a session was, by its metadata; None if it is none of a run."""
+    """The episode and attempt of a session, from its metadata; None for a session outside runs."""
     match metadata.get(PLACE):
         case [int(epoch), str(task_id), int(sample), int(attempt)]:
             return Slot(epoch, task_id, sample), attempt
@@ -113,7 +113,7 @@ def _kinds(names: Sequence[str]) -> frozenset[FailureKind]:
 
 
 def _merged(common: SessionOptions, own: SessionOptions) -> SessionOptions:
-    """Fields of `start_session`: those of a task win, and objects are merged key by key."""
+    """Fields of `start_session`. The task's fields take precedence, and objects are merged key by key."""
     merged: dict[str, Any] = dict(common)
     for name, value in own.items():
         before = merged.get(name)

@@ -1,4 +1,4 @@
-"""The numbers of a run, counted episode by episode while it runs."""
+"""The statistics of a run, updated after each episode."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class _Mean:
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of a run that go on while it runs.
+    """Counts of a run, updated while it runs.
 
-    `done`: episodes played to their end; `failures`: episodes whose last attempt failed, by kind; `retries`: failed
-    attempts that were repeated, by kind; `earlier`: those of `done` and `failures` that an earlier start played.
-    `turns`, `prompt_tokens` and `output_tokens` are those of all episodes, failed ones included, but not of attempts
-    that were repeated. `examples`: the first failed episode of each kind, with what it said. The exit code goes by
-    `failed` and `allowed`.
+    `done`: episodes played to their end; `failures`: episodes with a failed last attempt, by kind; `retries`: failed
+    attempts that were retried, by kind; `earlier`: the part of `done` and `failures` that an earlier start played.
+    `turns`, `prompt_tokens` and `output_tokens` include failed episodes, but not attempts that were retried.
+    `examples`: the first failed episode of each kind, with its message. `failed` and `allowed` determine the exit code.
     """
 
     name: str | None
@@ -97,7 +96,7 @@ class Summary:
 
     @property
     def ended(self) -> int:
-        """Episodes that need not be played any more."""
+        """Episodes that have ended, with or without failure."""
         return self.done + self.failed
 
     @property
@@ -106,7 +105,7 @@ class Summary:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all was played, with no more failures than are allowed."""
+        """Whether all episodes were played, with no more failures than allowed."""
         return self.complete and self.stopped is None and self.failed <= self.allowed
 
     def exportable(self, with_failed: bool) -> bool:
@@ -120,12 +119,12 @@ class Summary:
 
     @property
     def mean_reward(self) -> float | None:
-        """Over the episodes played to their end that have a reward."""
+        """The mean over the episodes played to their end that have a reward."""
         return self._rewards.value
 
     @property
     def mean_reward_with_failures(self) -> float | None:
-        """The same where failed episodes count as 0."""
+        """The mean reward with failed episodes as 0."""
         count = self._rewards.count + self.failed
         return self._rewards.total / count if self._rewards.count else None
 
@@ -136,19 +135,19 @@ class Summary:
 
     @property
     def seconds(self) -> float:
-        """How long this start of the run has taken."""
+        """The duration of this start of the run."""
         return (self.clock() if self._ended is None else self._ended) - self._begun
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens of the episodes that this start played, by its time."""
+        """Sampled tokens per second, of the episodes that this start played."""
         return self._tokens_here / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def pass_at_k(self) -> dict[int, float]:
-        """By k, over the groups that have k episodes: a failed episode, or one without a reward, did not pass.
+        """pass@k by k, over the groups that have at least k episodes.
 
-        Empty if no episode has a reward.
+        A failed episode, or one without a reward, did not pass. Empty if no episode has a reward.
         """
         if not self._rewards.count:
             return {}
@@ -157,7 +156,7 @@ class Summary:
         return {k: value for k, value in found.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """All numbers in JSON's types. Rewards, seconds and scores are null or missing where there are none."""
+        """All numbers in JSON's types. Values that do not exist, such as rewards or scores, are null or missing."""
         return {
             "name": self.name,
             "complete": self.complete,

@@ -1,4 +1,4 @@
-"""The tasks of a run, each with an id that is the same whenever the same data is read."""
+"""The tasks of a run. Their ids are the same whenever the same data is read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _DIGEST_BYTES = 8
 def tasks_of(data: str, id_field: str | None = None, limit: int | None = None) -> list[Task]:
     """Read the tasks of a file, of a folder of Harbor tasks, or of `package.module:tasks`.
 
-    That names an iterable of mappings or of `Task`, or a function without arguments that returns one. `limit` takes the
-    first tasks only. Raises ConfigurationError that names the place of what is wrong, and for data without tasks.
+    `package.module:tasks` names an iterable of mappings or of `Task`, or a function without arguments that returns one.
+    `limit`: read only the first tasks. Raises ConfigurationError, with the place of the error, and for data without
+    tasks.
     """
     path = Path(data).expanduser()
     if path.exists() or ":" not in data:
@@ -47,7 +48,7 @@ def as_tasks(
 
 
 def digest_of(tasks: Sequence[Task]) -> str:
-    """A short text that differs where the tasks do."""
+    """A digest of the tasks."""
     state = blake2b(digest_size=_DIGEST_BYTES)
     for task in tasks:
         what = [task.task_id, task.data, task.options]
@@ -78,7 +79,7 @@ def _task(place: str, item: object, number: int, id_field: str | None) -> Task:
 
 
 def _of_row(place: str, row: Row, number: int, id_field: str | None) -> Task:
-    """The id is that of the field, else the row's number, which keeps ids apart, with a digest of the row."""
+    """The task of a row. Its id is the field's value, else the unique row number with a digest of the row."""
     field = id_field or _ID
     value = row.get(field)
     if value is None and id_field is not None:

@@ -1,4 +1,4 @@
-"""What commands print for people: tables and views of rich, made of what the API answers. Nothing here reads or asks.
+"""The output of commands for people: rich tables and views of the API's answers. Nothing here does input.
 
-Agents' texts are hostile: they become `Text`, never markup, and pass `tokengrove.tree_view.printable` before.
+Agents' texts are hostile: they become `Text`, never markup, and pass through `tokengrove.texts.printable` first.
 """

@@ -1,4 +1,4 @@
-"""What tokens may be coloured by. Light to import: the help of a command names it without loading what draws."""
+"""The ways to colour tokens. The import is light, because the help of a command needs it but not the drawing code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers, times and texts as short strings for a cell of a table."""
+"""Numbers, times and texts as short strings for table cells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tokengrove.texts import printable
 
 NONE = "-"
-"""What stands where there is no value."""
+"""The text for a missing value."""
 
 _AGES = ((86_400, "d"), (3600, "h"), (60, "m"))
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -16,7 +16,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def age(seconds: float) -> str:
-    """A time span in its largest unit: 5s, 3m, 2h, 4d. A clock that is behind gives 0s."""
+    """A time span in its largest unit: 5s, 3m, 2h, 4d. A negative span, from a clock that is behind, gives 0s."""
     for unit, name in _AGES:
         if seconds >= unit:
             return f"{int(seconds // unit)}{name}"
@@ -42,7 +42,7 @@ def count(value: float | None) -> str:
 
 
 def rate(value: float) -> str:
-    """A number a second: two digits below ten, else as a count."""
+    """A number per second: two digits below ten, else as a count."""
     return count(value) if value >= 9.95 or value == 0 else f"{value:.2g}"
 
 
@@ -52,20 +52,20 @@ def number(value: float | None) -> str:
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """A text that acts on nothing: one line of at most `most` characters, a cut one ends in `…`."""
+    """A text that is safe to print: one line of at most `most` characters. A shortened text ends in `…`."""
     shown = printable(text[: 4 * most]).replace("\n", "↵")
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The last `width` values as bars from 0 to the highest; a space where there is none."""
+    """The last `width` values as bars from 0 to the highest; a space for a missing value."""
     shown = list(values)[-width:] if width > 0 else []
     highest = max((value for value in shown if value is not None), default=0.0)
     return "".join(_bar(value, highest) for value in shown)
 
 
 def histogram(values: Sequence[float], width: int) -> str:
-    """How `values` are distributed: bars over `width` equal parts of their range; one bar if all are equal."""
+    """The distribution of `values`: bars for `width` equal parts of their range; one bar if all are equal."""
     if not values:
         return ""
     least, most = min(values), max(values)
@@ -73,7 +73,7 @@ def histogram(values: Sequence[float], width: int) -> str:
         return _BARS[-1]
     counts = [0] * width
     for value in values:
-        # Halves: the range of the greatest numbers would overflow.
+        # Halved, because the range of very large numbers would overflow.
         counts[min(width - 1, int((value / 2 - least / 2) / (most / 2 - least / 2) * width))] += 1
     return "".join(_bar(float(number), float(max(counts))) if number else " " for number in counts)
 

@@ -1,4 +1,4 @@
-"""A table that fits the terminal: columns that matter less are left out before any is cut to nothing."""
+"""A table that fits the terminal: less important columns are omitted before any becomes too narrow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `rank`: the higher, the earlier it is left out. `least`: its narrowest useful width.
+    """A column. `rank`: columns with a higher rank are omitted first. `least`: its narrowest useful width.
 
-    `whole`: long values are folded, not cut. `of`: the cell of a row.
+    `whole`: long values are folded, not cut. `of`: returns the cell of a row.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Column:
 
 
 class FittingTable:
-    """Rows under the columns that there is room for, and a caption."""
+    """Rows with the columns that fit, and a caption."""
 
     def __init__(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], caption: RenderableType) -> None:
         self._columns, self._rows, self._caption = columns, list(rows), caption
@@ -56,7 +56,7 @@ class FittingTable:
 
 
 def narrowed(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Widths of columns that fit `width` in all: the widest give way first, none below its least width."""
+    """Widths of columns that fit `width` in total. The widest shrink first, none below its least width."""
     widths = list(natural)
     while sum(widths) > width:
         wide = [at for at, each in enumerate(widths) if each > least[at]]
@@ -67,7 +67,7 @@ def narrowed(natural: Sequence[int], least: Sequence[int], width: int) -> list[i
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns whose least widths fit; at least the one that matters most."""
+    """The columns whose least widths fit; at least the most important one."""
     shown = list(columns)
     while len(shown) > 1 and sum(column.least + _GAP for column in shown) - _GAP > width:
         shown.remove(max(shown, key=lambda column: column.rank))

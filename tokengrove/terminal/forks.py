@@ -1,4 +1,4 @@
-"""What a fork differs in from the nearest turn, as lines for a terminal."""
+"""The differences between a fork and the nearest turn, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Compared = Mapping[str, Any]
 
 
 class ReadTurn(Protocol):
-    """Reads a turn by id with the parts that are named."""
+    """Reads a turn by id, with the parts in `include`."""
 
     def __call__(self, name: str, *include: str) -> dict[str, Any]: ...
 
 
 def summary(compared: Compared) -> Iterator[str]:
-    """One line in rich's markup: the nearest turn, the place and the cause; none if there is no turn to compare."""
+    """One line in rich's markup: the nearest turn, the place and the cause; no line without a turn to compare."""
     if compared["nearest"] is None:
         return
     message, nearest = compared["message"], compared["nearest"]["turn"]
@@ -41,11 +41,11 @@ def summary(compared: Compared) -> Iterator[str]:
 
 
 def _meaning(why: str) -> str:
-    return next((word.meaning for word in Differs if word.value == why), "")  # a newer server may have others
+    return next((word.meaning for word in Differs if word.value == why), "")  # a newer server may have other words
 
 
 def print_fork(read: ReadTurn, node: TreeNode, compared: Compared, console: Console) -> None:
-    """Print the heading of a fork, then both sides of the first thing that differs: `-` the nearest turn's, `+` its."""
+    """Print the heading of a fork, then both sides of the first difference: `-` the nearest turn, `+` this turn."""
     console.print(f"\n[bold]turn {node.turn} {node.reason}[/]")
     for line in summary(compared):
         console.print(line)
@@ -54,7 +54,7 @@ def print_fork(read: ReadTurn, node: TreeNode, compared: Compared, console: Cons
 
 
 def fork_lines(read: ReadTurn, name: str, compared: Compared) -> Iterator[Text]:
-    """Both sides of the first thing in which the turn with this id differs."""
+    """Both sides of the first difference of the turn with this id."""
     yield from _heads(compared)
     yield from _messages(read, name, compared)
 
@@ -68,7 +68,7 @@ def _heads(compared: Compared) -> Iterator[Text]:
         if (options := compared["template_options"]) is not None:
             yield from block(sign, f"template options: {json.dumps(options[side])}")
         if (token := compared["token"]) is not None:
-            text = token[f"{side}_text"]  # a database has no tokenizer to tell it
+            text = token[f"{side}_text"]  # None from a database, which has no tokenizer
             shown = "" if text is None else f" {json.dumps(text, ensure_ascii=False)}"
             yield from block(sign, f"from token {token['index']} on: {list(token[side])}{shown}")
 
@@ -101,5 +101,5 @@ def _blocks(sign: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """What a message says and calls, with a note for each image, so that images that differ are seen to."""
+    """The text and calls of a message, with a note for each image, so that different images show."""
     return message_text({**message, "content": content_with_images(message)})

@@ -1,4 +1,4 @@
-"""The list of groups for a terminal, as `GET /rl/groups` tells it, each with the distribution of its scores."""
+"""The list of groups of `GET /rl/groups` for a terminal, each with the distribution of its scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BARS = 10
 
 
 def group_table(entries: Sequence[Entry], now: float, *, more: bool) -> FittingTable:
-    """A table of `entries`. `now`: Unix seconds. `more`: there are others that are not listed."""
+    """A table of `entries`. `now`: Unix seconds. `more`: whether there are further groups."""
     listed = "no group matches" if not entries else f"{len(entries)} groups{'; --limit lists more' if more else ''}"
     return FittingTable(_columns(now), entries, Text(listed, "dim"))
 
@@ -39,7 +39,7 @@ def _columns(now: float) -> list[Column]:
 
 
 def _sessions(group: Entry) -> Text:
-    """How many there are, of how many, and those with a score if not all have one."""
+    """The number of sessions, the group size, and the number of scored sessions if not all have a score."""
     scored = "" if group["rewarded"] == group["counted"] else f", {group['rewarded']} scored"
     size = f"/{group['group_size']}" if group["group_size"] else ""
     return Text.assemble(f"{group['sessions']}{size}", (scored, "yellow"))

@@ -1,4 +1,4 @@
-"""Images of a message for a terminal: `[image 1280x800 3f2a91c0 512 tokens]` at their place in its text."""
+"""Notes for images on a terminal: `[image 1280x800 3f2a91c0 512 tokens]` at their places in a message's text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DIGEST_SHOWN = 8
 
 
 def image_note(image: Mapping[str, Any]) -> str:
-    """What is known of an image, which is as `ImagePart.to_json` has it; what is not known is left out."""
+    """The known facts about an image in the form of `ImagePart.to_json`; unknown ones are omitted."""
     size = f"{image['width']}x{image['height']}" if image.get("width") and image.get("height") else ""
     kind = str(image.get("media_type", "")).removeprefix("image/")
     tokens = f"{image['tokens']} tokens" if image.get("tokens") else ""
@@ -18,7 +18,7 @@ def image_note(image: Mapping[str, Any]) -> str:
 
 
 def content_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """The text of a message in parts, in order, and the notes of its images between them; True: a note."""
+    """The text of a message in parts, in order, with the notes of its images between them. True marks a note."""
     content, done = message["content"] or "", 0
     for image in message.get("images") or ():
         at = max(done, min(image.get("at", 0), len(content)))

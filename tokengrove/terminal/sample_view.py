@@ -1,4 +1,4 @@
-"""The samples of a session for a terminal: what each contains, what it trains, and what no sample trains, and why."""
+"""The samples of a session for a terminal: their contents, their trained tokens, and the tokens that none trains."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tokengrove.terminal import figures
 from tokengrove.texts import printable
 
 Outline = Mapping[str, Any]
-"""A sample as an export with `outline` has it."""
+"""A sample of an export with `outline`."""
 
 _STYLES = {"trained": "green", "sampled": "yellow", "prompt": "", "context": "dim", "padding": "dim"}
 
 
 def sample_view(outline: Mapping[str, Any], numbers: Mapping[str, int | None]) -> Group:
-    """The samples of an export of one session. `numbers`: of its turns, by interaction id."""
+    """The samples of an export of one session. `numbers`: the numbers of its turns, by interaction id."""
     [entry] = outline["sessions"]
     return Group(*_lines(outline["samples"], entry, numbers))
 
@@ -61,7 +61,7 @@ _COLUMNS = {"reward": "rewards", "weight": "weight"}
 
 
 def _runs(sample: Outline) -> Text:
-    """Its runs of tokens; what is trained in capital letters, since colour alone may not be seen."""
+    """The runs of tokens of a sample. TRAINED is in capital letters, because colour may not be visible."""
     return Text(" | ", "dim").join(
         Text(f"{end - start} {'TRAINED' if kind == 'trained' else kind}", _STYLES.get(kind, ""))
         for start, end, kind, _ in sample["runs"]
@@ -69,4 +69,4 @@ def _runs(sample: Outline) -> Text:
 
 
 def _meaning(kind: Any, word: str) -> str:
-    return next((each.meaning for each in kind if each.value == word), word)  # a newer server may have others
+    return next((each.meaning for each in kind if each.value == word), word)  # a newer server may have other words

@@ -1,4 +1,4 @@
-"""The list of sessions for a terminal: a line for each, as `GET /rl/sessions` tells it with `summary`."""
+"""The list of sessions of `GET /rl/sessions` with `summary` for a terminal, one line per session."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _COLOURS = {"active": "green", "expired": "yellow", "Failed": "red", "Finished":
 def session_table(
     entries: Sequence[Entry], now: float, counts: Mapping[str, int] | None, *, more: bool, caption: str | None = None
 ) -> FittingTable:
-    """A table of `entries`. `now`: Unix seconds. `counts`: all sessions that match, by status, as far as known.
+    """A table of `entries`. `now`: Unix seconds. `counts`: the number of matching sessions by status, if known.
 
-    `more`: there are others that are not listed. `caption`: another text beneath.
+    `more`: whether there are further sessions. `caption`: replaces the text below the table.
     """
     beneath = _caption(len(entries), counts, more) if caption is None else Text(caption, "dim")
     return FittingTable(_columns(now), entries, beneath)
@@ -42,15 +42,14 @@ def _columns(now: float) -> list[Column]:
 
 
 def status(entry: Entry) -> Text:
-    """The outcome of a session, or else its status; of a live one also how many calls run. One that was withdrawn says
-    only that."""
+    """The state of a session: `withdrawn`, else its outcome, else its status; with the number of running calls."""
     word = "withdrawn" if entry.get("withdrawn") else entry["outcome"] or entry["status"]
     running = entry["summary"]["running"]
     return Text(f"{word}, {running} running" if running else word, _COLOURS.get(word, ""))
 
 
 def versions(of_tokens: Sequence[int] | None, at_start: int | None) -> str:
-    """The weight versions that sampled, else the one at the start."""
+    """The weight versions that sampled its tokens, else the version at its start."""
     if of_tokens is None:
         return figures.NONE if at_start is None else str(at_start)
     low, high = of_tokens

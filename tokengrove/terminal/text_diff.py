@@ -1,4 +1,4 @@
-"""The difference of two texts for a terminal: changed lines with `-` and `+`, and their changed words marked."""
+"""The difference of two texts for a terminal: changed lines with `-` and `+`, and their changed words highlighted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tokengrove.texts import printable
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_WORDS = 4_000
-"""Longer blocks are not compared word by word: the time grows with the square of their length."""
+"""Longer blocks are not compared word by word: the time is quadratic in their length."""
 _KEPT = 60
-"""Characters that stay on either side of a change in a long line."""
+"""Characters kept on either side of a change in a long line."""
 _STYLES = {"-": ("red", "bold red reverse"), "+": ("green", "bold green reverse")}
 
 
 def diff(recorded: str, sent: str) -> Iterator[Text]:
-    """The lines of `recorded` that `sent` lacks (`-`), those that it has instead (`+`), and one line around each."""
+    """The lines of `recorded` that `sent` lacks (`-`), the lines in their place (`+`), and one line around each."""
     old, new = printable(recorded).split("\n"), printable(sent).split("\n")
     for number, group in enumerate(SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(1)):
         if number:
@@ -48,7 +48,7 @@ def _changed(old: str, new: str) -> Iterator[Text]:
 
 
 def _lines(sign: str, pieces: Sequence[tuple[str, bool]]) -> Iterator[Text]:
-    """The lines of a text whose pieces are marked as changed or not; long equal pieces lose their middle."""
+    """The lines of a text from pieces, each marked as changed or equal. Long equal pieces lose their middle."""
     plain, strong = _STYLES[sign]
     text = Text("", plain)
     for piece, changed in pieces:

@@ -1,7 +1,7 @@
-"""The tokens of a turn for a terminal: what was sampled in colours, with a mark in words wherever the meaning changes.
+"""The tokens of a turn for a terminal: sampled tokens in colours, with a mark in words at every change of meaning.
 
-Prompts are dim and shortened. Whoever sees no colours reads the marks: ⟦3 drift⟧, ⟦v2⟧, and the logprobs of unlikely
-tokens behind them.
+Prompts are dim and shortened. Without colours, the marks have the same information: ⟦3 drift⟧, ⟦v2⟧, and the logprobs
+of unlikely tokens after them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tokengrove.terminal.colouring import By
 from tokengrove.texts import printable
 
 Tokens = Mapping[str, Any]
-"""The part `tokens` of a turn, as `include=tokens` gives it."""
+"""The part `tokens` of a turn, requested with `include=tokens`."""
 
 _SHOWN = 160
-"""Characters that are shown of either end of a prompt."""
+"""Characters shown of either end of a prompt."""
 _UNLIKELY = -3.0
-"""Logprobs below this are written behind their tokens."""
+"""Logprobs below this are printed after their tokens."""
 _LIKELY = ((-0.1, "green"), (-0.7, "bright_green"), (-1.6, "yellow"), (_UNLIKELY, "bright_red"))
 _VERSIONS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 
 def token_view(tokens: Tokens, by: By, *, whole: bool = False) -> Group:
-    """The tokens, then what the colours mean. `whole`: prompts in full."""
+    """The tokens, then the meaning of the colours. `whole`: prompts in full."""
     text = Text()
     marks = {"mask": _states, "logprob": _logprobs, "version": _versions}[by](tokens)
     for part in tokens["parts"]:
@@ -40,11 +40,11 @@ def token_view(tokens: Tokens, by: By, *, whole: bool = False) -> Group:
 
 
 Mark = Callable[[int], tuple[str, str, str]]
-"""The style of a token, what stands before it if its neighbour has another mark, and what stands behind it."""
+"""The style of a token, the mark before it if the previous token has another mark, and the text after it."""
 
 
 def _append(text: Text, tokens: Tokens, start: int, end: int, mark: Mark) -> None:
-    """Append sampled tokens; neighbours of one style become one span."""
+    """Append sampled tokens. Adjacent tokens with the same style become one span."""
     last, style, run = "", "", ""
     for at in range(start, end):
         new, before, behind = mark(at)
@@ -59,7 +59,7 @@ def _append(text: Text, tokens: Tokens, start: int, end: int, mark: Mark) -> Non
 
 
 def _spelled(tokens: Tokens, at: int) -> str:
-    """The text of a token; without a tokenizer its id."""
+    """The text of a token; without a tokenizer, its id."""
     piece = tokens["texts"][at]
     return f"{tokens['ids'][at]} " if piece is None else printable(piece)
 
@@ -75,7 +75,7 @@ def _prompt(tokens: Tokens, start: int, end: int, whole: bool) -> str:
 
 
 def _states(tokens: Tokens) -> Mark:
-    """What becomes of tokens stands before the first one of its kind."""
+    """Marks with the training state, before the first token of each run."""
     runs = _by_token(tokens["states"], len(tokens["ids"]))
 
     def mark(at: int) -> tuple[str, str, str]:
@@ -150,7 +150,7 @@ def _version_legend(tokens: Tokens) -> Iterator[Text]:
 
 
 def _sections(tokens: Tokens) -> Iterator[Text]:
-    """Where the path was cut, and the turns whose tokens are lost by that."""
+    """The places where the path was cut, and the turns that lose their tokens there."""
     for section in tokens["sections"][:-1]:
         turns = ", ".join(str(turn["turn"]) for turn in section["turns"])
         yield Text(f"cut: the prompt does not begin with the {section['tokens']} tokens of turns {turns}", "yellow")

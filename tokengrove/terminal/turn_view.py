@@ -1,4 +1,4 @@
-"""One turn for a terminal: its figures, why it forked and in what, then its conversation with the answer."""
+"""One turn for a terminal: its figures, the reason and difference of a fork, then its conversation with the answer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tokengrove.terminal.image_notes import content_parts, content_with_images
 from tokengrove.texts import notes_text, printable
 
 _LISTED = 100
-"""Characters that are shown of a message that an earlier turn has."""
+"""Characters shown of a message that an earlier turn has."""
 _IMAGE = "bold blue"
-"""Tells the note of an image from the same words in a text."""
+"""Distinguishes the note of an image from the same words in a text."""
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 def print_turn(read: ReadTurn, turn: Mapping[str, Any], console: Console, *, whole: bool = False) -> None:
     """Print a turn that has `messages`, `times` and `compared`.
 
-    Messages that the parent has as well are listed in a line each, unless `whole`. `read`: reads other turns.
+    Messages that the parent also has are listed in one line each, unless `whole`. `read`: reads other turns.
     """
     above = 0
     if turn["parent_id"] is not None and not whole:
@@ -43,7 +43,7 @@ def print_turn(read: ReadTurn, turn: Mapping[str, Any], console: Console, *, who
 
 
 def heading(turn: Mapping[str, Any]) -> Text:
-    """Which turn it is: its number, reason, session and id."""
+    """The heading of a turn: its number, reason, session and id."""
     name = "an attempt" if turn["turn"] is None else f"turn {turn['turn']}"
     colour = "bold" if turn["status"] == "complete" else "bold red"
     title = f"{name} {turn['reason']}" if turn["turn"] is not None else f"{name} that {_became(turn['status'])}"
@@ -55,7 +55,7 @@ def _became(status: str) -> str:
 
 
 def _facts(turn: Mapping[str, Any]) -> Table:
-    """The figures of a turn, a line for each kind."""
+    """The figures of a turn, one line per kind."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -102,7 +102,7 @@ def _tokens(turn: Mapping[str, Any]) -> str:
 
 
 def _time(times: Mapping[str, float | None], tokens: int) -> str:
-    """When it began, the time to the first token, and the tokens a second behind it."""
+    """The start, the time to the first token, and the tokens per second after it."""
     begun, first, end = times["created_at"], times["first_token_at"], times["completed_at"]
     parts = [] if begun is None else [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(begun))]
     if begun is not None and first is not None:
@@ -141,7 +141,7 @@ def _conversation(turn: Mapping[str, Any], above: int) -> Iterator[RenderableTyp
 
 
 def message_view(message: Mapping[str, Any], beside: str) -> Iterator[RenderableType]:
-    """A message in full: its role, reasoning, text and calls. `beside` stands next to the role."""
+    """A message in full: its role, reasoning, text and calls. `beside`: text next to the role."""
     names = [str(message[name]) for name in ("name", "tool_call_id") if message.get(name)]
     head = printable(" ".join([message["role"], *names])).replace("\n", "↵")
     yield Text.assemble((f"\n{head}", f"bold {_style(message)}"), (beside, "dim"))
@@ -162,7 +162,7 @@ def _calls(calls: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 
 def _spoken(message: Mapping[str, Any]) -> str:
-    """A message in one text: what was said and called."""
+    """The text and calls of a message, as one text."""
     calls = [f"→ {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
     return " ".join([content_with_images(message), *calls]).strip()
 

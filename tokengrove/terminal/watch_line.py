@@ -10,7 +10,7 @@ from tokengrove.terminal.watched import Statistics, forks
 
 
 def statistics_line(statistics: Statistics) -> str:
-    """The time of day, then the figures, those that are 0 as well, so that columns keep their places."""
+    """The time of day, then all figures, including zeros, so that columns keep their places."""
     return f"{time.strftime('%H:%M:%S', time.localtime(statistics['at']))} {', '.join(_parts(statistics))}"
 
 

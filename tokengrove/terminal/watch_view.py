@@ -1,4 +1,4 @@
-"""The live view of a server: figures with their history, counts, rewards, engine servers, and the last sessions."""
+"""The live view of a server: figures with their history, counts, rewards, engine servers, and the latest sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIGURE = 34
 """The width of a figure without its history."""
 _COUNTS = 46
 _NARROW = 100
-"""Below this width counts stand under the figures, not beside them."""
+"""Below this width, counts are below the figures, not next to them."""
 _MOST_VERSIONS = 6
 _MOST_SERVERS = 6
 _TABLE_EDGE = 3
@@ -30,7 +30,7 @@ _STATES = {"alive": "green", "failing": "yellow", "ejected": "red", "missing": "
 
 
 class WatchView:
-    """Renders what is known of a server now; with `whole` all sessions, else those that the screen has room for."""
+    """Renders the current state of a server: with `whole`, all sessions, else those that fit the screen."""
 
     def __init__(self, watched: Watched, *, whole: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._watched, self._whole, self._clock = watched, whole, clock
@@ -67,7 +67,7 @@ class WatchView:
 
 
 def _heading(watched: Watched) -> Text:
-    """Which server it is, and whether it is heard."""
+    """The server, and whether its events arrive."""
     state = Text(f"  {printable(watched.trouble)}", "bold red") if watched.trouble else Text("  live", "green")
     text = Text.assemble((printable(watched.url), "bold"), state)
     if watched.statistics is not None:
@@ -83,7 +83,7 @@ def _heading(watched: Watched) -> Text:
 
 
 def _figures(watched: Watched, statistics: Statistics, width: int) -> Table:
-    """A line for each figure: its value and its history."""
+    """One line per figure: its value and its history."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True, min_width=8)
@@ -116,7 +116,7 @@ _RATES = {
 
 
 def _counts(statistics: Statistics) -> Table:
-    """What was counted since the start, the backlog of claims, and the rewards by weight version."""
+    """Counts since the start, the backlog of claims, and the rewards by weight version."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -142,13 +142,13 @@ def _count_rows(statistics: Statistics) -> Iterator[tuple[str, Text]]:
 
 
 def _listed(counts: Mapping[str, float], style: str = "") -> Text:
-    """Counts by name, without those that are 0, the highest first."""
+    """Nonzero counts by name, the highest first."""
     known = sorted(((count, name) for name, count in counts.items() if count), reverse=True)
     return Text(printable(", ".join(f"{figures.count(count)} {name}" for count, name in known)) or figures.NONE, style)
 
 
 def _rewards(rewards: Mapping[str, Any] | None) -> Iterator[tuple[str, Text]]:
-    """The mean reward by weight version with its history over time."""
+    """The mean reward by weight version, with its history."""
     if rewards is None or not rewards["rewarded"]:
         yield "reward", Text(figures.NONE)
         return
@@ -160,7 +160,7 @@ def _rewards(rewards: Mapping[str, Any] | None) -> Iterator[tuple[str, Text]]:
 
 
 def _servers(servers: list[Mapping[str, Any]]) -> Text:
-    """The engine servers, those in trouble first."""
+    """The engine servers, servers with problems first."""
     text = Text("engine servers ", "dim")
     ordered = sorted(servers, key=lambda server: server["state"] == "alive")
     for server in ordered[:_MOST_SERVERS]:

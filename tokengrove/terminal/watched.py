@@ -1,4 +1,4 @@
-"""What `tokengrove watch` knows of a server: its latest figures, their history, and the sessions that changed last."""
+"""The state of a server in `tokengrove watch`: its latest figures, their history, and recently changed sessions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ Statistics = Mapping[str, Any]
 """An answer of `GET /rl/statistics`, or the data of an event `statistics`."""
 
 _POINTS = 720
-"""Points of history that are kept: those of an hour."""
+"""Points of history to keep: one hour."""
 _KEPT = 200
-"""Sessions that are kept, those that changed last."""
+"""Sessions to keep, the most recently changed."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """`url`: of the server. `trouble`: why nothing comes at the moment. `sessions`: entries of the listing with their
-    summaries by id, the one that changed last at the end. `history`: of each figure the values, oldest first."""
+    """The state of a server. `url`: its address. `trouble`: why no events arrive at present.
+
+    `sessions`: entries of the listing with their summaries, by id, the most recently changed last. `history`: the
+    values of each figure, oldest first.
+    """
 
     url: str
     statistics: Statistics | None = None
@@ -28,7 +31,7 @@ class Watched:
     _at: float = 0.0
 
     def learn(self, statistics: Statistics) -> None:
-        """Take over figures, and those points of their history that are new."""
+        """Apply new figures, and the new points of their history."""
         self.statistics, self.trouble = statistics, None
         points = statistics["history"]
         new = [index for index, at in enumerate(points["at"]) if at > self._at]
@@ -41,7 +44,7 @@ class Watched:
             self._at = points["at"][-1]
 
     def changed(self, entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> None:
-        """Take over sessions that changed; one of `ids` that is not among the `entries` is gone."""
+        """Apply changed sessions. A session in `ids` that is not in `entries` no longer exists."""
         for name in ids:
             self.sessions.pop(name, None)
         for entry in sorted(entries, key=lambda entry: float(entry["summary"]["last_at"])):
@@ -51,11 +54,11 @@ class Watched:
             del self.sessions[name]
 
     def latest(self) -> list[Mapping[str, Any]]:
-        """The sessions, the one that changed last first."""
+        """The sessions, the most recently changed first."""
         return list(reversed(self.sessions.values()))
 
 
 def forks(statistics: Statistics) -> dict[str, int]:
-    """The number of complete turns that forked, by reason; reasons without one are left out."""
+    """The number of complete turns that forked, by reason; reasons without turns are omitted."""
     plain = ("first", "continued", "new_root")
     return {name: count for name, count in statistics["reasons"].items() if count and name not in plain}

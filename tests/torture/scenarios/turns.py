@@ -46,7 +46,7 @@ class Agents:
         before = ""
         for _ in range(turns):
             await self._world.some_time(0.2)
-            self._seed += 1
+            self._seed += most_n  # each choice has a seed of its own: equal ones would give equal answers
             seed, n = self._seed, self._world.random.randrange(1, most_n + 1)
             reply = await self.ask(session, seed, messages, n, leave)
             self._before.setdefault(session, {})[seed] = before

@@ -1,6 +1,6 @@
-"""Samples in the form of AReaL's `deserialize_interactions`: by interaction id its tensors, reward and id.
+"""Samples as AReaL's `deserialize_interactions` returns them: tensors, reward and id of each interaction, by id.
 
-Layout individual gives one entry per interaction, whose reward is its return; layout concat one per leaf.
+Layout individual gives one entry per interaction, and its reward is the return. Layout concat gives one per leaf.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def interactions(
 ) -> dict[str, dict[str, Json]]:
     """Return `{id: {"tensor_dict": ..., "reward": float, "interaction_id": id, ...}}`, in numpy or in torch.
 
-    The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without
-    `turn_ids`, which AReaL does not know. `columns` adds others to each: `weight` float32 [1]; `returns`,
-    `token_rewards`, `advantages` and `step_advantages` float32 [1, L], of which the last two need an export that has
-    them. Raises InvalidRequest for a column that the samples do not have.
+    The tensors are those of `Sample.to_tensor_dict`, with integers as int64, as in AReaL, and without `turn_ids`, which
+    AReaL does not have. `columns` adds columns to each entry: `weight` float32 [1]; `returns`, `token_rewards`,
+    `advantages` and `step_advantages` float32 [1, L]. The last two must be in the export. Raises InvalidRequest for a
+    column that the samples do not have.
 
-    Of samples of a vision model, the tensors have what AReaL's vision workflow returns: `mm_token_type_ids` int64
+    For samples of a vision model, the tensors include the fields of AReaL's vision workflow: `mm_token_type_ids` int64
     [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict: `pixel_values` and `image_grid_thw`,
-    or nothing without images. Raises InvalidRequest for a sample with images that was exported without
+    or empty without images. Raises InvalidRequest for a sample with images that was exported without
     `multi_modal_inputs`.
 
-    Beside AReaL's three fields an entry has `parent` (the id of the turn before, or None), `session_id`, `weight`,
-    `advantage`, `session_score`, and if the export included messages `messages` and `output_message_list`.
+    In addition to AReaL's three fields, an entry has `parent` (the id of the previous turn, or None), `session_id`,
+    `weight`, `advantage`, `session_score` and, if the export included messages, `messages` and `output_message_list`.
     """
     listed = list(samples)
     tensors, has_images = _tensors(listed, list(columns)), vision.has_vision(listed)
@@ -65,9 +65,9 @@ def interactions(
 
 
 def fill(samples: Sequence[Sample], kind: type[Any], *, columns: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the same as objects of AReaL's class `kind`, each created empty and then filled, as AReaL does.
+    """Return the entries as objects of AReaL's class `kind`, each created empty and then filled, as AReaL does.
 
-    `parent` is the object of the parent if it is among the samples, as in layout individual.
+    `parent` is the parent's object if the parent is among the samples, as in layout individual.
     """
     entries = interactions(samples, torch=True, columns=columns)
     filled: dict[str, Any] = {name: kind() for name in entries}

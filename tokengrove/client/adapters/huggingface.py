@@ -1,7 +1,7 @@
-"""Samples as a Hugging Face `datasets.Dataset`: one row per sample, and a column for everything that a sample has.
+"""Samples as a Hugging Face `datasets.Dataset`: one row per sample, and a column for each field of a sample.
 
-Arrays are typed lists, nested fields JSON text. Nothing is left out: a field that only some samples have is null in the
-rows of the others. Images are a column of `datasets.Image`, with their bytes as they came.
+Arrays are typed lists, nested fields are JSON text. No field is left out: a field that only some samples have is null
+in the other rows. Images are a column of `datasets.Image`, with their bytes unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LISTS = {
 _NUMBERS = ("reward", "raw_reward", "weight", "advantage")
 _TEXTS = ("session_id", "interaction_id", "group_id", "task_id", "purpose", "agent", "finish_reason")
 _NESTED = ("sampling", "turns")
-# The columns of one number that the attributes in `_NUMBERS` show, and the holder of all other columns.
+# Fields without a column of their own: arrays of one number that `_NUMBERS` covers, `extra`, and the fields of images.
 _SHOWN = ("rewards", "raw_rewards", "weight", "advantages", "extra", "images", "image_table", "image_spans")
 
 
@@ -41,15 +41,15 @@ def to_dataset(
 
     Lists of L: `input_ids`, `loss_mask`, `versions`, `turn_ids` int32, `logprobs`, `returns` float32, `attention_mask`
     bool. float32: `reward`, `raw_reward`, `weight`, `advantage` (null without `advantages`). Text: the ids, `purpose`,
-    `agent`, `finish_reason`; `interaction_ids` is a list of T texts; `sampling` and `turns` are JSON text, as their
-    fields differ from row to row. Every other field of the samples follows under its own name, arrays
+    `agent`, `finish_reason`; `interaction_ids` is a list of T texts; `sampling` and `turns` are JSON text, because
+    their fields differ between rows. Every other field of the samples follows under its own name, arrays
     (`step_advantages`, `token_rewards`, the columns of layouts tree and padded) with their own dtypes. With `sessions`
     (`Export.sessions`), `session` is the JSON text of the session's entry: its certificate, metadata and metrics.
 
-    With `images` (`Export.images`) a column `images` has the pictures of each sample, a list of `datasets.Image`. If
-    any sample has images, `image_spans` is JSON text: their digests, sizes, and tokens in `input_ids`. What the
-    processor made of them (`multi_modal_inputs`) has a column for each of its arrays, as lists of numbers.
-    Raises InvalidRequest without datasets, and for an image that is not among `images`.
+    With `images` (`Export.images`), the column `images` has the images of each sample, a list of `datasets.Image`. If
+    any sample has images, `image_spans` is JSON text: their digests, sizes, and tokens in `input_ids`. Each array of
+    the processor's output (`multi_modal_inputs`) has a column, as lists of numbers. Raises InvalidRequest if datasets
+    is not installed, and for an image that is not among `images`.
     """
     datasets = library("datasets")
     value = datasets.Value
@@ -81,7 +81,7 @@ def _columns(samples: Sequence[Sample], datasets: Any) -> Iterator[tuple[str, An
 def _media(
     samples: Sequence[Sample], images: vision.Images | None, datasets: Any
 ) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield the columns of images: the pictures, their places, and the arrays of their processor."""
+    """Yield the columns of images: the images, their spans, and the arrays of the processor."""
     if images is not None:
         files = [[{"bytes": data, "path": None} for data in vision.files(sample, images)] for sample in samples]
         yield "images", datasets.Sequence(datasets.Image()), files
@@ -95,7 +95,7 @@ def _media(
 
 
 def _nested(kind: Any, depth: int, datasets: Any) -> Any:
-    """Lists of lists of a type; `depth` 0 is the type itself."""
+    """The type of lists of `kind`, nested `depth` times; with `depth` 0, `kind` itself."""
     return kind if depth == 0 else datasets.Sequence(_nested(kind, depth - 1, datasets))
 
 
@@ -111,7 +111,7 @@ def _rest(sample: Sample) -> dict[str, Json]:
 
 
 def _typed(values: list[Json], datasets: Any) -> tuple[Any, list[Any]]:
-    """The type of a column and its values: arrays as lists, numbers and texts as they are, anything else as JSON."""
+    """The type and values of a column: arrays as lists, numbers and texts unchanged, anything else as JSON text."""
     value, found = datasets.Value, [each for each in values if each is not None]
     if found and all(isinstance(each, np.ndarray) for each in found):
         kind = _nested(value(found[0].dtype.name), found[0].ndim, datasets)

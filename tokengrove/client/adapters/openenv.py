@@ -1,8 +1,8 @@
-"""A session as OpenEnv's `TrainingTrace`: what a trainer asks a session for whose agent ran its own loop.
+"""A session as OpenEnv's `TrainingTrace`, for trainers of agents that run their own loop.
 
-Every complete turn is in the trace, in the order in which they ended, with the ids that the model saw and sampled. The
-mask is that of the export in layout individual: 1 on the tokens to train, 0 on all others, so a turn that is not
-trained is context, with the logprobs that it was sampled with where it has any.
+The trace has every complete turn, in order of completion, with the token ids of its prompt and its output. The mask is
+the loss mask of an export in layout individual: 1 on the tokens to train, 0 on all others. A turn that is not trained
+is therefore context. It keeps the logprobs of its output if it has any.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from tokengrove.errors import InvalidRequest
 def training_trace(client: Client, session_id: str, train: Train | None = None) -> Any:
     """Return the turns of a session, live or ended, as `openenv.core.harness.TrainingTrace`.
 
-    `train` selects turns, purposes and agents to train, as an export does; the others are context. Raises
-    SessionNotFound, InvalidRequest without the package openenv, and ValueError for tokens that OpenEnv refuses.
+    `train` selects turns, purposes and agents to train, as in an export; all other turns are context. Raises
+    SessionNotFound, InvalidRequest if the package openenv is not installed, and ValueError for tokens that OpenEnv
+    refuses.
     """
     kind = library("openenv.core.harness").TrainingTrace
     return kind.from_entries(trace_entries(client, session_id, train))
 
 
 def trace_entries(client: Client, session_id: str, train: Train | None = None) -> list[dict[str, Json]]:
-    """Return the turns of a session as OpenEnv's `TraceEntry`s: what `fetch_proxy_trace` of a session returns.
+    """Return the turns of a session as OpenEnv's `TraceEntry`s, as a session's `fetch_proxy_trace` does.
 
-    By turn: `request` and `response` as of a chat completion, `prompt_token_ids` [P], `completion_token_ids` [C],
+    Per turn: `request` and `response` as in a chat completion, `prompt_token_ids` [P], `completion_token_ids` [C],
     `per_token_logps` (natural logarithms) [C], `loss_mask` [P + C], and `metadata` with the interaction's id as
-    `node_id`. A turn that came without logprobs has zeros for them, and mask 0.
-    Raises InvalidRequest for a turn with images, which a trace has no place for: a trainer would not see them.
+    `node_id`. A turn without logprobs has zeros in their place, and mask 0. Raises InvalidRequest for a turn with
+    images: a trace cannot contain them, so a trainer would not see them.
     """
     how: ExportOptions = {"layout": "individual", "include": ["messages"]}
     if train is not None:
@@ -56,7 +57,7 @@ def _entry(sample: Sample, number: int, logprobs: Sequence[float] | None) -> dic
     turn = sample.turns[0]
     start, end = turn["span"]
     ids = sample.input_ids.tolist()
-    # Float32 sums of an engine may end a little above 0, which OpenEnv takes for an error.
+    # Float32 sums of an engine may be slightly above 0, which OpenEnv refuses.
     logps = [0.0] * (end - start) if logprobs is None else [min(float(value), 0.0) for value in logprobs]
     return {
         **_conversation(turn),

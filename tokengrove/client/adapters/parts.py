@@ -1,6 +1,6 @@
-"""What several adapters derive from samples.
+"""Values that several adapters derive from samples.
 
-The prompt of a sample ends at the first sampled token, trained or not, so all samples of a group share their prompt.
+The prompt of a sample ends before the first sampled token, trained or not, so all samples of a group share a prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokengrove.client.values import Float32, Json, Sample
 from tokengrove.errors import InvalidRequest
 
 Sessions = Mapping[str, Mapping[str, Json]]
-"""`Export.sessions`: by session id the entry that has its metadata and metrics."""
+"""`Export.sessions`: by session id, the entry with the session's metadata and metrics."""
 
 
 def prompt_length(sample: Sample) -> int:
@@ -41,18 +41,18 @@ def turn_of(sample: Sample) -> Mapping[str, Json]:
 def group_of(sample: Sample) -> str:
     """The group of a sample for advantages: its session's group, else its task, else its session.
 
-    Where the reward scope is agent, each agent is a group of its own: its samples are compared among themselves.
+    With reward scope agent, each agent is a separate group: its samples are compared only with each other.
     """
     return of_agent(sample, sample.group_id or sample.task_id or sample.session_id)
 
 
 def of_agent(sample: Sample, group: str) -> str:
-    """`group`, and the sample's agent in it where its reward scope is agent."""
+    """`group`; with reward scope agent, the sample's agent within it."""
     return f"{group}@{sample.agent or ''}" if sample.reward_scope == "agent" else group
 
 
 def score_of(sample: Sample) -> float:
-    """The score of the sample's session, or by its reward scope of its path or agent; 0 if nothing was rewarded."""
+    """The score of the sample's session, path or agent, by its reward scope; 0 if nothing was rewarded."""
     return known_score(sample) or 0.0
 
 
@@ -70,10 +70,10 @@ def turn_rewards(sample: Sample) -> list[float]:
 
 
 def token_columns(samples: Sequence[Sample]) -> dict[str, list[Float32]]:
-    """By name the values per token of each sample, float32 [L].
+    """The values per token of each sample, float32 [L], by name.
 
-    `returns`: of the turn; `token_rewards`: as set, else 0; if any sample has them, `advantages` (of the sample) and
-    `step_advantages` (of the turn). All but the token rewards are 0 outside of the trained tokens.
+    `returns`: those of the turns; `token_rewards`: as set, else 0; if any sample has them, `advantages` (of the sample)
+    and `step_advantages` (of the turns). All except the token rewards are 0 outside the trained tokens.
     """
     found = {
         "returns": [sample.returns for sample in samples],
@@ -101,24 +101,24 @@ def weights(samples: Sequence[Sample]) -> Float32:
 
 
 def answer_times(sample: Sample) -> list[float]:
-    """Seconds from each turn's request to its complete answer."""
+    """Seconds from each turn's request to its complete answer, for the turns with both times."""
     return [float(turn["completed_at"] - turn["created_at"]) for turn in sample.turns if is_timed(turn)]
 
 
 def agent_time(sample: Sample) -> float:
-    """Seconds between the answers and the next requests: the tools and the agent itself."""
+    """Seconds between the answers and the next requests, spent in tools and in the agent itself."""
     turns = [turn for turn in sample.turns if is_timed(turn)]
     gaps = [float(later["created_at"] - turn["completed_at"]) for turn, later in pairwise(turns)]
     return sum(max(gap, 0.0) for gap in gaps)
 
 
 def is_timed(turn: Mapping[str, Json]) -> bool:
-    """Whether it is known when the request of a turn came and when its answer was complete."""
+    """Whether a turn has the times of its request and of its complete answer."""
     return turn.get("completed_at") is not None and turn.get("created_at") is not None
 
 
 def messages_of(sample: Sample) -> list[Json]:
-    """The whole conversation, the last answer included; empty unless the export included messages."""
+    """The whole conversation, including the last answer; empty unless the export included messages."""
     return [message for turn in sample.turns for message in turn.get("messages") or ()]
 
 
@@ -134,7 +134,7 @@ def metadata_of(sample: Sample, sessions: Sessions | None) -> Mapping[str, Json]
 
 
 def numeric_metrics(sample: Sample, sessions: Sessions | None) -> dict[str, float]:
-    """The metrics of a sample's session that are numbers."""
+    """The numeric metrics of a sample's session."""
     found = (sessions or {}).get(sample.session_id, {}).get("metrics") or {}
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
@@ -145,7 +145,7 @@ def as_json(value: Json) -> str:
 
 
 def objects(values: Sequence[Any]) -> NDArray[np.object_]:
-    """An object array [B], one entry per sample, as a DataProto keeps values that are not tensors."""
+    """An object array [B], one entry per sample: the form of a DataProto's values that are not tensors."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column

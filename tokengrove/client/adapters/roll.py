@@ -1,8 +1,8 @@
-"""Fields of ROLL's DataProto as its environment managers build them: padded on the right, score at the last token.
+"""The fields of ROLL's DataProto as its environment managers build them: padded on the right, score at the last token.
 
 `trajectories` takes samples of layout concat, like ROLL's trajectory manager. `steps` takes samples of layout
 individual, like its step manager: scores are raw rewards, because ROLL discounts them itself, and all steps of a
-session share a `traj_id`. Names are those of ROLL's `TrajEnvManager`, `StepEnvManager` and `ProxyEnvManager`.
+session share a `traj_id`. The names match ROLL's `TrajEnvManager`, `StepEnvManager` and `ProxyEnvManager`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class RollFields:
 
     `batch`, where L is the padded length:
     `input_ids`, `attention_mask`, `position_ids` int64 [B, L] (positions from 0); `response_mask`, `prompt_mask` bool
-    [B, L]; `scores` float32 [B, L]; `infer_logprobs` float32 [B, L - 1]: column t is of token t + 1, as in ROLL. Of the
-    same shape: `returns`, `token_rewards` and, if the export has them, `advantages` and `step_advantages`, all 0 on
-    tokens that are not trained (token rewards: where none was set). `versions` int32 [B, L]: weight versions of the
-    trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn: ROLL's
-    `compute_discounted_returns` with credit `linear`, which sessions of ROLL's managers have.
+    [B, L]; `scores` float32 [B, L]; `infer_logprobs` float32 [B, L - 1]: column t belongs to token t + 1, as in ROLL.
+    Of the same shape: `returns`, `token_rewards` and, if the export has them, `advantages` and `step_advantages`. They
+    are 0 on tokens that are not trained; token rewards are 0 where none was set. `versions` int32 [B, L]: weight
+    versions of the trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn,
+    which equals ROLL's `compute_discounted_returns` with credit `linear`, the setting of sessions of ROLL's managers.
 
-    Of samples of a vision model, `position_ids` is [B, 3, L] (time, height, width), as ROLL's manager of images has
-    it, and `non_tensor_batch` has `multi_modal_inputs`: per row a dict of tensors, what the processor gave for its
-    images (`pixel_values`, `image_grid_thw`); empty without images.
+    For samples of a vision model, `position_ids` is [B, 3, L] (time, height, width), as in ROLL's vision manager, and
+    `non_tensor_batch` has `multi_modal_inputs`: per row, a dict of the tensors of its images from the processor
+    (`pixel_values`, `image_grid_thw`); empty without images.
 
     `non_tensor_batch`: `env_ids`, `group_ids`, `tags`, `exp_name` (metadata `env_id`, `group_id`, `tag`, `exp_name` of
     the session, else its id, its group, its task and the argument), `traj_id` (metadata `traj_id`, else the session),
@@ -67,8 +67,8 @@ class RollFields:
     `step_scores`, `episode_scores` (of the session), and as JSON text `messages`, `tools` (empty unless the export
     included messages) and `trajectory_data`.
 
-    `meta_info`: `metrics` are means over the sessions by tag, `env/TAG/NAME`: ROLL's names and the metrics of the
-    sessions. Of ROLL's, `latency/pure_inf_*` and `latency/proxy_ovh_*` need `first_token_at`.
+    `meta_info`: `metrics` are means over the sessions of a tag, `env/TAG/NAME`: ROLL's metrics and those of the
+    sessions. ROLL's `latency/pure_inf_*` and `latency/proxy_ovh_*` need `first_token_at`.
     """
 
     batch: dict[str, NDArray[Any]]
@@ -94,10 +94,10 @@ def trajectories(
 ) -> RollFields:
     """One row per sample; its score is the sample's reward, `step_scores` are the rewards of its turns.
 
-    `sessions` is `Export.sessions`, for metadata and metrics. `episode_scores` has by session id a score in place of
-    the sum of its rewards. With `discounted` the score of a row is the return of its first turn, and what
-    `more_returned` has for this turn by interaction id. `first_token_at` has by interaction id when its first token
-    came (Unix seconds), for ROLL's metrics of latency. Raises InvalidRequest if a sample is too long.
+    `sessions` is `Export.sessions`, for metadata and metrics. `episode_scores`: by session id, scores that replace the
+    sum of the rewards. With `discounted`, the score of a row is the return of its first turn plus the turn's entry in
+    `more_returned`, by interaction id. `first_token_at`: by interaction id, the time of the first token (Unix seconds),
+    for ROLL's latency metrics. Raises InvalidRequest if a sample is too long.
     """
     given = episode_scores or {}
     scores = [given.get(sample.session_id, sample.reward) for sample in samples]
@@ -121,8 +121,8 @@ def steps(
 ) -> RollFields:
     """One row per turn; its score and `step_scores` are the raw reward, `step` counts the session's turns from 0.
 
-    The arguments are those of `trajectories`; with `discounted` the score of a row is the return of its turn, while
-    `step_scores` stay raw. Raises InvalidRequest for a sample of several turns or one that is too long.
+    The arguments are those of `trajectories`. With `discounted`, the score of a row is the return of its turn, but
+    `step_scores` remain raw. Raises InvalidRequest for a sample that has several turns or is too long.
     """
     for sample in samples:
         if sample.interaction_ids:
@@ -134,7 +134,7 @@ def steps(
 
 
 def placeholder(session_id: str, group_id: str | None = None, pad_token_id: int = 0) -> Sample:
-    """The sample of an episode in which nothing was sampled, as ROLL has it: one token of padding, not trained."""
+    """The sample of an episode in which nothing was sampled, as in ROLL: one token of padding, not trained."""
     one = np.zeros(1, np.int32)
     return Sample(
         session_id=session_id,
@@ -162,8 +162,10 @@ def _discounted_score(sample: Sample, more_returned: Mapping[str, float]) -> flo
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sample with its `score`. `place` is its index among the `siblings` samples of its session, which has had
-    `actions` turns; of it are the `metadata`, the `metrics` and the `episode_score`.
+    """A sample with its `score`. `place` is its index among the samples of its session.
+
+    Values of the session: `siblings` (number of samples), `actions` (number of turns), `episode_score`, `metadata` and
+    `metrics`.
     """
 
     sample: Sample
@@ -192,7 +194,7 @@ class _Row:
         return float(self.sample.turns[-1].get("return") or 0.0) if self.sample.turns else 0.0
 
     def trajectory(self) -> Json:
-        """ROLL's `trajectory_data`, with the number of the branch in its id where there are several."""
+        """ROLL's `trajectory_data`. If there are several branches, its id includes the number of the branch."""
         sample = self.sample
         return {
             "trajectory_id": f"{self.traj_id}_b{self.place}" if self.siblings > 1 else self.traj_id,
@@ -281,13 +283,13 @@ def _names(rows: Sequence[_Row], exp_name: str) -> dict[str, NDArray[Any]]:
 
 
 def _timestamp(sample: Sample) -> str:
-    """When the last turn was complete, in ROLL's form, in UTC."""
+    """The time at which the last turn was complete, in ROLL's format, in UTC."""
     ended = sample.turns[-1].get("completed_at") if sample.turns else None
     return datetime.fromtimestamp(ended or 0.0, UTC).strftime("%Y%m%d_%H%M%S_%f")
 
 
 def _means(rows: Sequence[_Row], first_token_at: Mapping[str, float]) -> dict[str, float]:
-    """The mean over the sessions of each metric by tag, and of the length of the responses of all tags."""
+    """The mean of each metric over the sessions of a tag, and the mean response length over all tags."""
     values: dict[str, list[float]] = defaultdict(list)
     sessions: dict[str, list[_Row]] = defaultdict(list)
     for row in rows:
@@ -322,7 +324,7 @@ def _batch(rows: Sequence[_Row], length: int | None, pad_token_id: int) -> dict[
 
 
 def _prompt_length(sample: Sample) -> int:
-    """A sample in which nothing was sampled is a prompt from end to end, as in ROLL."""
+    """The length of the prompt. A sample in which nothing was sampled is all prompt, as in ROLL."""
     spans = [turn["span"] for turn in sample.turns if turn.get("span") is not None]
     is_empty = not sample.loss_mask.any() and not any(end > start for start, end in spans)
     return len(sample.input_ids) if is_empty else prompt_length(sample)

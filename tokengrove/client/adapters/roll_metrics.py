@@ -1,4 +1,4 @@
-"""What ROLL's managers measure of an episode, by ROLL's names, from the samples of its session."""
+"""The metrics of ROLL's managers for an episode, by ROLL's names, from the samples of its session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from tokengrove.client.adapters.parts import is_timed
 from tokengrove.client.values import Json, Sample
 
-# What ROLL's runners in sandboxes measure: the name of ROLL's metric, and that of the session's.
+# Metrics of ROLL's sandbox runners: the name of ROLL's metric, and the name of the session's metric.
 _RATIOS = {
     "logic": "agent_execution_time_ratio",
     "env_setup": "env_setup_time_ratio",
@@ -21,11 +21,11 @@ _RATIOS = {
 def session_metrics(
     samples: Sequence[Sample], metrics: Mapping[str, float], episode_score: float, first_token_at: Mapping[str, float]
 ) -> dict[str, float]:
-    """ROLL's metrics of one session, of which these are all `samples`, and beside them its own `metrics`.
+    """ROLL's metrics of one session, in addition to the session's own `metrics`. `samples` are all samples of it.
 
-    Lengths are means of the samples, in tokens: the response is the trained tokens, the prompt the rest. The time of an
-    answer, `step_rt`, is from the request to the complete answer; if it is known when the first token came, `pure_inf`
-    is what follows it, and `proxy_ovh` what comes before: the prompt, the queue and the prefill. `env_exec` is between
+    Lengths are means over the samples, in tokens: the response is the trained tokens, the prompt is the rest. `step_rt`
+    is the time from the request to the complete answer. If the time of the first token is known, `pure_inf` is the time
+    after it, and `proxy_ovh` the time before it: the prompt, the queue and the prefill. `env_exec` is the time between
     an answer and the next request.
     """
     trained, lengths = (
@@ -56,7 +56,7 @@ def session_metrics(
 
 
 def _turns(samples: Sequence[Sample]) -> list[Mapping[str, Json]]:
-    """The turns of a session, each once, in the order of their requests."""
+    """The distinct turns of a session, in the order of their requests."""
     turns = {turn["interaction_id"]: turn for sample in samples for turn in sample.turns}
     return sorted(turns.values(), key=lambda turn: float(turn.get("created_at") or 0.0))
 
@@ -80,7 +80,7 @@ def _latencies(turns: Sequence[Mapping[str, Json]], first_token_at: Mapping[str,
 
 
 def _statistics(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, 99th percentile and maximum; 0 of nothing, as in ROLL."""
+    """Mean, 99th percentile and maximum; 0 without values, as in ROLL."""
     if not values:
         return 0.0, 0.0, 0.0
     return float(np.mean(values)), float(np.percentile(values, 99)), float(np.max(values))

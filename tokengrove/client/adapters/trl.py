@@ -1,9 +1,10 @@
-"""TRL's asynchronous GRPO: samples as its `RolloutSample`s, and a rollout worker that feeds its trainer from claims.
+"""TRL's asynchronous GRPO: samples as `RolloutSample`s, and a rollout worker that feeds TRL's trainer from claims.
 
-Each session has one advantage, relative to the sessions with its `group_id`; every row of the session carries it, as in
-TRL's own worker (`_AsyncRolloutLoop._score_group`): (s - mean) / (std + 1e-8), where s is the session's score and std
-that of the population, divided by n (DeepSeekMath, arXiv 2402.03300, section 4.1.2). As there, a session without a
-reward is not counted and has advantage 0. Where the reward scope is path, each path counts as a session does.
+Each session has one advantage, relative to the sessions with the same `group_id`. Every row of the session has this
+advantage, as in TRL's own worker (`_AsyncRolloutLoop._score_group`): (s - mean) / (std + 1e-8), where s is the
+session's score and std the population standard deviation, divided by n (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+As in TRL, a session without a reward is not counted and has advantage 0. With reward scope path, each path counts like
+a session.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from tokengrove.client.values import Claim, Sample
 from tokengrove.errors import InvalidRequest, ProxyError
 
 _EPSILON = 1e-8
-# Longest wait of a claim, or for room on the buffer, before the worker checks whether it should stop. Seconds.
+# Longest wait for a claim, or for room in the buffer, before the worker checks whether it should stop. Seconds.
 _WAIT_S = 2.0
 # Errors that end the worker's thread; `check_health` reports them.
 _FAULTS = (ProxyError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def advantages(rewards: Sequence[float | None]) -> list[float]:
-    """The advantage of each rollout of one group; None: it has no reward, does not count and has advantage 0."""
+    """The advantage of each rollout of one group. A reward of None does not count, and its advantage is 0."""
     scored = [reward for reward in rewards if reward is not None]
     if not scored:
         return [0.0] * len(rewards)
@@ -42,13 +43,14 @@ def advantages(rewards: Sequence[float | None]) -> list[float]:
 
 
 def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | None = None) -> list[Any]:
-    """Return the samples as TRL's `RolloutSample`s, group by group, without those that train no token.
+    """Return the samples as TRL's `RolloutSample`s, group by group, without samples that have no trained token.
 
     `input_ids`, `completion_mask` int64 [L], `old_log_probs` float32 [L]. `model_version` is the oldest weight version
-    that sampled a trained token. `group_ids` numbers the groups, by default from 0; the group of a session without a
-    `group_id` is its own. A session counts once in its group, however many samples it has. `prompt` and `completion`,
-    which TRL only displays, are the messages if the export included them. Raises InvalidRequest without trl, and for a
-    sample with images: TRL's asynchronous GRPO has no place for them, and would train on tokens that stand for nothing.
+    that sampled a trained token. `group_ids` numbers the groups, by default from 0. A session without a `group_id` is a
+    group of its own. A session counts once in its group, however many samples it has. `prompt` and `completion`, which
+    TRL only displays, are the messages if the export included them. Raises InvalidRequest if trl is not installed, and
+    for a sample with images: TRL's asynchronous GRPO does not support them, and would train on image tokens without the
+    images.
     """
     kind = library("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
     groups: dict[str, list[Sample]] = defaultdict(list)
@@ -80,7 +82,7 @@ def _group(sample: Sample) -> str:
 
 
 def _rollout(sample: Sample) -> tuple[str, ...]:
-    """What counts once in a group: the session (of one agent, by `_group`), or with reward scope path the path."""
+    """What counts once in a group: the session (of one agent, by `_group`) or, with reward scope path, the path."""
     return (sample.session_id, sample.interaction_id) if sample.reward_scope == "path" else (sample.session_id,)
 
 
@@ -99,11 +101,11 @@ def _fields(sample: Sample, advantage: float, reward_std: float) -> dict[str, An
 
 
 class ClaimingWorker:
-    """TRL's RolloutWorkerProtocol on top of claims: it hands finished sessions to the trainer, whatever ran the agents.
+    """TRL's RolloutWorkerProtocol on top of claims: passes ended sessions to the trainer, whatever ran the agents.
 
-    A thread claims whole groups: those with `group_size` sessions that have all ended. It puts their rows on
-    `rollout_buffer`, which holds at most `buffer_size`, and then acknowledges the group; the sessions of a worker that
-    dies are claimed again by the next one. A session without a `group_id` is a group of its own.
+    A thread claims whole groups: groups of `group_size` sessions that have all ended. It puts their rows on
+    `rollout_buffer`, which holds at most `buffer_size`, and then acknowledges the group. If a worker dies, the next
+    worker claims its sessions again. A session without a `group_id` is a group of its own.
     """
 
     def __init__(
@@ -136,14 +138,14 @@ class ClaimingWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and give back what is claimed but not yet on the buffer. May be called again."""
+        """End the thread, and release sessions that are claimed but not yet in the buffer. May be called repeatedly."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self._client.close()
 
     def update_model_version(self, model_version: int) -> None:
-        """Set the trainer's weight version, for the version lag in the metrics. Rows carry their own versions."""
+        """Set the trainer's weight version, for the version lag in the metrics. Rows have their own versions."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
@@ -179,7 +181,7 @@ class ClaimingWorker:
         )
 
     def _deliver(self, claim_id: str, sessions: Iterable[str], samples: Sequence[Sample]) -> None:
-        """Put the groups of a claim on the buffer and acknowledge them; give back the rest if the worker is stopped."""
+        """Put the groups of a claim in the buffer and acknowledge them; release the rest if the worker is stopped."""
         groups: dict[str, list[Sample]] = defaultdict(list)
         for sample in samples:
             groups[_group(sample)].append(sample)
@@ -196,7 +198,7 @@ class ClaimingWorker:
             self._client.acknowledge(claim_id, sorted(without))
 
     def _put(self, row: Any, claim_id: str) -> bool:
-        """Put a row on the buffer, waiting for room. Return False if the worker is stopped meanwhile."""
+        """Put a row in the buffer, waiting for room. Return False if the worker is stopped meanwhile."""
         while not self._stop.is_set():
             try:
                 row.enqueued_at = time.time()
@@ -208,7 +210,7 @@ class ClaimingWorker:
         return False
 
     def _renew(self, claim_id: str) -> None:
-        """Renew the lease of sessions that wait for room on the buffer."""
+        """Renew the lease while rows wait for room in the buffer."""
         if time.monotonic() >= self._renewed + self._lease_s / 3:
             self._renewed = time.monotonic()
             self._client.claim(claim_id=claim_id, renew=True, lease_s=self._lease_s)

@@ -1,10 +1,10 @@
-"""TRL's `GRPOTrainer.rollout_func`: each prompt is played by an agent as one session, which gives one completion.
+"""TRL's `GRPOTrainer.rollout_func`: an agent plays each prompt as one session, which gives one completion.
 
-A completion begins with the first sampled token and holds everything after it. `env_mask` is 1 on the trained tokens,
-so tool results and user turns are in the completion with mask 0.
+A completion begins with the first sampled token and contains everything after it. `env_mask` is 1 on the trained
+tokens, so tool results and user turns are in the completion with mask 0.
 
-What GRPOTrainer learns of images are those of its dataset, in the prompt. Samples whose tools answer with images are
-trained by `training_batch`, in a trainer whose `_generate_and_score_completions` returns it.
+GRPOTrainer supports images only in the prompt, from its dataset. To train samples with images in tool results, use
+`training_batch` in a trainer whose `_generate_and_score_completions` returns it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ if TYPE_CHECKING:
     import torch
 
 Agent = Callable[[Json, Session], None]
-"""Plays one prompt (text or messages, as the dataset has it, but images as `image_url` parts of data URLs, as a chat
-completion has them) at `session.base_url` with `session.api_key`, and sets the session's reward."""
+"""Plays one prompt at `session.base_url` with `session.api_key`, and sets the session's reward.
+
+The prompt is text or messages, as in the dataset, with images as `image_url` parts with data URLs, as in a chat
+completion.
+"""
 
 
 def completions(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """One row per sample, in the fields of TRL's rollout functions. C is the length of a completion.
 
-    `prompt_ids`; `completion_ids` and `env_mask` (int) [C], `logprobs` (float, 0 outside of the mask) [C]; and for
-    reward functions `session_reward` (the score of the session), `session_id`, `interaction_id`, `weight`, `advantage`.
-    Images of the prompt are in `prompt_ids` as their tokens; the trainer has the images themselves from its dataset.
-    Raises InvalidRequest for a sample in which nothing was sampled, and for one with images after its prompt.
+    `prompt_ids`; `completion_ids` and `env_mask` (int) [C], `logprobs` (float, 0 outside the mask) [C]; and for reward
+    functions `session_reward` (the score of the session), `session_id`, `interaction_id`, `weight`, `advantage`. Images
+    of the prompt are in `prompt_ids` as their tokens; the trainer takes the images themselves from its dataset. Raises
+    InvalidRequest for a sample in which nothing was sampled, and for a sample with images after its prompt.
     """
     for sample in samples:
         _check_images(sample)
@@ -55,7 +58,7 @@ _FIELDS = (
 
 
 def _check_images(sample: Sample) -> None:
-    """GRPOTrainer takes the images of a row from its dataset, so those that came later would be missing."""
+    """Refuse images after the prompt: GRPOTrainer takes images from its dataset only, so they would be missing."""
     if any(image["start"] >= prompt_length(sample) for image in sample.images):
         raise InvalidRequest(
             f"sample {sample.interaction_id!r} has images after its prompt, which a rollout function cannot give to "
@@ -67,14 +70,14 @@ def _check_images(sample: Sample) -> None:
 def training_batch(
     samples: Sequence[Sample], *, advantages: Sequence[float] | None = None, pad_token_id: int = 0
 ) -> dict[str, Any]:
-    """The batch that `GRPOTrainer._generate_and_score_completions` returns, of samples with or without images.
+    """The batch that `GRPOTrainer._generate_and_score_completions` returns, for samples with or without images.
 
     `prompt_ids`, `prompt_mask` int64 [B, P], padded on the left; `completion_ids`, `completion_mask`, `tool_mask` int64
     [B, C], on the right; `sampling_per_token_logps` and `old_per_token_logps` float32 [B, C]; `advantages` float32 [B],
-    by default those of the export; `num_items_in_batch`, the trained tokens. With images `pixel_values`,
-    `image_grid_thw` of all rows, `num_images` (a list of B) and `mm_token_type_ids` int64 [B, P + C]. Raises
-    InvalidRequest without torch, without advantages, for a sample in which nothing was sampled, and for one with images
-    that was exported without `multi_modal_inputs`.
+    by default those of the export; `num_items_in_batch`, the number of trained tokens. With images, also `pixel_values`
+    and `image_grid_thw` of all rows, `num_images` (a list of B) and `mm_token_type_ids` int64 [B, P + C]. Raises
+    InvalidRequest without torch, without advantages, for a sample in which nothing was sampled, and for a sample with
+    images that was exported without `multi_modal_inputs`.
     """
     torch, has_images = library("torch"), vision.has_vision(samples)
     arrays = _padded(samples, pad_token_id)
@@ -102,7 +105,7 @@ def _padded(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
 
 
 def _media(samples: Sequence[Sample], width: int, torch: Any) -> dict[str, torch.Tensor | list[int]]:
-    """`width`: P."""
+    """The entries of images in the batch. `width`: the padded length of the prompts (P)."""
     starts = [prompt_length(sample) for sample in samples]
     types = [vision.token_types(sample) for sample in samples]
     before = pad_left([row[:start] for row, start in zip(types, starts, strict=True)], np.int64, 0, width)
@@ -128,18 +131,18 @@ def _row(sample: Sample, score: float) -> dict[str, Any]:
 
 
 def session_reward(*, session_reward: list[float], **_: Any) -> list[float]:
-    """A reward function for GRPOTrainer: the rewards that the agents' sessions were given."""
+    """A reward function for GRPOTrainer that returns the scores of the agents' sessions."""
     return session_reward
 
 
 @dataclass(frozen=True)
 class RolloutFunction:
-    """A function for `GRPOTrainer(rollout_func=...)`; give it `session_reward` as `reward_funcs`.
+    """A function for `GRPOTrainer(rollout_func=...)`; pass `session_reward` as `reward_funcs`.
 
-    It starts one session for each entry of the prompts, in which TRL repeats a prompt for each of its generations, runs
-    `agent` for at most `at_once` of them at a time in threads, and exports what they sampled. Sessions of equal prompts
-    of one call have the same group. A session that forked gives its sample with the most trained tokens; the others are
-    not trained. An exception of an agent ends the call. The server must serve the trainer's weights: push them with
+    It starts one session for each prompt, runs `agent` in threads for at most `at_once` sessions at a time, and exports
+    the sessions. TRL repeats a prompt for each of its generations. Sessions of equal prompts of one call have the same
+    group. A session that forked gives its sample with the most trained tokens; its other samples are not trained. An
+    exception of an agent ends the call. The server must serve the trainer's weights: push them with
     `Client.update_weights` after each step.
     """
 
@@ -150,7 +153,7 @@ class RolloutFunction:
     at_once: int = 16
 
     def __call__(self, prompts: Sequence[Json], trainer: object) -> dict[str, list[Any]]:
-        """Return the fields of `completions`, a row for each prompt. Raises InvalidRequest if one has no sample."""
+        """Return the fields of `completions`, one row per prompt. Raises InvalidRequest if a prompt has no sample."""
         urls = ImageUrls()
         prompts = [prompt if isinstance(prompt, str) else urls.messages(prompt) for prompt in prompts]
         groups, run = [as_json(prompt) for prompt in prompts], uuid.uuid4().hex
@@ -174,7 +177,7 @@ class RolloutFunction:
 
 
 def _most_trained(samples: Sequence[Sample]) -> Mapping[str, Sample]:
-    """By session the sample with the most trained tokens, the first of equals."""
+    """The sample with the most trained tokens of each session, by session id; of equal samples, the first."""
     chosen: dict[str, Sample] = {}
     for sample in samples:
         before = chosen.get(sample.session_id)

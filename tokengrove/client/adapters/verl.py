@@ -1,11 +1,11 @@
-"""Batches as verl's agent loops make them: prompts padded on the left, responses on the right, or jagged.
+"""Batches as verl's agent loops build them: prompts padded on the left, responses on the right, or jagged.
 
-The response begins with the first sampled token and holds everything after it. `response_mask` is 1 on the trained
-tokens, so tool results and user turns are in the response with mask 0. The reward is on the last token of the response,
-or by turn or by token on request.
+The response begins with the first sampled token and contains everything after it. `response_mask` is 1 on the trained
+tokens, so tool results and user turns are in the response with mask 0. The reward is on the last token of the response
+or, on request, per turn or per token.
 
-Samples of a vision model have what its actors ask for beside the tokens: `multi_modal_inputs`, and positions of four
-rows: those of the text, and those in time, height and width.
+Samples of a vision model also have the other inputs of verl's actors: `multi_modal_inputs`, and positions of four rows:
+text, time, height and width.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 OnTooLong = Literal["refuse", "drop", "truncate"]
 Scores = Literal["sample", "turns", "tokens"]
-# verl counts the messages of both sides: its agent loops add user_turns + assistant_turns + 1.
+# verl counts the messages of both sides: its agent loops compute user_turns + assistant_turns + 1.
 _MESSAGES_A_TURN = 2
-# The columns of responses that every batch has.
+# The response columns that every batch has.
 _OF_ALL = ("response_mask", "rollout_log_probs", "rm_scores")
-# The fields of verl's AgentLoopMetrics, and the columns of its datasets that metadata may have.
+# The fields of verl's AgentLoopMetrics, and the columns of verl's datasets that metadata may have.
 _SECONDS = ("generate_sequences", "tool_calls", "compute_score")
 _TIMED = (*_SECONDS, "num_preempted")
 _OF_DATASETS = ("data_source", "ability", "reward_model", "agent_name")
@@ -63,12 +63,12 @@ class VerlBatch:
     messages; with `sessions`, `extra_info` (the metadata), the metadata's `data_source`, `ability`, `reward_model` and
     `agent_name` if all have them, and each metric that is a number in all sessions, float64 [B].
 
-    Of samples with images, or of a vision model: `multi_modal_inputs`, per row a dict of tensors, empty without
-    images: what the processor gave for its images (`pixel_values`, `image_grid_thw` [images, 3] of Qwen's models), and
+    For samples with images, or of a vision model: `multi_modal_inputs`, per row a dict of tensors, empty without
+    images: the processor's output for its images (`pixel_values`, `image_grid_thw` [images, 3] for Qwen's models), and
     `images_seqlens`, the patches of each image. With `images`, `multi_modal_data`: per row `{"image": [PIL images]}`.
 
-    `meta_info`: `metrics`, one dict per row as verl's AgentLoopMetrics (seconds); `timing`, their minimum, maximum and
-    mean under verl's names; `reward_extra_keys`, the names of those metrics.
+    `meta_info`: `metrics`, one dict per row, like verl's AgentLoopMetrics (seconds); `timing`, their minimum, maximum
+    and mean under verl's names; `reward_extra_keys`, the names of the metrics that all sessions have.
     """
 
     batch: dict[str, NDArray[Any]]
@@ -134,15 +134,16 @@ def padded(
     all int64; float32 [B, R]: `rollout_log_probs`, `rm_scores`, `returns`, `token_rewards` and, if the export has them,
     `advantages` and `step_advantages`; `weight` float32 [B].
 
-    `scores` says what `rm_scores` has: the sample's reward at the last token of the response, the reward of each turn
-    at its last token (of a turn that is not in the sample: at the last of the response), or the rewards of tokens.
-    P and R default to the longest prompt and response. A longer sample is refused (InvalidRequest), dropped or
-    truncated: prompts keep their end, responses their beginning, and rewards of what was cut move to the last remaining
-    token (rewards of tokens are cut). `sessions` is `Export.sessions`, for metadata and metrics.
+    `scores` selects the content of `rm_scores`: the sample's reward at the last token of the response, the reward of
+    each turn at its last token (for a turn that is not in the sample, at the last token of the response), or the
+    rewards of tokens. P and R default to the longest prompt and response. A longer sample is refused (InvalidRequest),
+    dropped or truncated. Truncated prompts keep their end, truncated responses their beginning. Rewards of removed
+    tokens move to the last remaining token; with `tokens`, they are removed. `sessions` is `Export.sessions`, for
+    metadata and metrics.
 
-    `position_ids` is [B, 4, P + R] if a sample has positions of a vision model; `images` (`Export.images`) asks for
-    the pictures as well. Raises InvalidRequest for a sample with images that was exported without
-    `multi_modal_inputs`, or of which truncation would cut off an image.
+    `position_ids` is [B, 4, P + R] if a sample has positions of a vision model. With `images` (`Export.images`), the
+    batch also has the images. Raises InvalidRequest for a sample with images that was exported without
+    `multi_modal_inputs`, or if truncation would cut off an image.
     """
     more, has_images = token_columns(samples), vision.has_vision(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
@@ -170,8 +171,9 @@ def tensors(
 ) -> dict[str, NDArray[Any]]:
     """Pad the columns of each row: `prompts` on the left, `responses` and the columns of their tokens on the right.
 
-    Returns `prompts` [B, P], `responses` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R] and those of
-    `names` [B, R]: `response_mask` int64, others float32. P and R default to the longest; no row may be longer.
+    Returns `prompts` [B, P], `responses` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R] and the
+    columns in `names` [B, R]: `response_mask` int64, others float32. P and R default to the longest; no row may be
+    longer.
     """
     prompts = pad_left([row["prompts"] for row in columns], np.int64, pad_token_id, prompt_length)
     responses = pad_right([row["responses"] for row in columns], np.int64, pad_token_id, response_length)
@@ -196,7 +198,7 @@ def tensors(
 def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDict:
     """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
-    Of samples of a vision model, `position_ids` has rows of [4, L], and `multi_modal_inputs` a dict for each.
+    For samples of a vision model, `position_ids` has rows [4, L], and `multi_modal_inputs` one dict per sample.
     `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. Raises InvalidRequest
     without torch and tensordict.
     """
@@ -272,7 +274,7 @@ def _cut(row: _Row, prompt: int | None, response: int | None) -> _Row:
 
 
 def _positions(row: _Row) -> NDArray[np.int64]:
-    """Positions int64 [4, L] of the tokens of a row: those of the text, and those in time, height and width."""
+    """Positions int64 [4, L] of the tokens of a row: text, time, height and width."""
     part = slice(row.prompt.start, row.response.stop)
     of_images = vision.positions(row.sample, part)
     return np.concatenate([np.arange(of_images.shape[1])[None], of_images])
@@ -322,7 +324,7 @@ def _versions(sample: Sample) -> tuple[int, int]:
 
 
 def _of_sessions(samples: Sequence[Sample], sessions: Sessions | None) -> tuple[list[str], dict[str, NDArray[Any]]]:
-    """The names of the metrics that all sessions have, and the columns of metadata and metrics."""
+    """The names of the numeric metrics that all sessions have, and the columns of metadata and metrics."""
     if sessions is None:
         return [], {}
     told = [metadata_of(sample, sessions) for sample in samples]
@@ -336,15 +338,15 @@ def _of_sessions(samples: Sequence[Sample], sessions: Sessions | None) -> tuple[
 
 
 def _metrics(sample: Sample) -> dict[str, float]:
-    """verl's AgentLoopMetrics of a sample in seconds; preemptions are unknown, which verl writes as -1."""
+    """verl's AgentLoopMetrics of a sample, in seconds. Preemptions are unknown, so -1, as in verl."""
     values = (sum(answer_times(sample)), agent_time(sample), 0.0, -1)
     return dict(zip(_TIMED, values, strict=True))
 
 
 def timing(metrics: Sequence[Mapping[str, float]], lengths: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """The summary that verl's AgentLoopManager makes of the metrics of all rows.
+    """The summary of the metrics of all rows, as verl's AgentLoopManager computes it.
 
-    `lengths`: tokens of prompt and response of each row. The slowest row is the one with the most seconds in all.
+    `lengths`: tokens of prompt and response of each row. The slowest row has the largest sum of seconds.
     """
     if not metrics:
         return {}

@@ -1,8 +1,8 @@
-"""The images of samples, in the forms that trainers of vision-language models ask for.
+"""The images of samples, in the forms that trainers of vision-language models need.
 
-An export has them with `multi_modal_inputs`: what the model's own processor made of the images of a sample, in the
-order of their tokens. No sample with images leaves an adapter without them: a trainer that does not see what the model
-saw would compute other logprobs.
+An export includes them with `multi_modal_inputs`: the output of the model's own processor for the images of a sample,
+in the order of their tokens. No adapter returns a sample with images without them: a trainer that does not see the
+model's inputs would compute different logprobs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
 
 Images = Mapping[str, ImageBytes]
-"""`Export.images`: by digest the image, with its bytes as they came."""
+"""`Export.images`: images by digest, with their bytes as received."""
 
 
 def has_vision(samples: Iterable[Sample]) -> bool:
-    """Whether any of the samples has tensors of images, or is of a model that places images in its positions.
+    """Whether any of the samples has tensors of images, or positions in time, height and width.
 
     Raises InvalidRequest for a sample with images whose tensors the export left out.
     """
@@ -46,20 +46,20 @@ def has_vision(samples: Iterable[Sample]) -> bool:
 
 
 def has_positions(samples: Iterable[Sample]) -> bool:
-    """Whether any of the samples has positions in time, height and width; some models that see count tokens only."""
+    """Whether any of the samples has positions in time, height and width. Some vision models only count tokens."""
     return any(sample.mrope_position_ids is not None for sample in samples)
 
 
 def arrays(sample: Sample) -> dict[str, Array]:
-    """What the processor made of the images of a sample, by its names; empty without images.
+    """The processor's output for the images of a sample, by the processor's names; empty without images.
 
-    For Qwen's models `pixel_values` float32 [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+    For Qwen's models: `pixel_values` float32 [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
     """
     return sample.multi_modal_inputs or {}
 
 
 def arrays_before(sample: Sample, end: int) -> dict[str, Array]:
-    """`arrays` of the images that stand before token `end`."""
+    """`arrays` of the images that start before token `end`."""
     return arrays(replace(sample, images=_before(sample, end)))
 
 
@@ -68,19 +68,19 @@ def _before(sample: Sample, end: int) -> tuple[Mapping[str, Json], ...]:
 
 
 def tensors(sample: Sample) -> dict[str, torch.Tensor]:
-    """`arrays` as tensors, which share their memory. Raises InvalidRequest without torch."""
+    """`arrays` as tensors, which share the memory of contiguous arrays. Raises InvalidRequest without torch."""
     torch = library("torch")
     return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays(sample).items()}
 
 
 def base64_of(sample: Sample, images: Images, end: int) -> list[str]:
-    """The images that stand before token `end`, as they came, in base64: as AReaL's requests have them."""
+    """The images that start before token `end`, as received, in base64, as in AReaL's requests."""
     found = [_file(image["digest"], images).data for image in _before(sample, end)]
     return [b64encode(data).decode("ascii") for data in found]
 
 
 def verl_inputs(sample: Sample) -> dict[str, torch.Tensor]:
-    """`tensors` as verl's agent loops have them: with `images_seqlens`, the patches of each image."""
+    """`tensors` as in verl's agent loops: with `images_seqlens`, the patches of each image."""
     found = tensors(sample)
     if (grid := found.get("image_grid_thw")) is not None:
         found["images_seqlens"] = (grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0])
@@ -88,7 +88,7 @@ def verl_inputs(sample: Sample) -> dict[str, torch.Tensor]:
 
 
 def positions(sample: Sample, part: slice = slice(None)) -> Array:
-    """Positions int64 [3, L] of a part of the sample that begins with text, from 0; without images they count up."""
+    """Positions int64 [3, L], from 0, of a part that begins with text. They count up if the sample has none."""
     if sample.mrope_position_ids is None:
         length = len(sample.input_ids[part])
         return np.broadcast_to(np.arange(length), (3, length)).astype(np.int64)
@@ -97,7 +97,7 @@ def positions(sample: Sample, part: slice = slice(None)) -> Array:
 
 
 def token_types(sample: Sample) -> Array:
-    """`mm_token_type_ids` int64 [L]: 1 on the tokens that stand for images, 0 on all others."""
+    """`mm_token_type_ids` int64 [L]: 1 on the tokens of images, 0 on all others."""
     types = np.zeros(len(sample.input_ids), np.int64)
     for image in sample.images:
         types[image["start"] : image["start"] + image["length"]] = 1
@@ -105,7 +105,7 @@ def token_types(sample: Sample) -> Array:
 
 
 def check_whole(sample: Sample, first: int, last: int) -> None:
-    """Raise InvalidRequest if an image is not between these tokens: what is left would not fit its tensors."""
+    """Raise InvalidRequest if an image is not between these tokens: the rest would not match its tensors."""
     for image in sample.images:
         if image["start"] < first or image["start"] + image["length"] > last:
             raise InvalidRequest(
@@ -116,14 +116,14 @@ def check_whole(sample: Sample, first: int, last: int) -> None:
 
 
 def files(sample: Sample, images: Images) -> list[bytes]:
-    """The bytes of the images of a sample, as they came, in order. Raises InvalidRequest for one that is missing."""
+    """The bytes of the images of a sample, as received, in order. Raises InvalidRequest for a missing image."""
     return [_file(each["digest"], images).data for each in sample.images]
 
 
 def pictures(sample: Sample, images: Images) -> list[Any]:
-    """The images of a sample as PIL images, in the size in which the processor got them.
+    """The images of a sample as PIL images, in the size of the processor's input.
 
-    Raises InvalidRequest without Pillow, and for one that is missing.
+    Raises InvalidRequest without Pillow, and for a missing image.
     """
     return [_shown(_file(each["digest"], images), each) for each in sample.images]
 
@@ -133,7 +133,7 @@ def _shown(image: ImageBytes, placed: Mapping[str, Json]) -> Any:
 
 
 def packed(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """The tensors of all samples, one below the other, as a processor gives them for a batch."""
+    """The tensors of all samples, concatenated, as a processor returns them for a batch."""
     torch = library("torch")
     each = [tensors(sample) for sample in samples]
     names = dict.fromkeys(name for one in each for name in one)

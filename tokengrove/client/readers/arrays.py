@@ -1,7 +1,7 @@
 """Columnar formats: npz, and safetensors, which is a header and raw bytes and needs no library.
 
-In layout padded, if any row has `token_rewards`, the rows without them have zeros; likewise `unmasked_logprobs`, there
-the logprobs.
+In layout padded, if any row has `token_rewards`, rows without them have zeros. If any row has `unmasked_logprobs`, rows
+without them have the logprobs.
 """
 
 from __future__ import annotations

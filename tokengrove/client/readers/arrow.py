@@ -40,7 +40,7 @@ def read_arrow(source: Source) -> Page:
 
 
 def _images(pa: Any, file: pa.NativeFile) -> ImageTable:
-    """The images of the stream behind that of the samples; none without it."""
+    """The images in the stream that follows the stream of samples; empty without it."""
     if file.tell() == file.size():
         return {}
     with pa.ipc.open_stream(file) as reader:
@@ -66,7 +66,7 @@ def _opened(pa: Any, source: Source) -> pa.NativeFile:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Json]]:
-    """Yield each row: lists of numbers as arrays, other columns as values; a null list is left out."""
+    """Yield each row: lists of numbers as arrays, other columns as values. Null lists are omitted."""
     columns = {name: _column(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     for at in range(batch.num_rows):
         row = {name: column[at] for name, column in columns.items()}
@@ -88,7 +88,7 @@ def _column(name: str, column: pa.Array) -> Sequence[Any]:
 
 
 def _arrays(column: pa.ListArray) -> list[NDArray[Any] | object]:
-    """One array per row. Offsets count from the beginning of `values`, also if the array is a slice."""
+    """One array per row. Offsets are relative to the beginning of `values`, even if the array is a slice."""
     offsets = column.offsets.to_numpy()
     values = np.array(column.values.to_numpy(zero_copy_only=False))
     present = column.is_valid().to_numpy(zero_copy_only=False)

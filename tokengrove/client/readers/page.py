@@ -1,4 +1,4 @@
-"""One page of an export, independent of format: samples, an entry per session, and the fields of the answer itself."""
+"""One page of an export, independent of its format: samples, an entry per session, and the fields of the answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tokengrove.client.images import ImageTable, table_of
 from tokengrove.client.values import Export, Json, Sample, by_id, sample_of
 
 Source = bytes | Path
-"""The bytes of an answer, or the file that holds them."""
+"""The bytes of an answer, or the file that contains them."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer. `end` has `cursor`, where the next page begins, and the fields of a claim."""
+    """One answer. `end` has `cursor`, which names the next page, and the fields of a claim."""
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
@@ -37,7 +37,7 @@ class Page:
 def page_of(answer: Mapping[str, Json], images: ImageTable | None = None) -> Page:
     """Build a page from `{"samples": [...], "sessions": [...], ...}`; the other fields become `end`.
 
-    `images`: of the samples; None: those of the answer's field `images`.
+    `images`: images of the samples; None: those in the answer's field `images`.
     """
     table = table_of(answer.get("images", {})) if images is None else images
     end = {name: value for name, value in answer.items() if name not in ("samples", "sessions", "images")}
@@ -46,7 +46,7 @@ def page_of(answer: Mapping[str, Json], images: ImageTable | None = None) -> Pag
 
 
 def without_images(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Take the arrays of images, whose names have a slash, out of those of a file and return them."""
+    """Remove the arrays of images, which have a slash in their names, from the arrays of a file, and return them."""
     return {name: arrays.pop(name) for name in [name for name in arrays if "/" in name]}
 
 
@@ -64,8 +64,8 @@ _OPTIONAL = ("token_rewards", "unmasked_logprobs")
 def joined(labels: Sequence[Mapping[str, Json]], arrays: Arrays) -> list[dict[str, Json]]:
     """Join each row's labels with its part of every column; the parts are views.
 
-    A flat column has `NAME.offsets` [rows + 1] beside it; any other column is [rows, width]. What a row lacks of a
-    column that only some rows have is empty, and is left out.
+    A flat column comes with `NAME.offsets` [rows + 1]; any other column is [rows, width]. In an optional column, the
+    part of a row without values is empty, and is omitted.
     """
     rows = [dict(each) for each in labels]
     for name, values in arrays.items():
@@ -84,7 +84,7 @@ def content(source: Source) -> bytes:
 
 
 def raw(source: Source) -> NDArray[np.uint8]:
-    """The bytes as a writable array; a file is mapped copy-on-write, so only the pages that are used are read."""
+    """The bytes as a writable array. A file is mapped copy-on-write, so only the pages in use are read."""
     if isinstance(source, Path):
         return np.memmap(source, np.uint8, mode="c") if source.stat().st_size else np.zeros(0, np.uint8)
     return np.frombuffer(source, np.uint8).copy()

@@ -1,4 +1,4 @@
-"""Read an export in any format: from memory, from a file, or from a folder of pages."""
+"""Reads an export in any format: from memory, from a file, or from a folder of pages."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ READERS: dict[str, Callable[[Source], Page]] = {
     "arrow": read_arrow,
     "parquet": read_parquet,
 }
-# Errors of the readers on bytes that are not an export or are cut off; pyarrow's errors are of these classes.
+# Errors of the readers for bytes that are not an export or are truncated. pyarrow's errors are of these classes.
 _BROKEN = (ValueError, LookupError, TypeError, EOFError, OSError, BadZipFile)
 
 
 def read(source: bytes | str | Path, format: str) -> Export:
     """Read the samples and session entries of an export.
 
-    `source` is the bytes of one answer, a file that holds them, or a folder that `tokengrove export` wrote; of a folder
-    all pages are read. A jsonl file of `tokengrove export` holds samples only, so it has no session entries. Raises
-    InvalidRequest for an unknown format, for bytes that are not a whole export in it, and if pyarrow is missing, which
-    arrow and parquet need.
+    `source` is the bytes of one answer, a file that contains them, or a folder that `tokengrove export` wrote. All
+    pages of a folder are read. A jsonl file of `tokengrove export` contains samples only, without session entries.
+    Raises InvalidRequest for an unknown format, for bytes that are not a whole export in the format, and if pyarrow is
+    missing, which arrow and parquet need.
     """
     check_readable(format)
     if isinstance(source, bytes):
@@ -59,7 +59,7 @@ def read_page(source: Source, format: str) -> Page:
 
 
 def check_readable(format: str) -> None:
-    """Raise InvalidRequest for an unknown format, or one whose library is missing."""
+    """Raise InvalidRequest for an unknown format, or if its library is missing."""
     if format not in READERS:
         raise InvalidRequest(f"format {format!r} is not one of {', '.join(READERS)}", param="format")
     if format in ("arrow", "parquet"):

@@ -1,4 +1,4 @@
-"""JSON formats: `json`, `jsonl`, and `areal`, whose tensors are base64 of their bytes."""
+"""JSON formats: `json`, `jsonl`, and `areal`, which has tensors as base64 of their bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def read_json(source: Source) -> Page:
 
 
 def read_jsonl(source: Source) -> Page:
-    """One sample per line, then one image per line. The last line of an answer has the session entries.
+    """Read one sample per line, then one image per line. The last line of an answer has the session entries.
 
-    A file may hold samples only.
+    A file may contain samples only.
     """
     samples, last = [], None
     images: ImageTable = {}
@@ -53,7 +53,7 @@ def _lines(source: Source) -> Iterator[bytes]:
 
 
 def read_areal(source: Source) -> Page:
-    """Read AReaL's tensors; turn ids, raw reward and weight, which it does not have, follow from the labels."""
+    """Read AReaL's tensors. Turn ids, raw reward and weight, which AReaL lacks, are derived from the labels."""
     answer = parsed(content(source))
     found = answer.pop("interactions")
     rows = [_row(labels, found[labels["interaction_id"]]["tensor_dict"]) for labels in answer["samples"]]

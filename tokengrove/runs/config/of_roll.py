@@ -1,6 +1,6 @@
-"""What the keys of ROLL's agentic pipelines mean for a run: one batch of episodes, without training.
+"""The meaning of the keys of ROLL's agentic pipelines in a run: one batch of episodes, without training.
 
-A file may have ROLL's environments, which then play, or only its numbers beside an agent of the run.
+A file may have ROLL's environments, which then play, or only ROLL's numbers together with an agent of the run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 AGENT = "tokengrove.roll.episodes:EnvironmentAgent"
 _NAMES = {*(spec.name for spec in fields(AgenticConfig)), *DEFAULTS, *ROLES, "custom_env"}
 SEED = "seed"
-"""What ROLL's files and a run's have both."""
+"""The key that ROLL's files and those of runs have in common."""
 _SEED = 42
-"""ROLL's. A configuration without a seed has random groups there; a run that is resumed needs the same ones again."""
+"""ROLL's seed. In ROLL, a configuration without a seed has random groups; a resumed run needs the same groups."""
 _UNUSED = {
     "max_steps": "a run plays one batch, of rollout_batch_size or val_batch_size episodes",
     "eval_steps": "tokengrove eval plays the validation's environments",
@@ -34,23 +34,23 @@ _UNUSED = {
     "rollout_mock": "episodes are always played",
     "env_monitor": "give timeout_s",
 }
-"""Of what AgenticConfig has, what has no meaning here, and what has instead."""
+"""Fields of AgenticConfig that have no effect here, and what to use instead."""
 _MANAGERS = ("train_env_manager", "val_env_manager")
 _said: set[str] = set()
 
 
 def is_of_roll(name: str) -> bool:
-    """Whether a key at the top of a file is one of ROLL's."""
+    """Whether a top-level key of a file is one of ROLL's."""
     return name in _NAMES
 
 
 def is_section_of_roll(name: str, value: Any) -> bool:
-    """Whether a key that a run has, too, is a section of ROLL's: `reward` is the name of a function here."""
+    """Whether a key that runs also have is a section of ROLL's: in runs, `reward` is the name of a function."""
     return name in ROLES and isinstance(value, Mapping)
 
 
 class RollFile:
-    """ROLL's keys of a file. `validation`: the manager is that of validation, and so is the size of the batch."""
+    """The ROLL keys of a file. `validation`: use the manager and the batch size of validation."""
 
     def __init__(self, values: Mapping[str, Any], validation: bool) -> None:
         self._values = dict(values)
@@ -60,13 +60,14 @@ class RollFile:
 
     @property
     def model(self) -> str | None:
-        """The model that the file trains, which answers in a server of the run's own."""
+        """The model that the file trains, for the run's own server."""
         name = self._config.get("pretrain")
         return name if isinstance(name, str) else None
 
     def environments(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Task, ...]]:
-        """The options of a run in which the environments play, and its tasks. Of `options` the seed and the size of the
-        groups count. Raises InvalidRequest for what AgenticConfig refuses.
+        """The options and tasks of a run in which the environments play.
+
+        `options`: only the seed and the group size count. Raises InvalidRequest for values that AgenticConfig refuses.
         """
         values = self._with(options)
         config = AgenticConfig(values)
@@ -83,7 +84,7 @@ class RollFile:
         return found, tasks
 
     def options(self) -> dict[str, Any]:
-        """The options of a run with an agent of its own: sizes, seed, sampling and the limit of tokens.
+        """The options of a run with its own agent: sizes, seed, sampling and the token limit.
 
         Raises InvalidRequest for a misspelt name.
         """
@@ -113,7 +114,7 @@ class RollFile:
         return {"sampling": sampling_of(arguments), "sampling_policy": "override"}
 
     def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The values with the seed and the size of the groups that the options have."""
+        """The values, with the seed and group size of the options."""
         values = {"seed": _SEED, **self._values}
         if options.get("seed") is not None:
             values["seed"] = options["seed"]
@@ -134,7 +135,7 @@ class RollFile:
         self._say(unused)
 
     def _say(self, unused: Mapping[str, str]) -> None:
-        """Say, once for each process, what has no effect."""
+        """Log settings without effect, once per process."""
         new = {name: why for name, why in unused.items() if name not in _said}
         _said.update(new)
         if new:
@@ -143,7 +144,7 @@ class RollFile:
 
 
 def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without ROLL's settings of training, as far as no interpolation needs them."""
+    """The values without ROLL's training settings, except those that an interpolation needs."""
     used = {name: _of_rollouts(name, value) for name, value in values.items() if name not in {*DEFAULTS, *ROLES}}
     while more := {name for name in set(referred(used)) - used.keys() if name in values}:
         used |= {name: values[name] for name in more}
@@ -151,7 +152,7 @@ def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_rollouts(name: str, value: Any) -> Any:
-    """A manager without what its workers have for training; anything else as it is."""
+    """A manager without its workers' training settings; any other value unchanged."""
     if name not in _MANAGERS or not isinstance(value, Mapping):
         return value
     return {key: each for key, each in value.items() if key not in (*OF_WORKERS, "format_penalty")}

@@ -1,4 +1,4 @@
-"""The keys that a run's file has of its own: the options of a run, by their names and in their types."""
+"""The own keys of a run's file: the options of a run, with their names and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.rollout.run_options import RunOptions
 
 SERVER = "server"
 _OF_COMMANDS = {"validation"}
-"""`tokengrove eval` is the command that validates."""
+"""Set by the command: `tokengrove eval` validates."""
 _OPTIONS = options_of(RunOptions)
 NAMES = tuple(name for name in _OPTIONS if name not in _OF_COMMANDS)
 _PATHS = ("data", "folder", "output")
@@ -23,7 +23,7 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:\w+(\.\w+)*")
 
 
 def converted(name: str, value: Any, folder: Path) -> Any:
-    """The value of an option; a relative path is one from `folder`. Raises InvalidRequest for one of another type."""
+    """The value of an option. A relative path is relative to `folder`. Raises InvalidRequest for a wrong type."""
     if value is None:
         return None
     option = _OPTIONS[name]
@@ -39,6 +39,6 @@ def converted(name: str, value: Any, folder: Path) -> Any:
 
 
 def near(name: object, *, closely: bool = False) -> str:
-    """`; did you mean X?` if there is a similar name, else nothing."""
+    """`; did you mean X?` if there is a similar name, else ""."""
     found = get_close_matches(str(name).replace("-", "_"), [*NAMES, SERVER], 1, 0.85 if closely else 0.6)
     return f"; did you mean {found[0]!r}?" if found else ""

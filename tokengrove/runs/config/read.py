@@ -1,4 +1,4 @@
-"""Reads the file of `--config`. What is given on the command line wins; an unknown key is an error."""
+"""Reads the file of `--config`. The command line takes precedence; an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tokengrove.runs.config.own_keys import NAMES, SERVER, converted, near
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """What a file says, with what was given on the command line.
+    """The contents of a file, merged with the command line.
 
-    `values` are fields of RunOptions, `server` settings of `tokengrove serve`. `tasks`: those of ROLL's environments;
-    None: `data` names them. `folder` is the file's, where its modules may lie. `model` is that of ROLL's `pretrain`,
-    for a server of the run's own that is told neither model nor engine.
+    `values`: fields of RunOptions; `server`: settings of `tokengrove serve`. `tasks`: the tasks of ROLL's environments;
+    None: `data` names the tasks. `folder`: the file's folder, where its modules may be. `model`: ROLL's `pretrain`, for
+    the run's own server if neither its model nor its engine is set.
     """
 
     values: Mapping[str, Any]
@@ -34,17 +34,17 @@ class RunFile:
 def read(
     path: Path, overrides: Sequence[str] = (), *, given: Mapping[str, Any] | None = None, validation: bool = False
 ) -> RunFile:
-    """Read a YAML file. It may have a `defaults` list and `${...}`, as hydra's have.
+    """Read a YAML file. Like hydra's files, it may have a `defaults` list and `${...}`.
 
-    `overrides` are changes such as `group_size=4`. `given` are the options of the command line. `validation`: the run
-    measures the policy, so of ROLL's keys those of validation count. Paths in the file are relative to it.
+    `overrides`: changes such as `group_size=4`. `given`: the options of the command line. `validation`: the run
+    measures the policy, so ROLL's validation keys apply. Paths in the file are relative to its folder.
 
     Raises ConfigurationError that names the file and the key.
     """
     try:
         values = compose(path, overrides, known=_is_own)
         used = set(referred(values))
-        if overrides and _divided(values)[2] - used:  # an override may have replaced what needed a name
+        if overrides and _divided(values)[2] - used:  # an override may have replaced the user of a name
             used |= set(referred(compose(path)))
         _check_names(values, used)
         return _made(path, values, given or {}, validation)
@@ -73,8 +73,9 @@ def _made(path: Path, values: Mapping[str, Any], given: Mapping[str, Any], valid
 
 
 def _over(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the file with those of the command line, which win: of a mapping by its names, and an agent over a
-    command.
+    """The options of the file, overridden by those of the command line.
+
+    Mappings are merged key by key. An agent replaces a command, and a command an agent.
     """
     rivals = {"agent": "command", "command": "agent"}
     over = {name: value for name, value in options.items() if rivals.get(name) not in given}
@@ -85,16 +86,16 @@ def _over(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _divided(values: Mapping[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """The names that are a run's own, those of ROLL, and the rest."""
+    """The names of a run's own keys, of ROLL's keys, and the rest."""
     own = {name for name in values if name in NAMES and not is_section_of_roll(name, values[name])}
     of_roll = {name for name in values if is_of_roll(name) and name not in own}
     return own, of_roll, set(values) - own - of_roll - {SERVER}
 
 
 def _check_names(values: Mapping[str, Any], used: Collection[str]) -> None:
-    """Raise InvalidRequest for an unknown key; `used` are those that interpolations need.
+    """Raise InvalidRequest for an unknown key. `used`: the keys that interpolations need.
 
-    Files of ROLL have further names of their users; of these only a misspelt one is wrong.
+    Files of ROLL may have further names that users define. Of these, only a name similar to a known key is an error.
     """
     _, of_roll, others = _divided(values)
     known = f"; there are {', '.join(NAMES)} and {SERVER}"
