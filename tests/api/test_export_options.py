@@ -28,7 +28,7 @@ PADDED = {"layout": "padded", "prompt_length": 64, "response_length": 64}
         ({**PADDED, "on_too_long": "ignore"}, "on_too_long", "truncate"),
         ({**PADDED, "keep": "head"}, "keep", "truncate"),
         ({**PADDED, "on_too_long": "truncate", "keep": "left"}, "keep", "tail"),
-        ({**PADDED, "pad_token_id": -1}, "pad_token_id", "between"),
+        ({**PADDED, "pad_token_id": -1}, "pad_token_id", "at least 0"),
         ({"prompt_length": 5}, "prompt_length", "padded"),
         ({"layout": "concat", "on_too_long": "drop"}, "on_too_long", "padded"),
         ({"format": "areal", "layout": "tree"}, "layout", "areal"),
@@ -52,7 +52,7 @@ PADDED = {"layout": "padded", "prompt_length": 64, "response_length": 64}
         ({"style": "individual", "drop_retry_orphans": 1}, "drop_retry_orphans", "true or false"),
         ({"advantages": "gae"}, "advantages", "leave_one_out"),
         ({"step_advantages": {}}, "step_advantages", "grpo"),
-        ({"filter": {"min_version": -1}}, "filter.min_version", "between"),
+        ({"filter": {"min_version": -1}}, "filter.min_version", "at least 0"),
         ({"filter": {"max_version_span": "1"}}, "filter.max_version_span", "integer"),
     ],
 )
