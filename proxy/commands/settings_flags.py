@@ -18,4 +18,5 @@ def takes_settings(command: Command) -> Command:
 def _flag(setting: Option) -> inspect.Parameter:
     default = "none" if setting.default in (None, ()) else str(setting.default)
     text = f"{setting.help} [{variable_of(setting.name)}; default: {default}]"
-    return flag_parameter(setting, help=text, negated=True)
+    # Settings checks bounds: its errors name the variable or the place in the file that a value comes from.
+    return flag_parameter(setting, help=text, negated=True, bounded=False)

@@ -22,14 +22,16 @@ def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
     return command
 
 
-def flag_parameter(option: Option, *, help: str | None = None, negated: bool = False, **more: Any) -> inspect.Parameter:
+def flag_parameter(
+    option: Option, *, help: str | None = None, negated: bool = False, bounded: bool = True, **more: Any
+) -> inspect.Parameter:
     """The parameter of an option's flag. A flag that is not given is None: then other configuration applies.
 
-    `negated`: a switch also gets the flag `--no-NAME`.
+    `negated`: a switch also gets the flag `--no-NAME`. `bounded`: typer checks the bounds of integers.
     """
     negated = negated and option.kind is bool
     kind = bool if negated else _parsed(option)
-    if kind is int:
+    if bounded and kind is int:
         bounds = {"min": option.about.get("least"), "max": option.about.get("most")}
         more |= {end: int(bound) for end, bound in bounds.items() if bound is not None}
     flag = typer.Option(

@@ -120,7 +120,7 @@ def test_the_model_of_the_runs_file_is_served_unless_a_model_or_an_engine_is_nam
     [
         ({"modle": "x"}, "server.modle is no setting of the server; did you mean model?"),
         ({"port": "x"}, "server.port must be an integer"),
-        ({"port": 70000}, "--port 70000 must be between 0 and 65535"),
+        ({"port": 70000}, "--port must be between 0 and 65535, not 70000"),
     ],
 )
 def test_wrong_settings_name_themselves(tmp_path: Path, settings: dict[str, object], message: str) -> None:

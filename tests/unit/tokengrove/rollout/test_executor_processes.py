@@ -18,7 +18,6 @@ import pytest
 
 from tests.support import real_server, until
 from tokengrove.client import AsyncClient
-from tokengrove.errors import SessionNotFound
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
 from tokengrove.rollout.executors import process_host
 from tokengrove.rollout.executors.places import Shape
@@ -133,14 +132,14 @@ async def test_a_process_that_dies_takes_its_own_episodes_with_it_and_is_started
     assert {result.failure for result in again} == {None}
 
 
-async def test_an_attempt_that_will_be_repeated_leaves_no_session(made: Make, client: AsyncClient) -> None:
+async def test_the_session_of_an_attempt_that_will_be_repeated_is_withdrawn(made: Make, client: AsyncClient) -> None:
     played = await made()
     plan = played.plan(task={"then": "segfault"}, discard=frozenset({"worker"}))
     result = await played.executor.play(plan)
     assert result.failure == "worker"
     assert "killed by SIGSEGV" in (result.message or "")
-    with pytest.raises(SessionNotFound):
-        await client.session_tree(plan.session_id)
+    [listed] = await client.sessions({"session_ids": [plan.session_id]})
+    assert listed["withdrawn"] is True
 
 
 async def test_many_episodes_play_at_once_in_few_processes(made: Make, tmp_path: Path) -> None:
