@@ -94,9 +94,9 @@ PLANTS = (
     Plant(
         "the_recording_of_an_ended_episode_is_cancelled_half_way",
         "recording_of_episodes",
-        "tokengrove/runs/run.py",
-        "await to_the_end(self.record(Entry(slot, result, again)))",
-        "await self.record(Entry(slot, result, again))",
+        "tokengrove/rollout/scheduler.py",
+        "await to_the_end(on_attempt(result, again))",
+        "await on_attempt(result, again)",
     ),
     Plant(
         "older_news_of_the_leader_are_adopted_after_newer",

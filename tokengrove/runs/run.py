@@ -6,26 +6,19 @@ episodes that will be retried are withdrawn, so no group counts them.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 
 from tokengrove.errors import ConfigurationError
-from tokengrove.rollout.cancellation import to_the_end
-from tokengrove.rollout.episodes import EpisodeResult, Task
+from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult, Task
 from tokengrove.rollout.executors import Executor
 from tokengrove.rollout.failure_log import FailureLog, TooManyFailedEpisodes
 from tokengrove.rollout.run_options import RunOptions
+from tokengrove.rollout.scheduler import INFRASTRUCTURE, Scheduler, play_with_retries
 from tokengrove.runs.journal import Journal
 from tokengrove.runs.observer import Observer
 from tokengrove.runs.slots import Entry, Planner, Slot
 from tokengrove.runs.summary import Summary
 
-FIRST_PAUSE_S = 1.0
-"""The pause before the retry of an episode after a failure of the server or a worker; it doubles each time."""
-_LONGEST_PAUSE_S = 30.0
-_PASSING = ("server", "worker")
-"""Failures of shared infrastructure: after many of them in a row, the run stops."""
 _IN_A_ROW = 4
 """Failures in a row that stop the run, as a multiple of the concurrency; at least 32."""
 
@@ -44,7 +37,7 @@ class Run:
     ) -> None:
         self._options, self._planner, self._executor = options, planner, executor
         self._summary, self._observer, self._journal = summary, observer, journal
-        self._playing: set[asyncio.Task[None]] = set()
+        self._scheduler = Scheduler(self._episode, options.concurrency)
         self._in_a_row = 0
         self._failures = FailureLog(options.most_failed, options.group_size)
         self.entries: dict[Slot, EpisodeResult] = {}
@@ -65,14 +58,10 @@ class Run:
         Raises ConfigurationError if the journal cannot be written.
         """
         waiting = ((slot, task, attempts.get(slot, 0)) for slot, task in slots if slot not in self.entries)
-        if self._summary.stopped is None:
-            self._playing = {asyncio.create_task(self._work(waiting)) for _ in range(self._options.concurrency)}
         try:
-            await self._ended()
+            await self._scheduler.run(waiting)
         except OSError as error:
             raise ConfigurationError(f"the journal of the run cannot be written: {error.strerror}") from error
-        finally:
-            await self._cancel()
 
     def stop(self, why: str) -> None:
         """Start no more episodes, and cancel running ones. Ended episodes are kept. Only the first reason counts."""
@@ -80,8 +69,7 @@ class Run:
             return
         self._summary.stopped = why
         self._observer.stopping(why)
-        for task in self._playing:
-            task.cancel()
+        self._scheduler.stop()
 
     async def record(self, entry: Entry) -> None:
         """Record an ended attempt in the journal, and count it."""
@@ -103,43 +91,22 @@ class Run:
         except TooManyFailedEpisodes as error:
             self.stop(str(error))
 
-    async def _ended(self) -> None:
-        """Wait until all episodes have been played or the run was stopped. Raises the error of a worker."""
-        if not self._playing:
-            return
-        done, _ = await asyncio.wait(self._playing, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+    async def _episode(self, waiting: tuple[Slot, Task, int]) -> None:
+        slot, task, first = waiting
 
-    async def _cancel(self) -> None:
-        for task in self._playing:
-            task.cancel()
-        await to_the_end(_settled(self._playing))
-
-    async def _work(self, waiting: Iterator[tuple[Slot, Task, int]]) -> None:
-        """Play one episode after the other. All concurrent workers share `waiting`."""
-        for slot, task, attempt in waiting:
-            await self._episode(slot, task, attempt)
-
-    async def _episode(self, slot: Slot, task: Task, first: int) -> None:
-        for tries in range(self._options.retries + 1):
-            last = tries == self._options.retries
-            plan = self._planner.plan(slot, task, first + tries, last=last)
+        def plan_of(number: int, is_last: bool) -> EpisodePlan:
+            plan = self._planner.plan(slot, task, first + number, last=is_last)
             self._observer.started(plan)
-            result = await self._executor.play(plan)
-            if result.failure == "cancelled":
-                return  # by the executor, because the run is being closed
-            again = not last and result.failure in self._options.retry_on
-            await to_the_end(self.record(Entry(slot, result, again)))
-            if not again:
-                return
-            if result.failure in _PASSING:
-                await asyncio.sleep(min(FIRST_PAUSE_S * 2**tries, _LONGEST_PAUSE_S))
+            return plan
+
+        async def record(result: EpisodeResult, again: bool) -> None:
+            await self.record(Entry(slot, result, again))
+
+        await play_with_retries(self._executor, plan_of, self._options.retries, self._options.retry_on, record)
 
     def _watch(self, result: EpisodeResult) -> None:
         """Stop the run after too many failures of the server or of workers in a row."""
-        if result.failure not in _PASSING:
+        if result.failure not in INFRASTRUCTURE:
             self._in_a_row = 0
             return
         self.server_failed = True
@@ -147,8 +114,3 @@ class Run:
         if self._in_a_row >= max(32, _IN_A_ROW * self._options.concurrency):
             self.stop(f"{self._in_a_row} attempts in a row failed, the last one ({result.failure}): {result.message}")
 
-
-async def _settled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        with suppress(asyncio.CancelledError, Exception):
-            await task

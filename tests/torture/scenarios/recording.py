@@ -190,11 +190,11 @@ async def recording_of_episodes(world: World) -> None:
                 if ends == "cancelled twice":
                     await world.some_time(0.3)
                     playing.cancel()
-                    for task in played.run._playing:
+                    for task in list(played.run._scheduler._tasks):
                         task.cancel()
             with suppress(asyncio.CancelledError):
                 await playing
-            assert all(task.done() for task in played.run._playing), "it has ended, and yet it plays"
+            assert not played.run._scheduler._tasks, "it has ended, and yet it plays"
             await asyncio.to_thread(played.journal.close)
             await world.until(lambda: not wires.exchanges)
             played.check()

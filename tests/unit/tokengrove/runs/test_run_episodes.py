@@ -18,10 +18,10 @@ from tests.support import real_server
 from tokengrove.client import Client
 from tokengrove.client.options import ListingFilter
 from tokengrove.errors import ConfigurationError, EngineUnavailable
+from tokengrove.rollout import scheduler
 from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult, Task
 from tokengrove.rollout.executors import ExecutorOptions, executor_for
 from tokengrove.runs import Observer, Played, RunOptions, Summary, run_episodes, samples
-from tokengrove.runs import run as loop
 from tokengrove.runs.run_folder import RunFolder
 
 AGENTS = "tests.unit.tokengrove.runs.run_agents"
@@ -415,7 +415,7 @@ async def test_sessions_that_could_not_be_withdrawn_are_withdrawn_at_the_end(
     tmp_path: Path, url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead worker's session that nobody ended does not keep its group from being whole."""
-    monkeypatch.setattr(loop, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.0)
 
     class Losing:
         """The first attempt dies without its session being ended."""

@@ -13,9 +13,10 @@ import pytest
 
 from tests.support import until
 from tokengrove.errors import ConfigurationError
+from tokengrove.rollout import scheduler
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
 from tokengrove.rollout.run_options import RunOptions
-from tokengrove.runs import Observer, Summary, run
+from tokengrove.runs import Observer, Summary
 from tokengrove.runs.journal import Journal
 from tokengrove.runs.run import Run
 from tokengrove.runs.slots import Entry, Planner, Slot, slots_of
@@ -91,7 +92,7 @@ def failing(failure: str, times: int) -> Answer:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(scheduler, "FIRST_PAUSE_S", 0.0)
 
 
 async def test_every_sample_of_every_task_is_played_in_every_pass_with_a_group_of_its_own() -> None:
