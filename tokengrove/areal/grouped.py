@@ -6,7 +6,6 @@ which the results of the others are lost.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,9 @@ from typing import Any, Literal
 from tokengrove.areal.group import group_set
 from tokengrove.areal.rollout_workflow import RolloutWorkflow
 from tokengrove.areal.tensor_rows import concat_padded_tensors
+from tokengrove.rollout.agent_call import contained
 from tokengrove.rollout.failure_log import FailedEpisode, FailureLog, TooManyFailedEpisodes
+from tokengrove.rollout.scheduler import Scheduler
 
 
 class GroupResult(dict[str, Any]):
@@ -63,10 +64,10 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         failed, the first exception is raised, or TooManyFailedEpisodes.
         """
         results = await self._results(engine, data)
-        failures = [result for result in results if isinstance(result, BaseException)]
+        failures = [result for result in results if isinstance(result, Exception)]
         if (ended := next((each for each in failures if isinstance(each, TooManyFailedEpisodes)), None)) is not None:
             raise ended
-        found = [result for result in results if result is not None and not isinstance(result, BaseException)]
+        found = [result for result in results if result is not None and not isinstance(result, Exception)]
         if not found and failures:
             raise failures[0]
         if len(found) < self.group_size:
@@ -86,7 +87,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         given = data.get("task_id") if isinstance(data, Mapping) else None
         task = type(self.workflow).__name__ if given is None else str(given)
         try:
-            result: dict[str, Any] | None = await self.workflow.arun_episode(engine, data)
+            with contained():
+                result: dict[str, Any] | None = await self.workflow.arun_episode(engine, data)
         except Exception as error:
             if self._counts:
                 self.failures.note(FailedEpisode.by(error, task))
@@ -96,16 +98,20 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
             self.failures.note(missing if result is None else None)
         return result
 
-    async def _results(self, engine: Any, data: dict[str, Any]) -> list[dict[str, Any] | BaseException | None]:
+    async def _results(self, engine: Any, data: dict[str, Any]) -> list[dict[str, Any] | Exception | None]:
+        results: dict[int, dict[str, Any] | Exception | None] = {}
+
+        async def play(sample: int) -> None:
+            try:
+                results[sample] = await self._episode(engine, data)
+            except Exception as error:
+                if self._on_failure == "raise":
+                    raise
+                results[sample] = error
+
         with group_set(f"group-{secrets.token_hex(8)}"):
-            episodes = [asyncio.ensure_future(self._episode(engine, data)) for _ in range(self.group_size)]
-        try:
-            return [*await asyncio.gather(*episodes, return_exceptions=self._on_failure == "drop")]
-        except BaseException:
-            for episode in episodes:
-                episode.cancel()
-            await asyncio.wait(episodes)  # each ends its session
-            raise
+            await Scheduler(play, self.group_size).run(range(self.group_size))
+        return [results[sample] for sample in range(self.group_size)]
 
 
 def _merged(results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

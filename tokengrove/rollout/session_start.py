@@ -10,8 +10,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any, cast
 
 from tokengrove.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session
 from tokengrove.client.options import SessionOptions
@@ -30,6 +31,15 @@ _NAME_LENGTH = 100
 def unused_session_id(name: str) -> str:
     """A session id that nobody else has. It begins with `name`, as far as an id can."""
     return f"{_NOT_OF_AN_ID.sub('-', name)[:_NAME_LENGTH]}-{secrets.token_hex(6)}"
+
+
+def merged_options(common: SessionOptions, own: SessionOptions) -> SessionOptions:
+    """The options of a task's session: its own take precedence, and mappings are merged key by key."""
+    merged: dict[str, Any] = dict(common)
+    for name, value in own.items():
+        before = merged.get(name)
+        merged[name] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return cast(SessionOptions, merged)
 
 
 async def start_session(

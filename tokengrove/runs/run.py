@@ -113,4 +113,3 @@ class Run:
         self._in_a_row += 1
         if self._in_a_row >= max(32, _IN_A_ROW * self._options.concurrency):
             self.stop(f"{self._in_a_row} attempts in a row failed, the last one ({result.failure}): {result.message}")
-

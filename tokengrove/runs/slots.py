@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tokengrove.client.options import SessionOptions
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, FailureKind, Server, Task
 from tokengrove.rollout.run_options import RunOptions
-from tokengrove.rollout.session_start import unused_session_id
+from tokengrove.rollout.session_start import merged_options, unused_session_id
 
 RUN, PLACE = "tokengrove_run", "tokengrove_episode"
 """Metadata keys of all sessions of a run: the run's id, and the pass, task id, sample and attempt."""
@@ -87,7 +87,7 @@ class Planner:
 
     def _session(self, slot: Slot, task: Task, attempt: int, seed: int) -> SessionOptions:
         place = [slot.epoch, slot.task_id, slot.sample, attempt]
-        fields = _merged(self.options.session_fields(), task.options)
+        fields = merged_options(self.options.session_fields(), task.options)
         if self.options.seed is not None:
             fields["sampling"] = {"seed": seed, **fields.get("sampling", {})}
         fields["metadata"] = {**fields.get("metadata", {}), RUN: self.run_id, PLACE: place}
@@ -110,12 +110,3 @@ def place_of(metadata: Mapping[str, Any]) -> tuple[Slot, int] | None:
 
 def _kinds(names: Sequence[str]) -> frozenset[FailureKind]:
     return frozenset(names)  # type: ignore[arg-type]
-
-
-def _merged(common: SessionOptions, own: SessionOptions) -> SessionOptions:
-    """Fields of `start_session`. The task's fields take precedence, and objects are merged key by key."""
-    merged: dict[str, Any] = dict(common)
-    for name, value in own.items():
-        before = merged.get(name)
-        merged[name] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged  # type: ignore[return-value]

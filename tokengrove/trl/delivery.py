@@ -28,7 +28,7 @@ class Delivery:
     async def deliver(self, number: int, results: Sequence[EpisodeResult], version: Callable[[], int]) -> None:
         """Deliver the rows of group `number`, once there is room. `version`: of the trainer's weights, when asked.
 
-        The sessions are acknowledged, so that no claim gets them too. Raises ProxyError if the server is lost.
+        Raises ProxyError if the server is lost.
         """
         samples = await self._samples(results)
         rows = rollout_samples(samples, dict.fromkeys((str(sample.group_id) for sample in samples), number))
@@ -48,7 +48,6 @@ class Delivery:
         if not names:
             return []
         export = await self._client.export(session_ids=names, layout="concat", include=["messages"])
-        await self._client.acknowledge(session_ids=names)
         return export.samples
 
     def _is_stale(self, row: Any, version: int) -> bool:

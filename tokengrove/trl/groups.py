@@ -1,16 +1,23 @@
-"""Plans groups: each row of the dataset, epoch by epoch, is one group of sessions."""
+"""Plans groups: each row of the dataset, epoch by epoch, is one group of sessions.
+
+The worker delivers the sessions to the trainer, so no claim gets them (`delivery: runner`).
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tokengrove.client.options import SessionOptions
 from tokengrove.errors import InvalidRequest
-from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, Server
-from tokengrove.rollout.session_start import unused_session_id
-from tokengrove.trl.specs import options_of, task_of
+from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, FailureKind, Server
+from tokengrove.rollout.session_start import merged_options, unused_session_id
+from tokengrove.trl.specs import task_of
+
+RETRIED: frozenset[FailureKind] = frozenset({"agent", "no_data", "reward", "scorer", "server", "timeout", "worker"})
+"""Failures after which an episode is retried. The sessions of failed attempts are withdrawn."""
+Planner = Callable[[int, int, bool], EpisodePlan]
 
 
 class Groups:
@@ -31,7 +38,7 @@ class Groups:
     ) -> None:
         if size < 1:
             raise InvalidRequest(f"group_size is {size}; a group has at least one session", param="group_size")
-        self._dataset, self._size, self._seed = dataset, size, seed
+        self._dataset, self.size, self._seed = dataset, size, seed
         self._server, self._agent, self._reward = server, agent, reward
         self._timeout_s, self._start_timeout_s, self._options = timeout_s, start_timeout_s, options
         self._run = f"trl-{secrets.token_hex(4)}"
@@ -48,23 +55,32 @@ class Groups:
                 some = "has no more rows: give one that can be read again and again" if number else "has no row"
                 raise InvalidRequest(f"the dataset {some}", param="dataset")
 
-    def plans(self, number: int, row: Any) -> list[EpisodePlan]:
-        """The episodes of one group."""
+    def planner(self, number: int, row: Any) -> Planner:
+        """Plans the episodes of one group: a function of the sample, the number of the attempt, and whether it is the
+        last one.
+        """
         group, task = f"{self._run}-{number}", task_of(row, f"row-{number}")
-        options: SessionOptions = {**options_of(task, self._options), "group_id": group, "group_size": self._size}
-        return [
-            EpisodePlan(
+        options: SessionOptions = {
+            "delivery": "runner",
+            **merged_options(self._options, task.options),
+            "group_id": group,
+            "group_size": self.size,
+        }
+
+        def plan(sample: int, attempt: int, is_last: bool) -> EpisodePlan:
+            return EpisodePlan(
                 task=task,
                 sample=sample,
-                attempt=0,
+                attempt=attempt,
                 server=self._server,
                 agent=self._agent,
                 session_id=unused_session_id(f"{group}-{sample}"),
-                seed=self._seed + number * self._size + sample,
+                seed=self._seed + number * self.size + sample,
                 timeout_s=self._timeout_s,
                 start_timeout_s=self._start_timeout_s,
                 reward=self._reward,
                 options=options,
+                discard=frozenset() if is_last else RETRIED,
             )
-            for sample in range(self._size)
-        ]
+
+        return plan

@@ -19,10 +19,10 @@ from tokengrove.client.values import Json
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server
 from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 from tokengrove.rollout.failure_log import FailureLog
-from tokengrove.rollout.session_start import unused_session_id
+from tokengrove.rollout.session_start import merged_options, unused_session_id
 from tokengrove.trl.loop_thread import LoopThread, Running
 from tokengrove.trl.outcomes import compared
-from tokengrove.trl.specs import Named, NamedAgent, options_of, path_of, sampled, spec_of, task_of
+from tokengrove.trl.specs import Named, NamedAgent, path_of, sampled, spec_of, task_of
 
 _UNPLAYED = ("server", "worker", "cancelled")
 """Failures that are none of the agent's: there may be no session."""
@@ -148,7 +148,7 @@ class SessionFactory:
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> AgentSession:
         """Begin an episode. `task`: a prompt (text or messages), or a row of data. Sessions of one seed are a group."""
         played = task_of(task, self._run if seed is None else f"task-{seed}")
-        options = options_of(played, self._options)
+        options = merged_options(self._options, played.options)
         if seed is not None:
             options["group_id"] = f"{self._run}-{seed}"
             self._latest, self._of_latest = seed, self._of_latest + 1 if seed == self._latest else 1

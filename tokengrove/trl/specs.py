@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from tokengrove.client.options import SessionOptions
 from tokengrove.errors import InvalidRequest
@@ -50,15 +50,6 @@ def task_of(row: Any, default: str) -> Task:
     data = dict(row) if isinstance(row, Mapping) else {"prompt": row}
     name = data.get("task_id", data.get("id"))
     return Task(default if name is None else str(name), data)
-
-
-def options_of(task: Task, general: SessionOptions) -> SessionOptions:
-    """The options of a task's sessions: its own, and the general ones where it has none, within mappings too."""
-    merged: dict[str, Any] = {**general, **task.options}
-    for name in task.options.keys() & general.keys():
-        if isinstance(merged[name], Mapping):
-            merged[name] = {**dict(general)[name], **merged[name]}  # type: ignore[dict-item]
-    return cast(SessionOptions, merged)
 
 
 def sampled(options: SessionOptions, sampling: Mapping[str, Any] | None) -> SessionOptions:

@@ -7,20 +7,20 @@ the worker, and `check_health` says why: a trainer never waits for samples that 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from tokengrove.client import AsyncClient
 from tokengrove.client.options import SessionOptions
-from tokengrove.rollout.episodes import Server
-from tokengrove.rollout.executors import ExecutorOptions, executor_for
+from tokengrove.rollout.episodes import EpisodeResult, Server
+from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 from tokengrove.rollout.failure_log import FailureLog
-from tokengrove.trl.attempts import play_until_it_ends
+from tokengrove.rollout.scheduler import Scheduler, play_with_retries
 from tokengrove.trl.buffer import Buffer
 from tokengrove.trl.delivery import Delivery
-from tokengrove.trl.groups import Groups
+from tokengrove.trl.groups import RETRIED, Groups, Planner
 from tokengrove.trl.loop_thread import LoopThread, Running
 from tokengrove.trl.metrics import Metrics
 from tokengrove.trl.outcomes import Outcomes
@@ -110,39 +110,34 @@ class AgentWorker:
             return
         failure = self._running.failure()
         if failure is not None and not isinstance(failure, CancelledError):
-            raise RuntimeError(f"no more rollouts from {self.url}: {_said(failure)}") from failure
+            reason = str(failure) or type(failure).__name__
+            raise RuntimeError(f"no more rollouts from {self.url}: {reason}") from failure
         if not self._running.done() and not self._loop.answers(stale_after_s):
             raise RuntimeError(f"the rollouts from {self.url} have stood still for {stale_after_s:.0f} s")
 
     async def _play(self) -> None:
         """Play groups until this is cancelled. Raises what ends the worker."""
-        room = asyncio.Semaphore(self._ahead)
         outcomes = Outcomes(self.failures)
         async with executor_for(self._executor, self.url) as executor, AsyncClient(*self._address()) as client:
             delivery = Delivery(client, self.rollout_buffer, self._metrics, self._max_staleness)
 
-            async def play_group(number: int, row: Any) -> None:
-                async with asyncio.TaskGroup() as episodes:  # unlike `gather`, it waits for all that are cancelled
-                    playing = [
-                        episodes.create_task(play_until_it_ends(executor, plan, self._retries))
-                        for plan in self._groups.plans(number, row)
-                    ]
-                results = [each.result() for each in playing]
+            async def play_group(numbered: tuple[int, Any]) -> None:
+                number, row = numbered
+                results = await self._group(executor, self._groups.planner(number, row))
                 outcomes.note(results)
                 await delivery.deliver(number, results, lambda: self.model_version)
-                room.release()
 
-            async with asyncio.TaskGroup() as groups:
-                for number, row in self._groups:
-                    await room.acquire()
-                    groups.create_task(play_group(number, row))
+            await Scheduler(play_group, self._ahead).run(self._groups)
+
+    async def _group(self, executor: Executor, planner: Planner) -> list[EpisodeResult]:
+        """Play the episodes of a group; return the results by sample."""
+        results: dict[int, EpisodeResult] = {}
+
+        async def play(sample: int) -> None:
+            results[sample] = await play_with_retries(executor, partial(planner, sample), self._retries, RETRIED)
+
+        await Scheduler(play, self._groups.size).run(range(self._groups.size))
+        return [results[sample] for sample in range(self._groups.size)]
 
     def _address(self) -> tuple[str, str | None]:
         return self._server.url, self._server.admin_key
-
-
-def _said(failure: BaseException) -> str:
-    """The first error of a group of errors, since the others follow from it."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return f"{failure}" or type(failure).__name__

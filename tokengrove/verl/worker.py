@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import warnings
 from collections import Counter
@@ -15,7 +14,8 @@ from tokengrove.client.adapters.parts import objects
 from tokengrove.client.adapters.verl import VerlBatch
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.rollout.config import Config
-from tokengrove.rollout.failure_log import FailureLog, TooManyFailedEpisodes
+from tokengrove.rollout.failure_log import FailureLog
+from tokengrove.rollout.scheduler import Scheduler
 from tokengrove.verl.batches import Prompts, as_given, padded_outputs
 from tokengrove.verl.outputs import AgentLoopOutput
 from tokengrove.verl.registry import register_file
@@ -210,39 +210,30 @@ class AgentLoopWorker:
         self, runs: Sequence[SampleRun], servers: Sequence[Server]
     ) -> tuple[list[AgentLoopOutput | None], list[AgentLoopFailed]]:
         """The outputs by row, None for those that failed, and the failures."""
-        room = asyncio.Semaphore(self._concurrency)
         placement = Placement(len(servers), len(runs), by_hash=self.rollout_config.full_determinism)
+        outputs: dict[int, AgentLoopOutput] = {}
+        failed: dict[int, AgentLoopFailed] = {}
 
-        async def one(run: SampleRun) -> AgentLoopOutput | AgentLoopFailed:
-            async with room:
-                key = _key(run.row, run.trajectory)
-                server = placement.choose(key) if self._chooser is None else self._chooser.server_of(key)
-                try:
-                    with placement.counted(server):
-                        output = await run.run(servers[server])
-                except AgentLoopFailed as error:
-                    self.failures.note(error.failed)
-                    if self._on_failure == "raise":
-                        raise
-                    return error
-                self.failures.note(run.judged(output))
-                return output
+        async def play(run: SampleRun) -> None:
+            key = _key(run.row, run.trajectory)
+            server = placement.choose(key) if self._chooser is None else self._chooser.server_of(key)
+            try:
+                with placement.counted(server):
+                    output = await run.run(servers[server])
+            except AgentLoopFailed as error:
+                self.failures.note(error.failed)
+                if self._on_failure == "raise":
+                    raise
+                failed[run.row] = error
+                return
+            self.failures.note(run.judged(output))
+            outputs[run.row] = output
 
-        tasks = [asyncio.create_task(one(run)) for run in runs]
-        try:
-            await asyncio.wait(tasks, return_when="FIRST_EXCEPTION")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-        if errors:
-            raise next((error for error in errors if isinstance(error, TooManyFailedEpisodes)), errors[0])
-        results = [task.result() for task in tasks]
-        failed = [result for result in results if isinstance(result, AgentLoopFailed)]
-        if len(failed) == len(results):
-            raise failed[0]
-        return [None if isinstance(result, AgentLoopFailed) else result for result in results], failed
+        await Scheduler(play, self._concurrency).run(runs)
+        failures = [failed[row] for row in sorted(failed)]
+        if failures and not outputs:
+            raise failures[0]
+        return [outputs.get(run.row) for run in runs], failures
 
 
 def repeats(rollout: Config, prompts: Prompts) -> tuple[int, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server
-from tokengrove.trl.attempts import AGAIN, play_until_it_ends
-from tokengrove.trl.groups import Groups
+from tokengrove.rollout.scheduler import play_with_retries
+from tokengrove.trl.groups import RETRIED, Groups
 
 
 class Failing:
@@ -47,19 +48,20 @@ async def test_an_episode_is_played_as_often_as_its_retries_allow_each_time_in_a
     failures: tuple[str, ...], retries: int, played: int, failure: str | None
 ) -> None:
     executor = Failing(*failures)
-    (plan, _) = groups().plans(0, {})
-    result = await play_until_it_ends(executor, plan, retries)
+    plan_of = partial(groups().planner(0, {}), 0)
+    result = await play_with_retries(executor, plan_of, retries, RETRIED)
     assert (len(executor.plans), result.failure) == (played, failure)
     assert len({each.session_id for each in executor.plans}) == played
-    assert {each.seed for each in executor.plans} == {plan.seed}
+    assert {each.seed for each in executor.plans} == {plan_of(0, False).seed}
     last = [each.attempt == retries for each in executor.plans]
-    assert [each.discard for each in executor.plans] == [frozenset() if each else AGAIN for each in last]
+    assert [each.discard for each in executor.plans] == [frozenset() if each else RETRIED for each in last]
 
 
 def test_the_episodes_of_all_groups_have_seeds_of_their_own() -> None:
     chosen = groups(size=3)
-    plans = [plan for number in range(3) for plan in chosen.plans(number, {})]
+    plans = [chosen.planner(number, {})(sample, 0, True) for number in range(3) for sample in range(3)]
     assert len({plan.seed for plan in plans}) == len({plan.session_id for plan in plans}) == 9
     assert [plan.sample for plan in plans] == [0, 1, 2] * 3
-    again = [plan.seed for number in range(3) for plan in groups(size=3).plans(number, {})]
+    other = groups(size=3)
+    again = [other.planner(number, {})(sample, 0, True).seed for number in range(3) for sample in range(3)]
     assert again == [plan.seed for plan in plans]

@@ -95,7 +95,7 @@ def failure(worker: AgentWorker) -> str:
     return str(raised.value)
 
 
-def test_groups_come_whole_with_advantages_and_their_sessions_are_acknowledged(url: str, make: Workers) -> None:
+def test_groups_come_whole_with_advantages_and_no_claim_gets_their_sessions(url: str, make: Workers) -> None:
     worker = make(buffer_size=3)
     worker.start()
     rows = taken(worker, 9)
@@ -113,7 +113,7 @@ def test_groups_come_whole_with_advantages_and_their_sessions_are_acknowledged(u
         assert row.enqueued_at is not None
     with Client(url) as client:
         numbers = {row.group_id for row in rows}
-        names = {plan.session_id.rsplit("-", 2)[0] for number in numbers for plan in worker._groups.plans(number, {})}
+        names = {worker._groups.planner(number, {})(0, 0, True).options["group_id"] for number in numbers}
         read = [entry for entry in client.sessions() if entry["group_id"] in names]
         assert len(read) == 9 and {entry["outcome"] for entry in read} == {"Finished"}
         assert {entry["task_id"] for entry in read} == {"oak", "ash"}
@@ -182,7 +182,7 @@ def test_a_row_may_be_a_task_with_options_of_its_own(url: str, make: Workers) ->
         turn = client.show_turn(shown.session_id, 0, ["messages"])
     assert (shown.task_id, shown.extra["metadata"]["level"]) == ("one-turn", "hard")
     assert turn["sampling"]["temperature"] == 0.5
-    assert worker._groups.plans(0, task)[0].options["limits"] == {"max_total_tokens": 99, "max_turns": 1}
+    assert worker._groups.planner(0, task)(0, 0, True).options["limits"] == {"max_total_tokens": 99, "max_turns": 1}
 
 
 def test_the_trainers_sampling_wins_over_the_agents(url: str, make: Workers) -> None:
@@ -190,7 +190,7 @@ def test_the_trainers_sampling_wins_over_the_agents(url: str, make: Workers) -> 
     worker.start()
     taken(worker, 1)
     with Client(url) as client:
-        played = client.sessions({"group_id": worker._groups.plans(0, ROWS[0])[0].options["group_id"]})
+        played = client.sessions({"group_id": worker._groups.planner(0, ROWS[0])(0, 0, True).options["group_id"]})
         turn = client.show_turn(played[0]["session_id"], 0, ["messages"])
     assert turn["sampling"]["temperature"] == 0.6 and turn["sampling"].get("top_p", 1.0) == 1.0
 
