@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypedDict, Unpack
 
-from tokengrove.client import AsyncClient, AsyncSession, Export, operations
+from tokengrove.client import AsyncClient, AsyncSession, Export
 from tokengrove.client.options import ExportOptions, RewardOptions, SessionOptions
 from tokengrove.client.values import Json, Number
 from tokengrove.errors import InvalidRequest, NotFound, ProxyError
 from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.environment import agent_variables
-from tokengrove.rollout.session_start import start_session
+from tokengrove.rollout.episode import Episode
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_.:+-]{1,64}")
@@ -102,7 +102,7 @@ class Team:
         self.shared = shared
         self._client, self._task_id, self._agents = client, task_id, tuple(agents)
         self._options, self._start_timeout_s = options, start_timeout_s
-        self._sessions: list[AsyncSession] = []
+        self._episodes: list[Episode] = []
         self._members: dict[str, Member] = {}
 
     def __getitem__(self, agent: str) -> Member:
@@ -121,18 +121,20 @@ class Team:
     @property
     def session_ids(self) -> tuple[str, ...]:
         """The sessions of the episode: one, or one for each agent in their order."""
-        return tuple(session.session_id for session in self._sessions)
+        return tuple(episode.session_id for episode in self._episodes)
 
     async def __aenter__(self) -> Team:
-        if self._sessions:
+        if self._episodes:
             raise ValueError(f"episode {self.episode_id!r} was started by this team: make another one")
         try:
             for agent in (None,) if self.shared else self._agents:
                 options = self._options_of(agent)
-                session = await start_session(self._client, self._task_id, self._start_timeout_s, options)
-                self._sessions.append(session)
+                episode = await Episode.start(
+                    self._client, self._task_id, options, delivery="queue", within_s=self._start_timeout_s
+                )
+                self._episodes.append(episode)
                 names = self._agents if agent is None else (agent,)
-                self._members |= {name: Member(name, session) for name in names}
+                self._members |= {name: Member(name, episode.session) for name in names}
         except BaseException as error:
             await self._leave(error)
             raise
@@ -173,8 +175,8 @@ class Team:
         for member, reward in found.items():
             if not await self._reward_if_any(member, reward, None):
                 logger.warning("agent %s of episode %s has no turn to reward", member.name, self.episode_id)
-        for session in self._sessions:
-            await session.end(**options)
+        for episode in self._episodes:
+            await episode.end(**options)
 
     async def export(self, **options: Unpack[ExportOptions]) -> Export:
         """Return the samples of the episode, each with its `agent` and, by default, with that agent's rewards.
@@ -211,19 +213,25 @@ class Team:
         return True
 
     async def _leave(self, error: BaseException | None) -> None:
-        """End all sessions that are open; as Failed with the reason after an `error`, which is what is raised then."""
-        failures = await to_the_end(self._end_all(error))
-        if failures and error is None:
-            raise failures[0]
-        for failure in failures:
-            logger.warning("a session of episode %s could not be ended: %s", self.episode_id, failure)
+        """End all sessions that are open; as Failed with the reason after an `error`.
 
-    async def _end_all(self, error: BaseException | None) -> list[ProxyError]:
+        Raises the first error of an end, but none after an `error`: that one is raised by the caller.
+        """
+        if error is not None:
+            await to_the_end(self._fail_all(error))
+        elif failures := await to_the_end(self._end_all()):
+            raise failures[0]
+
+    async def _fail_all(self, error: BaseException) -> None:
+        for episode in self._episodes:
+            await episode.fail(error, within_s=_RETRY_FAILED_S)
+
+    async def _end_all(self) -> list[ProxyError]:
         failures = []
-        within_s = None if error is None else _RETRY_FAILED_S
-        for session in self._sessions:
+        for episode in self._episodes:
             try:
-                await self._client.run(operations.leave(session, error), retry_s=within_s)
+                if not episode.ended:
+                    await episode.end()
             except ProxyError as failure:
                 failures.append(failure)
         return failures
