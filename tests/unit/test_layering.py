@@ -344,6 +344,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.initial_block",
         "tokengrove.options",
         "tokengrove.rollout.episodes",
+        "tokengrove.rollout.executors",
         "tokengrove.server_part",
     },
     "tokengrove.rollout.command": {

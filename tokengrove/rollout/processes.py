@@ -1,40 +1,32 @@
 """Functions in other processes, at most so many at once; a process that fails takes nothing with it but its own call.
 
 A process is started when it is needed and used again, one call at a time. One that dies, hangs or is cancelled is
-replaced: its whole group is killed, and only its caller learns of it. Processes are new ones, never forks: a fork of a
-program with threads may hang. They import the script of this program only for what is defined in it.
+replaced, and only its caller gets an error. Processes import the script of this program only for what it defines.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
+from tokengrove.rollout import child_process
 from tokengrove.rollout.failures import AgentFailed, WorkerDied
+from tokengrove.rollout.function_worker import Job, Raised, Returned, Sent
 from tokengrove.rollout.pickling import check_picklable
 from tokengrove.rollout.script import script_of_this_process, stop_import
 from tokengrove.rollout.threads import in_thread
-from tokengrove.rollout.worker import Job, Raised, Returned, Sent
 
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tokengrove import initial_block; initial_block.clear(); from tokengrove.rollout.worker import main; main()"
-)
-_START_S, _END_S = 120.0, 5.0
+_START_S = 120.0
 _LOOK_S = 1.0
 """How often a process that says nothing is looked at: one whose children hold its pipe open ends unnoticed."""
 
@@ -176,7 +168,7 @@ class _Worker:
         except TimeoutError:
             raise
         except (EOFError, OSError):
-            raise WorkerDied(f"the process {fate(process)} before the call returned") from None
+            raise WorkerDied(f"the process {child_process.fate(process)} before the call returned") from None
 
     def is_usable(self) -> bool:
         with self._lock:
@@ -189,8 +181,7 @@ class _Worker:
         with self._lock:
             self._killed = True
             if self._process is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                child_process.kill(self._process)
 
     def end(self) -> None:
         """Kill the process and wait until it is gone."""
@@ -202,21 +193,18 @@ class _Worker:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Start the process and wait until it has imported what it needs. Raises WorkerDied."""
-        fd = self._other_end.fileno()
-        command = [sys.executable, "-c", _PROGRAM, str(fd), json.dumps(sys.path)]
         with self._lock:
             if self._killed:
                 raise WorkerDied("the process was ended before it started")
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True)
-            self._process = process
+            fd = self._other_end.fileno()
+            process = self._process = child_process.started("tokengrove.rollout.function_worker", fd)
         self._other_end.close()
         _running.add(self)
         try:
             self._received(process, _START_S)
         except (EOFError, OSError):
-            raise WorkerDied(
-                f"the process {fate(process)} before it could run anything; what it wrote to stderr says why"
-            ) from None
+            fate = child_process.fate(process)
+            raise WorkerDied(f"the process {fate} before it could run anything; see its messages on stderr") from None
         return process
 
     def _received(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bytes:
@@ -228,18 +216,6 @@ class _Worker:
             if time.monotonic() >= until:
                 raise TimeoutError
         return self._connection.recv_bytes()
-
-
-def fate(process: subprocess.Popen[bytes]) -> str:
-    """How a process has ended, or ends within seconds, as the end of a sentence that begins with `the process`."""
-    try:
-        code = process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return "closed its connection"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    memory = ", as the system does when memory is short," if -code == signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{memory}"
 
 
 def _pickled(job: Job) -> bytes:

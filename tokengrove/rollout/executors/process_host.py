@@ -1,8 +1,4 @@
-"""A worker process, seen from this one: it plays several episodes at once on its own event loop.
-
-It is a new process, never a fork: a fork of a program with threads may hang. It is the leader of a group of its own,
-which is killed whole.
-"""
+"""A worker process, seen from this one: it plays several episodes at once on its own event loop."""
 
 from __future__ import annotations
 
@@ -10,31 +6,23 @@ import asyncio
 import hashlib
 import itertools
 import json
-import os
 import pickle
-import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from typing import Any
 
+from tokengrove.rollout import child_process
 from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult
 from tokengrove.rollout.executors import watched
 from tokengrove.rollout.executors.host import HostDied
 from tokengrove.rollout.executors.messages import receive, send
 from tokengrove.rollout.executors.results import end_lost_session, failed
+from tokengrove.rollout.function_worker import Sent
 from tokengrove.rollout.pickling import check_picklable
-from tokengrove.rollout.processes import fate
 from tokengrove.rollout.script import script_of_this_process
-from tokengrove.rollout.worker import Sent
 
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tokengrove import initial_block; initial_block.clear(); "
-    "from tokengrove.rollout.executors.process import main; main()"
-)
 START_S = 300.0
 """How long a worker may take to import the agent's module; more than a network drive needs for torch."""
 _CANCEL_S, _CLOSE_S = 30.0, 10.0
@@ -97,7 +85,7 @@ class ProcessHost:
     async def kill(self, reason: str) -> None:
         self._died = self._died or reason
         if self._process is not None and self._ended is None:
-            _kill(self._process.pid)
+            child_process.kill(self._process)
         await self._over()
 
     async def close(self) -> None:
@@ -111,7 +99,7 @@ class ProcessHost:
         ours, its = socket.socketpair()
         try:
             with its:
-                self._process = _started(its.fileno())
+                self._process = child_process.started("tokengrove.rollout.executors.episode_worker", its.fileno())
         except OSError as error:
             ours.close()
             self._died = f"cannot be started: {error}"
@@ -136,8 +124,8 @@ class ProcessHost:
             await to_the_end(_done(self._ended))
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
-        ended = await asyncio.to_thread(fate, process)
-        _kill(process.pid)  # what it has started, too, and a process that only closed its connection
+        ended = await asyncio.to_thread(child_process.fate, process)
+        child_process.kill(process)  # what it has started, too, and a process that only closed its connection
         await asyncio.to_thread(process.wait)
         watched.forget(process.pid)
         if self._writer is not None:
@@ -173,16 +161,6 @@ class ProcessHost:
 
 async def _done(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
-
-
-def _started(fd: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _PROGRAM, str(fd), json.dumps(sys.path)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True)
-
-
-def _kill(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def _pickled(plan: EpisodePlan) -> bytes:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import real_server, until
 from tokengrove.client import AsyncClient
+from tokengrove.rollout import child_process
 from tokengrove.rollout.episodes import AgentSpec, EpisodePlan, EpisodeResult, Server, Task
 from tokengrove.rollout.executors import process_host
 from tokengrove.rollout.executors.places import Shape
@@ -254,10 +255,10 @@ async def test_an_argument_that_cannot_be_sent_is_named(made: Make) -> None:
 async def test_a_system_without_room_for_a_process_fails_the_episode(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(fd: int) -> Any:
+    def refuse(module: str, fd: int) -> Any:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(process_host, "_started", refuse)
+    monkeypatch.setattr(child_process, "started", refuse)
     played = await made()
     result = await played.executor.play(played.plan())
     assert result.failure == "worker"

@@ -23,9 +23,9 @@ from tokengrove.rollout.episodes import EpisodePlan
 from tokengrove.rollout.executors.agents import Agents
 from tokengrove.rollout.executors.messages import receive, send
 from tokengrove.rollout.executors.open_files import allow_open_files
+from tokengrove.rollout.function_worker import Sent, die_with_the_other_side, rebuilt
 from tokengrove.rollout.script import import_script
 from tokengrove.rollout.threads import left
-from tokengrove.rollout.worker import Sent, die_with_the_other_side, rebuilt
 
 logger = logging.getLogger(__name__)
 

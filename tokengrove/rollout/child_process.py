@@ -1,0 +1,48 @@
+"""Processes that play for this program: how they start, are killed, and have ended.
+
+They are new processes, never forks: a fork of a program with threads may hang. Each leads a process group of its own,
+which is killed whole, and is killed with this program, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from tokengrove import initial_block; initial_block.clear(); from {module} import main; main()"
+)
+_END_S = 5.0
+
+
+def started(module: str, fd: int) -> subprocess.Popen[bytes]:
+    """Start a Python that calls `main` of a module, with the import path of this one.
+
+    It inherits the file descriptor `fd`, its end of a connection to this process, and finds its number in
+    `sys.argv[1]`. Raises OSError if the system has no room for it.
+    """
+    command = [sys.executable, "-c", _PROGRAM.format(module=module), str(fd), json.dumps(sys.path)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it started; they may have ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def fate(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended, or ends within seconds: the rest of a sentence that begins with "the process"."""
+    try:
+        code = process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return "closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    memory = ", as the system does when memory is short," if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"
