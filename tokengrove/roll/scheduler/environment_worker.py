@@ -17,13 +17,12 @@ from typing import Any, Protocol
 from tokengrove.client.exit_reason import exit_reason
 from tokengrove.errors import ProxyError
 from tokengrove.roll.config import resolve
+from tokengrove.roll.scheduler.restarts import Restarts
 from tokengrove.roll.scheduler.together import Together
 from tokengrove.roll.values import DataProto
 from tokengrove.rollout.failure_log import TooManyFailedEpisodes
 
 logger = logging.getLogger(__name__)
-FAILURES = 3
-"""How often in a row an environment, or a worker's process, may fail without a result."""
 _STARTERS = 64
 
 
@@ -118,7 +117,7 @@ class EnvironmentWorker:
 
     def _play(self, env_id: int, seed: int) -> None:
         group_id = self.env_configs[env_id]["group_id"]
-        failures = results = 0
+        restarts = Restarts()
         while True:
             try:
                 self.env_managers[env_id].run_rollout_loop(DataProto(meta_info={"seed": seed}))
@@ -129,10 +128,9 @@ class EnvironmentWorker:
             except Exception as error:
                 if self._stopped:
                     return
-                before, results = results, self.output_queue.give_back(group_id, env_id)
-                failures = 1 if results > before else failures + 1
-                if failures >= FAILURES:
-                    error.add_note(f"environment {env_id} has failed {failures} times in a row without a result")
+                if not restarts.allowed(self.output_queue.give_back(group_id, env_id)):
+                    times = restarts.in_a_row
+                    error.add_note(f"environment {env_id} has failed {times} times in a row without a result")
                     raise
                 traced = not isinstance(error, ProxyError)  # whose text says it all
                 logger.warning(

@@ -18,12 +18,13 @@ from tokengrove.client import Client
 from tokengrove.client.exit_reason import exit_reason
 from tokengrove.client.operations import Call, Steps
 from tokengrove.errors import EndedOtherwise, ProxyError, SessionNotFound
-from tokengrove.roll.scheduler.environment_worker import FAILURES
 from tokengrove.roll.scheduler.group_queue_manager import GroupQueueManager
 from tokengrove.roll.scheduler.queue_server import QueueServer
+from tokengrove.roll.scheduler.restarts import Restarts
 from tokengrove.roll.scheduler.worker_process import WORKER, run_workers
 from tokengrove.rollout.failures import WorkerDied
 from tokengrove.rollout.processes import ProcessPool
+from tokengrove.rollout.scheduler import Scheduler
 from tokengrove.rollout.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class WorkerProcesses:
         self._pool = ProcessPool(len(self._shares))
         self._server = QueueServer(queue)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._playing: asyncio.Future[list[None]] | None = None
+        self._scheduler: Scheduler[list[int]] | None = None
         self._thread = threading.Thread()
         self._stopped = False
 
@@ -71,8 +72,8 @@ class WorkerProcesses:
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             return []
-        if self._loop is not None and self._playing is not None:
-            self._loop.call_soon_threadsafe(self._playing.cancel)
+        if self._loop is not None and self._scheduler is not None:
+            self._loop.call_soon_threadsafe(self._scheduler.stop)
         self._thread.join()
         for ranks in self._shares:
             self._end_sessions(ranks, "the worker was killed, as it had not ended in time")
@@ -85,13 +86,12 @@ class WorkerProcesses:
 
     async def _play_all(self, seed: int) -> None:
         self._loop = asyncio.get_running_loop()
-        playing = self._playing = asyncio.gather(*(self._play(ranks, seed) for ranks in self._shares))
-        with suppress(asyncio.CancelledError):
-            await playing
+        self._scheduler = Scheduler(partial(self._play, seed=seed), len(self._shares))
+        await self._scheduler.run(self._shares)
 
     async def _play(self, ranks: list[int], seed: int) -> None:
         """Run the workers of a process until they end by themselves, or it has died too often without a result."""
-        failures = results = 0
+        restarts = Restarts()
         while True:
             try:
                 return await self._run_once(ranks, seed)
@@ -99,10 +99,8 @@ class WorkerProcesses:
                 await in_thread(partial(self._end_sessions, ranks, exit_reason(error)))
                 if self._stopped:
                     return None
-                before, results = results, self._queue.release(self._environments(ranks))
-                failures = 1 if results > before else failures + 1
-                if failures >= FAILURES:
-                    error.add_note(f"{_names(ranks)} has died {failures} times in a row without a result")
+                if not restarts.allowed(self._queue.release(self._environments(ranks))):
+                    error.add_note(f"{_names(ranks)} has died {restarts.in_a_row} times in a row without a result")
                     return self._queue.fail(error)
                 logger.warning("%s died, and begins anew: %s", _names(ranks), error)
             except Exception as error:
