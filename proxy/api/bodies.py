@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from proxy.api.addresses import Addresses
 from proxy.api.body_budget import FREE, BodyBudget, Share
-from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
 from proxy.api.headers import Headers, headers_of
 from proxy.api.http import as_object, decode_json
 from proxy.images.intake import ImageIntake, NoSession
@@ -271,3 +271,41 @@ def _check_json(content_type: str) -> None:
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds the limit of {limit} bytes; raise the limit with --max-body-bytes")
+
+
+CONTAINER = 12
+"""The weight of an array, an object or a key; a comma weighs 1."""
+
+_SLICE = 256 * 1024
+_QUOTE = ord('"')
+_WEIGHTS = np.zeros(256, np.uint8)
+_WEIGHTS[ord(",")] = 1
+_WEIGHTS[[ord(mark) for mark in "[{:"]] = CONTAINER
+
+
+def weighs_at_most(text: bytes) -> int:
+    """Return an upper bound of the weight: marks in strings also count. Takes a quarter of the time of `weigh`."""
+    return text.count(b",") + CONTAINER * (text.count(b"[") + text.count(b"{") + text.count(b":"))
+
+
+def weigh(text: bytes, most: int) -> int:
+    """Return the weight of a JSON text, or any number above `most` if it weighs more.
+
+    For invalid JSON, it is at least the weight of the part that a parser reads before it stops.
+    """
+    weight, at = 0, 0
+    within = np.False_  # a string
+    while at < len(text) and weight <= most:
+        part = text[at : at + _SLICE]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the last one escapes the byte after this slice
+            part = text[at : at + _SLICE + 1]
+        at += len(part)
+        if b"\\" in part:
+            part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        marks = np.frombuffer(part, np.uint8)
+        if not marks.size:
+            continue
+        inside = np.logical_xor.accumulate(marks == _QUOTE) ^ within
+        within = inside[-1]
+        weight += int(_WEIGHTS[marks[~inside]].sum(dtype=np.int64))
+    return weight

@@ -29,7 +29,7 @@ from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
-from proxy.telemetry.export_metrics import ExportMetrics
+from proxy.telemetry.groups import ExportMetrics
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions

@@ -13,8 +13,7 @@ from proxy.api.export_request import SAMPLE_FILTERS, query_fields
 from proxy.api.known_fields import check_known, refuse
 from proxy.api.option_body import read_choice, read_group
 from proxy.protocols.fields import expect_object, optional_int, optional_text
-from proxy.store.session_query import SessionQuery
-from proxy.store.values import Wanted
+from proxy.store.session_query import SessionQuery, Wanted
 from proxy.trajectory.summary import Summary
 from tokengrove.errors import InvalidRequest, brief
 from tokengrove.options.option import options_of

@@ -23,7 +23,7 @@ from proxy.protocols.fields import (
     optional_float,
     optional_int,
 )
-from proxy.store.values import Wanted
+from proxy.store.session_query import Wanted
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.export import TurnSelection
 from tokengrove.options.option import Conditions, NumberCondition, Option, options_of

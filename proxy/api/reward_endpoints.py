@@ -17,8 +17,7 @@ from proxy.protocols.fields import optional_str, optional_text
 from proxy.sessions.access import Access
 from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import Changes, LiveSession
-from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
-from proxy.sessions.scores import Scores
+from proxy.sessions.rewards import Scores, has_rewards, last_rewarded, mark_turn
 from proxy.store.answer import Noted
 from proxy.telemetry.http_request import request_of
 from tokengrove.errors import InvalidRequest

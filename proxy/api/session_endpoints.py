@@ -19,8 +19,7 @@ from proxy.api.pace import Pace
 from proxy.api.repeated_calls import RepeatableCall, RepeatedCalls
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import ending_rewards
-from proxy.api.running_json import running_json
-from proxy.api.session_json import addressed, session_json, started_json
+from proxy.api.session_json import addressed, running_json, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start, parse_withdrawal
 from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
@@ -29,14 +28,12 @@ from proxy.api.turn_tokens import encoded_tokens
 from proxy.protocols.fields import optional_int
 from proxy.rendering.token_texts import TokenTexts
 from proxy.sessions.access import Access
-from proxy.sessions.deletion import Deletion
-from proxy.sessions.endings import Endings
+from proxy.sessions.endings import Deletion, Endings, Withdrawal
 from proxy.sessions.ids import check_dots
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
-from proxy.sessions.scores import Scores
+from proxy.sessions.rewards import Scores
 from proxy.sessions.session_starter import SessionStarter
-from proxy.sessions.withdrawal import Withdrawal
 from proxy.store.recordings import Recordings
 from proxy.store.session_starts import SessionStarts
 from proxy.store.stored_images import StoredImages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +12,7 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.summary import certificate
+from proxy.turns.turn import Turn
 from proxy.types import Interaction, SessionRecord
 from tokengrove.reasons import Status
 
@@ -117,3 +118,25 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
 def quoted(session_id: str) -> str:
     """A session id, encoded for URLs and headers."""
     return quote(session_id, safe="/~:@+")
+
+
+def running_json(begun: Mapping[str, float], here: Iterable[Turn]) -> list[dict[str, Any]]:
+    """One entry per call, in order of start. Calls of other processes have only their id and start; the rest is null.
+
+    `begun`: ids in the database, with Unix seconds. `here`: turns that run in this process.
+    """
+    known = {turn.interaction.id: _known(turn) for turn in here}
+    unknown = {name: _entry(name, begun_at) for name, begun_at in begun.items() if name not in known}
+    return sorted((known | unknown).values(), key=lambda entry: (entry["begun_at"], entry["interaction_id"]))
+
+
+def _known(turn: Turn) -> dict[str, Any]:
+    node = turn.interaction
+    counts = {"prompt_tokens": turn.prompt_tokens, "output_tokens": len(node.output_ids)}
+    about = {"parent_id": node.parent_id, "api": node.api.value, "purpose": node.purpose, "agent": node.agent}
+    return _entry(node.id, node.created_at, here=True, **about, **counts)
+
+
+def _entry(interaction_id: str, begun_at: float, *, here: bool = False, **more: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(("parent_id", "api", "purpose", "agent", "prompt_tokens", "output_tokens"))
+    return {"interaction_id": interaction_id, "begun_at": begun_at, "here": here, **empty, **more}

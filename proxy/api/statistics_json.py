@@ -8,7 +8,6 @@ from typing import Any
 from proxy.telemetry.families import SECONDS
 from proxy.telemetry.history import COUNTED, EVERY_S, FIRST_TOKEN, MEASURED, Sample
 from proxy.telemetry.metrics import Snapshot
-from proxy.telemetry.quantiles import quantile
 from tokengrove.reasons import Reason, Status
 
 LATELY_S = 30
@@ -115,3 +114,19 @@ def _by(numbers: Snapshot, name: str, label: int) -> Mapping[str, float]:
     for labels, number in numbers[name].items():
         found[str(labels[label])] = found.get(str(labels[label]), 0) + number
     return found
+
+
+def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> float | None:
+    """The value below which the fraction `share` of the values lie; None without values.
+
+    `counts`: the number of values in each bucket, the last of which has no bound. Its values count as the last bound.
+    """
+    rank, below = share * sum(counts), 0.0
+    if not rank:
+        return None
+    lower = 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if count and below + count >= rank:
+            return lower + (bound - lower) * (rank - below) / count
+        below, lower = below + count, bound
+    return bounds[-1]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from proxy.engine.gate import Load
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer, tags_of
-from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.groups import EngineMetrics
 from tokengrove.errors import EngineIncapable, EngineUnavailable, ProxyError
 
 logger = logging.getLogger(__name__)

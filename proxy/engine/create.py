@@ -18,8 +18,7 @@ from proxy.engine.interface import Engine, EngineControl
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.progress import doing
 from proxy.settings import Settings
-from proxy.vision.model_config import is_vision_model
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import is_vision_model, placeholder_ids
 from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
 from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
-from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.groups import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (
     SHUTTING_DOWN,

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.encoder import Entry, Fields, Outgoing, dumps
 from proxy.export_formats.image_table import AUTO, ImageEntry, ImageTable, Pieces, described, given
-from proxy.export_formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import Columns, Labels, SampleRow
 from tokengrove.errors import UnsupportedParameter, how_to_get

@@ -7,6 +7,7 @@ block: iterate over them in a worker thread.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -38,3 +39,29 @@ class Encoder(Protocol):
 def dumps(value: Any) -> bytes:
     """Encode JSON. NumPy arrays become lists."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+
+
+class Outgoing(io.RawIOBase):
+    """A write-only file in memory. `take` also works after the file was closed."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._position += len(piece)
+        return len(piece)
+
+    def take(self) -> bytes:
+        """Remove and return the bytes written since the last call."""
+        taken = b"".join(self._pieces)
+        self._pieces.clear()
+        return taken

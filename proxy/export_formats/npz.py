@@ -13,9 +13,8 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
-from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.encoder import Entry, Fields, Outgoing, dumps
 from proxy.export_formats.image_table import ImageEntry, ImageTable, Pieces, WantedImage, described, given
-from proxy.export_formats.outgoing import Outgoing
 from proxy.export_formats.spool import Part, Spool, image_parts
 from proxy.trajectory.columns import Column
 from proxy.trajectory.sample_row import SampleRow

@@ -1,10 +1,15 @@
-"""Ends sessions: they take no more turns, their returns are stored, and their keys are dropped from memory."""
+"""Ends, deletes and withdraws sessions.
+
+An ended session takes no more turns; its returns are stored, and its keys are dropped from memory. A deletion is
+permanent. A withdrawn session is excluded from training and can still be read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -122,3 +127,56 @@ def ended_otherwise(record: SessionRecord, name: str) -> EndedOtherwise:
         f"said stays, {way_out}",
         param=name,
     )
+
+
+class Deletion:
+    """Deletes sessions from the store and from memory."""
+
+    def __init__(self, registry: Registry, changes: SessionChanges) -> None:
+        self._registry, self._changes = registry, changes
+
+    async def delete(self, session: LiveSession, noted: Noted | None = None) -> int:
+        """Delete a session; return the number of its turns. Raises SessionNotFound.
+
+        The session takes no turns meanwhile. Running turns are left to the caller: they can no longer be stored.
+        """
+        async with session.lock:
+            session.ending = True
+            try:
+                turns = await self._changes.delete_session(session.id, noted)
+            finally:
+                session.ending = False
+            self._registry.forget_deleted(session)
+        return turns
+
+
+class Withdrawal:
+    """Withdraws sessions permanently. The caller holds `session.lock`."""
+
+    def __init__(self, registry: Registry, endings: Endings, changes: SessionChanges) -> None:
+        self._registry, self._endings, self._changes = registry, endings, changes
+
+    async def withdraw(self, session: LiveSession, ending: Mapping[str, Any], noted: Noted | None = None) -> None:
+        """Withdraw a session; a live session ends with the fields of `ending`. A withdrawn session does not change.
+
+        `noted` makes the answer that is stored with it. Running turns are left to the caller. Raises SessionNotFound.
+        """
+        await self._registry.refresh(session)
+        while not session.record.withdrawn:
+            if session.record.status is SessionStatus.ACTIVE:
+                with suppress(EndedOtherwise):  # another replica ended it meanwhile; that end stays
+                    await self._endings.end(session, **ending, withdrawn=True, noted=noted)
+            else:
+                await self._withdraw_ended(session, noted)
+            await self._registry.refresh(session)
+
+    async def _withdraw_ended(self, session: LiveSession, noted: Noted | None) -> None:
+        now = time.time()
+        withdrawn, seen = replace(session.record, withdrawn_at=now, updated_at=now), self._registry.seen(session)
+        try:
+            done = await self._changes.withdraw_session(session.id, now, seen, noted)
+        except asyncio.CancelledError:
+            session.record = withdrawn  # the commit continues
+            raise
+        if done and not self._registry.shared:
+            session.record = withdrawn

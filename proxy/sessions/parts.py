@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.sessions.access import Access
-from proxy.sessions.deletion import Deletion
 from proxy.sessions.end_waiter import EndWaiter
-from proxy.sessions.endings import Endings
+from proxy.sessions.endings import Deletion, Endings, Withdrawal
 from proxy.sessions.idle_sweep import IdleSweep
 from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Keyring
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
-from proxy.sessions.scores import Scores
+from proxy.sessions.rewards import Scores
 from proxy.sessions.session_memory import SessionMemory
 from proxy.sessions.session_series import SessionSeries
 from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
-from proxy.sessions.withdrawal import Withdrawal
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics

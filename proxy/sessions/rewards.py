@@ -1,18 +1,25 @@
-"""Turns the environment's rewards and marks into changes by interaction id. Only complete interactions change."""
+"""Turns rewards and marks into changes by interaction id, and stores them with the returns that they change.
+
+Only complete interactions change. Rewards and returns are equal in memory and in the store.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.sessions.live_session import Changes, LiveSession
+from proxy.sessions.registry import Registry
+from proxy.store.answer import Noted
+from proxy.store.session_changes import SessionChanges
 from proxy.trajectory.purpose import derive_purposes
 from proxy.types import Interaction
-from tokengrove.errors import InvalidRequest, NotFound, brief
-from tokengrove.options.session import Purpose
+from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound, brief
+from tokengrove.options.session import Purpose, SessionStatus
 
 # An error names at most this many turns.
 _NAMED = 20
@@ -230,3 +237,38 @@ def _named_turns(complete: Sequence[Interaction]) -> str:
     if len(complete) > _NAMED:
         named.append(f"and so on to {len(complete) - 1} ({purposes[complete[-1].id]}, {complete[-1].id})")
     return ", ".join(named) or "none"
+
+
+class Scores:
+    """Writes rewards and returns."""
+
+    def __init__(self, registry: Registry, changes: SessionChanges) -> None:
+        self._registry, self._changes = registry, changes
+
+    async def set_rewards(self, session: LiveSession, changes: Changes, noted: Noted | None = None) -> bool:
+        """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
+
+        The session is then refreshed, and the caller decides on the changes again. `noted`: see `SessionChanges`.
+        """
+        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session), noted)
+        if self._registry.shared:
+            await self._registry.refresh(session)
+        else:
+            session.reward(changes)
+        if done:
+            await self.refresh_returns(session)
+        return done
+
+    async def add_late_turn(self, session: LiveSession) -> None:
+        """Store the returns again after a turn that was committed while the session ended, or later."""
+        async with session.lock:  # an end holds the lock until its commit
+            with suppress(SessionNotFound):  # it was deleted meanwhile
+                await self.refresh_returns(session)
+
+    async def refresh_returns(self, session: LiveSession) -> None:
+        """Compute and store the returns of an ended session again, after a reward or a late interaction."""
+        while (record := session.record).status is not SessionStatus.ACTIVE:
+            returns, seen = session.returns(), self._registry.seen(session)
+            if await self._changes.set_returns(session.id, record.discount, record.credit, returns, seen):
+                return
+            await self._registry.refresh(session)

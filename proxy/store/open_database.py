@@ -28,7 +28,7 @@ from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.sql import reads, writes
 from proxy.store.sql.answers import Answered, answered
 from proxy.store.writer import Writer
-from proxy.telemetry.store_metrics import StoreMetrics
+from proxy.telemetry.groups import StoreMetrics
 from tokengrove.errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)

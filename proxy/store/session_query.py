@@ -5,9 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from proxy.store.values import Wanted
 from proxy.types import Json
 from tokengrove.options.session import Outcome, SessionStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The value must equal one of `choices`, if any (null: a missing value), or else be a number in a range.
+
+    JSON's true and 1 are different values, 1 and 1.0 are not. `least` and `most` are inclusive.
+    """
+
+    choices: tuple[Json, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+    def fits(self, value: Json) -> bool:
+        """Whether a value meets the condition."""
+        if self.choices:
+            return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
 
 MAX_SESSION_IDS = 10_000
 """The most session ids in one statement. Our databases allow at least 32,766 bound values."""

@@ -44,7 +44,7 @@ from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, set_replied
-from proxy.telemetry.store_metrics import StoreMetrics
+from proxy.telemetry.groups import StoreMetrics
 from tokengrove.errors import ProxyError, StoreUnavailable
 
 logger = logging.getLogger(__name__)

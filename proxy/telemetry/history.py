@@ -13,10 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import add
 
-from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.telemetry.families import Counts, Histogram, Numbered
-from proxy.telemetry.http_metrics import HttpMetrics
-from proxy.telemetry.turn_metrics import TurnMetrics
+from proxy.telemetry.groups import EngineMetrics, HttpMetrics, TurnMetrics
 
 EVERY_S = 5
 SAMPLES = 3600 // EVERY_S

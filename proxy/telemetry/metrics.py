@@ -1,4 +1,4 @@
-"""The Prometheus metrics of one server, at `/metrics`, in groups by the part that counts them."""
+"""The Prometheus metrics of one server, at `/metrics`: all groups, their total over processes, and their text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from proxy.telemetry.engine_metrics import EngineMetrics
-from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.telemetry.families import Family
+from proxy.telemetry.groups import EngineMetrics, ExportMetrics, HttpMetrics, SessionMetrics, StoreMetrics, TurnMetrics
 from proxy.telemetry.history import History
-from proxy.telemetry.http_metrics import HttpMetrics
 from proxy.telemetry.process_metrics import ProcessMetrics
-from proxy.telemetry.session_metrics import SessionMetrics
-from proxy.telemetry.store_metrics import StoreMetrics
-from proxy.telemetry.turn_metrics import TurnMetrics
 
 Snapshot = Mapping[str, Any]
 """The numbers of all families at one time, by name, as plain data that can be pickled."""

@@ -23,9 +23,9 @@ from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
-from proxy.sessions.scores import Scores
+from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
-from proxy.telemetry.turn_metrics import TurnMetrics
+from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction

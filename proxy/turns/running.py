@@ -12,8 +12,8 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Sender
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
+from proxy.telemetry.groups import TurnMetrics
 from proxy.telemetry.timeline import Timeline
-from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.turns.turn import Turn
 from proxy.types import TurnRequest
 from proxy.workers.attempt_table import WorkerAttempts

@@ -29,11 +29,11 @@ from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import merge_stored
-from proxy.sessions.scores import Scores
+from proxy.sessions.rewards import Scores
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
-from proxy.telemetry.turn_metrics import TurnMetrics
+from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, check_images, context_of, fits, most_in_prompt
 from proxy.turns.choice import Choice

@@ -17,7 +17,7 @@ from proxy.engine.gate import Gate, Load
 from proxy.engine.interface import EngineInfo, PauseMode, ServerPool, SharedEngine, WeightTransfer
 from proxy.engine.pauses import NotedEngine
 from proxy.engine.requests import Failure
-from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.peers import Peers
 
 LEADER = 0

@@ -18,7 +18,7 @@ from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.rendering.renderer import Renderer
 from proxy.settings import Settings
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import placeholder_ids
 from tests.engines.scripts import model_like
 from tests.engines.wire import CONTEXT, Wire, serving_wire
 from tests.support import JSON, Server, default_url

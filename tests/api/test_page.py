@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from proxy.page.files import page_files
+from proxy.page.endpoints import page_files
 from tests.support import JSON, Server, says, serving
 
 BROWSER = {

@@ -16,7 +16,7 @@ from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
 from proxy.types import Ids, ImageFile, ids_of
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import placeholder_ids
 from tests.engines.gates import AdminGate
 from tests.engines.pictures import Prompts, asks, drawn, seen_logprobs
 from tests.engines.test_sglang_server import Server

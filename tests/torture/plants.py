@@ -151,8 +151,8 @@ PLANTS = (
         "turns_begin_while_an_end_is_committed",
         "sessions_end_and_are_deleted",
         "proxy/sessions/endings.py",
-        "        session.ending = True\n",
-        "",
+        "        session.ending = True\n        try:\n            done",
+        "        try:\n            done",
     ),
     Plant(
         "a_commit_in_doubt_is_repeated",

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.rendering.json_files import read_json
 from proxy.rendering.templates.template_text import TemplateText
-from proxy.settings.config_file import read_config_file
+from proxy.settings.sources import read_config_file
 from tokengrove.errors import ConfigurationError, InvalidRequest
 from tokengrove.kinds import verl_loop
 from tokengrove.openenv import model_step, react

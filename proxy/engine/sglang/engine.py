@@ -28,8 +28,7 @@ from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampl
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of
-from proxy.vision.model_config import is_vision_model
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import is_vision_model, placeholder_ids
 from proxy.vision.processor import VisionProcessor
 from tokengrove.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
 from tokengrove.reasons import FinishReason

@@ -7,16 +7,22 @@ noise, but its tokens, chat template, logprobs and speed are realistic enough to
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.tiny.files import write_json
 from proxy.engine.tiny.template import CHAT_TEMPLATE, SPECIAL_TOKENS, TRAINING_TEXT
 from proxy.engine.tiny.tokenizer import VOCAB_SIZE, tokenizer_config, train_tokenizer
 from tokengrove.errors import ConfigurationError
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a value as JSON. Equal values give equal bytes."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
 
 CONTEXT_LENGTH = 131072
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.tiny.files import write_json
+from proxy.engine.tiny.model import write_json
 from proxy.engine.tiny.template import CHAT_TEMPLATE, SPECIAL_TOKENS
 from proxy.engine.tiny.tokenizer import tokenizer_config, train_tokenizer
 

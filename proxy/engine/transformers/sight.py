@@ -16,7 +16,7 @@ from proxy.engine.transformers.seen_prompt import Placeholders, SeenPrompt, chec
 from proxy.engine.transformers.vision_forward import VisionForward
 from proxy.images.prompt_images import PromptImages
 from proxy.types import ImageFile, PlacedImage
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import placeholder_ids
 from proxy.vision.positions import positions_of
 from proxy.vision.processor import VisionProcessor
 

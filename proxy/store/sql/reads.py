@@ -24,12 +24,11 @@ from sqlalchemy import (
     select,
 )
 
-from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
+from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery, Wanted
 from proxy.store.sql import rows
 from proxy.store.sql.begun import LIVES, PENDING
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
-from proxy.store.values import Wanted
 from proxy.types import Interaction, ListedSession, SessionRecord
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Credit, SessionStatus

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from proxy.engine.interface import PauseMode
-from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.leader import LEADER, Gates, Leader
 from proxy.workers.peers import Unreachable
 from tests.torture.runs import World, scenario

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.api import body_weight
-from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
+from proxy.api import bodies
+from proxy.api.bodies import CONTAINER, weigh, weighs_at_most
 
 MUCH = 10**12
 
@@ -41,7 +41,7 @@ def some(chance: random.Random, depth: int = 0) -> Any:
 def test_only_marks_outside_of_strings_count_wherever_the_text_is_cut(
     cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_weight, "_SLICE", cut)
+    monkeypatch.setattr(bodies, "_SLICE", cut)
     chance = random.Random(cut)
     for _ in range(60):
         value = some(chance)
@@ -50,7 +50,7 @@ def test_only_marks_outside_of_strings_count_wherever_the_text_is_cut(
 
 
 def test_it_stops_early_once_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_weight, "_SLICE", 100)
+    monkeypatch.setattr(bodies, "_SLICE", 100)
     text = b"[" + b"[]," * 10_000 + b"[]]"
     assert 50 < weigh(text, 50) < 2000
 

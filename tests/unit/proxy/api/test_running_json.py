@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from proxy.api.running_json import running_json
+from proxy.api.session_json import running_json
 from proxy.turns.turn import Turn
 from tests.interactions import interaction
 

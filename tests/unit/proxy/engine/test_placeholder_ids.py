@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.model_config import placeholder_ids
 
 EYES: dict[str, Any] = {"vision_config": {}}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.page.files import page_files
+from proxy.page.endpoints import page_files
 
 PAGE = """<html><head>
     <script type="importmap">{"imports": {"lib/": "./ui/lib/"}}</script>

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from proxy.page.files import page_files
+from proxy.page.endpoints import page_files
 from supply import sbom, vendored
 
 PACKAGES = vendored.manifest()

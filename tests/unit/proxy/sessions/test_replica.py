@@ -13,10 +13,10 @@ import pytest
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit
-from proxy.sessions.settling import note_written
 from proxy.store.news import News, Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
+from proxy.turns.earlier import note_written
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 from tokengrove.options.session import SessionStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 
+from proxy.api.statistics_json import quantile
 from proxy.telemetry.history import COUNTED, EVERY_S, FIRST_TOKEN, SAMPLES, History, Sample, added
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.quantiles import quantile
 from proxy.types import Api
 from tokengrove.reasons import Reason, Status
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.engine.interface import PauseMode
-from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.leader import Follower, Gates, Leader, LeaderState
 from tests.engines.gates import AdminGate
 from tests.support import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.api.export_request import parse_export
-from proxy.store.values import Wanted
+from proxy.store.session_query import Wanted
 from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.main_reward import MainReward
 from tokengrove.client.export_files import export_files
