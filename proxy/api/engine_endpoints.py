@@ -142,7 +142,7 @@ class EngineEndpoints:
         return self._servers
 
     async def _state(self, **more: Any) -> JsonResponse:
-        info, paused, load = self._gate.info(), self._gate.paused, await self._admin.load()
+        info, paused, load = self._gate.info(), self._gate.state.paused, await self._admin.load()
         state = {
             "engine": info.name,
             "model": info.model,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from proxy.engine.gate import Load
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer, tags_of
+from proxy.engine.pause_state import PauseState
 from proxy.telemetry.engine_metrics import EngineMetrics
 from tokengrove.errors import EngineIncapable, EngineUnavailable, ProxyError
 
@@ -24,9 +25,8 @@ logger = logging.getLogger(__name__)
 class GateControl(Protocol):
     """Control of a `Gate`, or of the gates of all processes that use the engine."""
 
-    @property
-    def paused(self) -> PauseMode | None:
-        """The mode of the pause in force; None while the engine runs."""
+    state: PauseState
+    """The pause, as the gate of this process knows it."""
 
     async def hold(self, mode: PauseMode) -> None:
         """Stop admitting requests, and wait until the engine can be paused in `mode`."""
@@ -48,7 +48,7 @@ class EngineAdmin:
     """
 
     def __init__(self, engine: EngineControl, gate: GateControl, metrics: EngineMetrics | None = None) -> None:
-        self._engine, self._gate = engine, gate
+        self._engine, self._gate, self._state = engine, gate, gate.state
         self._metrics = metrics or EngineMetrics()
         self._paused_at = time.monotonic()
         self._lock = asyncio.Lock()
@@ -72,7 +72,7 @@ class EngineAdmin:
         """
         async with self._lock:
             self._released, self._paused_for_memory = released, bool(released)
-            if (mode := self._gate.paused) is not None:
+            if (mode := self._state.paused) is not None:
                 await self._engine.pause(_engine_mode(mode))
             else:
                 await self._engine.resume()
@@ -101,7 +101,7 @@ class EngineAdmin:
         Raises InvalidRequest if the weights do not fit the model; the old weights then stay loaded.
         """
         async with self._lock:
-            was_paused = self._gate.paused is not None
+            was_paused = self._state.paused is not None
             self.passing = not was_paused
             try:
                 await self._shut(mode)
@@ -135,7 +135,7 @@ class EngineAdmin:
         async with self._lock:
             self._check_can_release()
             kinds = frozenset(tags or MEMORY_TAGS) - self._released
-            was_paused = self._gate.paused is not None
+            was_paused = self._state.paused is not None
             await self._empty(mode)
             try:
                 if kinds:
@@ -165,7 +165,7 @@ class EngineAdmin:
 
     async def _shut(self, mode: PauseMode) -> None:
         """Pause in `mode`, unless already paused. On an error of the engine, reopen the gate and raise the error."""
-        if self._gate.paused is not None:
+        if self._state.paused is not None:
             return
         await self._gate.hold(mode)
         self._paused_at = time.monotonic()
@@ -189,7 +189,7 @@ class EngineAdmin:
 
     async def _reopen(self) -> None:
         """End the pause, if one is in force."""
-        if (mode := self._gate.paused) is not None:
+        if (mode := self._state.paused) is not None:
             waiting = (await self._gate.load()).waiting
             await self._engine.resume()
             await self._gate.let_in()
@@ -201,7 +201,7 @@ class EngineAdmin:
 
     async def _empty(self, mode: PauseMode) -> None:
         """Pause with no request in the engine. Requests that an earlier pause left in the engine are finished first."""
-        if self._gate.paused is not None and (await self._gate.load()).in_flight:
+        if self._state.paused is not None and (await self._gate.load()).in_flight:
             await self._reopen()
         await self._shut(mode)
         await self._gate.until_idle()
