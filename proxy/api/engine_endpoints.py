@@ -151,7 +151,7 @@ class EngineEndpoints:
             "paused": None if paused is None else paused.value,
             "in_flight": load.in_flight,
             "waiting": load.waiting,
-            "released": sorted(self._admin.released),
+            "released": sorted(self._gate.state.released),
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,
             "detail": info.detail,

@@ -109,17 +109,17 @@ class Load(NamedTuple):
 class Gate:
     """The only path of requests to the engine. `EngineAdmin` closes it while the engine is paused.
 
-    `state`: the pause, which the gate reads at every request.
+    `state`: the pause. Its readers share this object.
     """
 
     def __init__(self, engine: Engine, settings: Settings, metrics: EngineMetrics | None = None) -> None:
+        self.state = PauseState()
         self._engine, self._sample = engine, sampler(engine)
         self._servers = engine if isinstance(engine, ServerPool) else None
         self._metrics = metrics or EngineMetrics()
         self._settings = settings
         self._flights: set[_InFlight] = set()
         self._alarm: asyncio.TimerHandle | None = None
-        self.state = PauseState()
         self._ended = asyncio.Event()
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False

@@ -51,7 +51,6 @@ class Gates:
             self.state.ending = True
             await self.let_in()
             raise
-        self.state.enter(mode)
 
     async def let_in(self) -> None:
         """Admit requests on all workers."""
@@ -172,7 +171,7 @@ class Leader:
 
     async def latest(self) -> LeaderState | None:
         """The newest state, for a worker that starts, including a pause that is about to begin."""
-        last, mode = self._follower.last, self._state.told
+        last, mode = self._follower.last, self._state.shared
         if mode is None:
             return last
         return LeaderState(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
@@ -187,9 +186,8 @@ class Leader:
         A pause that ends with the current operation is not sent, since it would stay in force if the leader died.
         Raises EngineIncapable if a worker cannot adopt the state.
         """
-        mode = None if self.admin.passing else self._state.told
         number = 1 if self._follower.last is None else self._follower.last.number + 1
-        told = self._follower.last = LeaderState(number, mode, self._engine.common())
+        told = self._follower.last = LeaderState(number, self._state.lasting, self._engine.common())
         await self._peers.ask_all("adopt", told)
 
 

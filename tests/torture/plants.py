@@ -407,17 +407,16 @@ PLANTS = (
         "a_pause_that_ends_with_its_operation_is_told",
         "leader_restarts",
         "proxy/workers/leader.py",
-        "        mode = None if self.admin.passing else self._state.told\n",
-        "        mode = self._state.told\n",
+        "        told = self._follower.last = LeaderState(number, self._state.lasting, self._engine.common())\n",
+        "        told = self._follower.last = LeaderState(number, self._state.shared, self._engine.common())\n",
     ),
     Plant(
         "who_updates_weights_looks_for_a_pause_before_it_is_his_turn",
         "turns_and_pauses",
         "proxy/engine/admin.py",
-        "        async with self._lock:\n"
-        "            was_paused = self._state.paused is not None\n"
-        "            self.passing",
-        "        was_paused = self._state.paused is not None\n        async with self._lock:\n            self.passing",
+        "        async with self._lock:\n            if self._state.paused is not None:\n                return await",
+        "        was_paused = self._state.paused is not None\n"
+        "        async with self._lock:\n            if was_paused:\n                return await",
     ),
     Plant(
         "a_stop_does_not_wait_for_the_turns_that_it_has_cancelled",

@@ -473,12 +473,12 @@ async def test_requests_continue_once_all_released_memory_is_back(mode: PauseMod
     gate, request = gate_of(engine), asking("a", 40)
     reply, task = await begun(gate, request)
     await gate.admin.release_memory((), mode)
-    assert engine.held == set() and gate.admin.released == {"weights", "kv_cache", "cuda_graph"}
+    assert engine.held == set() and gate.state.released == {"weights", "kv_cache", "cuda_graph"}
     with pytest.raises(EngineUnavailable, match="resume_memory"):
         await gate.admin.resume()
     await gate.admin.resume_memory(["weights"])
     await gate.admin.resume_memory(["weights", "kv_cache"])
-    assert gate.state.paused is mode and gate.admin.released == {"cuda_graph"}
+    assert gate.state.paused is mode and gate.state.released == {"cuda_graph"}
     await gate.admin.resume_memory(())
     assert gate.state.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
     await task
@@ -552,7 +552,7 @@ async def test_a_release_that_fails_ends_its_pause() -> None:
     reply, task = await begun(gate, request)
     with pytest.raises(EngineUnavailable, match="just now"):
         await gate.admin.release_memory((), PauseMode.ABORT)
-    assert gate.state.paused is None and not gate.admin.released
+    assert gate.state.paused is None and not gate.state.released
     await task
     assert reply.ids == uninterrupted(request)
 
