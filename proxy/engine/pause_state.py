@@ -12,7 +12,8 @@ Invariants: requests wait from `close` to `end`, and at no other time. A pause t
 Memory is released only while a pause is in force.
 
 The gate closes, enters and ends the pause. The leading worker announces it, and notes that it is ending. The
-administration of the engine notes which operation began it and when, and which memory is released. All others only read.
+administration of the engine notes which operation began it and when, and which memory is released. All others only
+read.
 
 An engine has its own state of what it has done. The state of a pool (`proxy.engine.servers.joining.PoolState`) is what
 its servers have reached, and a joining server is brought to it. It changes once they have answered, is never DRAIN, and
