@@ -142,7 +142,7 @@ class EngineEndpoints:
         return self._servers
 
     async def _state(self, **more: Any) -> JsonResponse:
-        info, paused, load = self._gate.info(), self._gate.paused, await self._admin.load()
+        info, paused, load = self._gate.info(), self._gate.state.paused, await self._admin.load()
         state = {
             "engine": info.name,
             "model": info.model,
@@ -151,7 +151,7 @@ class EngineEndpoints:
             "paused": None if paused is None else paused.value,
             "in_flight": load.in_flight,
             "waiting": load.waiting,
-            "released": sorted(self._admin.released),
+            "released": sorted(self._gate.state.released),
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,
             "detail": info.detail,

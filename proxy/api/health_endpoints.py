@@ -50,7 +50,7 @@ class HealthEndpoints:
         self._gate.check_alive()
         if self._servers is not None:
             self._servers.check_alive()
-        info, paused = self._gate.info(), self._gate.paused
+        info, paused = self._gate.info(), self._gate.state.paused
         state = {"status": "ready" if paused is None else "paused", "engine": info.name, "database": database}
         return JsonResponse({**state, "version": info.weight_version})
 

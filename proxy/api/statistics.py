@@ -60,7 +60,7 @@ class Statistics:
 
     async def _read(self) -> dict[str, Any]:
         numbers, servers, backlog = await self._numbers(), await self._servers(), await self._backlog.read()
-        now, info, paused = time.time(), self._gate.info(), self._gate.paused
+        now, info, paused = time.time(), self._gate.info(), self._gate.state.paused
         samples = await self._look_back(now)
         oldest = None if backlog is None else backlog.oldest_end
         return {

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from proxy.engine.gate import Load
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer, tags_of
+from proxy.engine.pause_state import PausedBy, PauseState
 from proxy.telemetry.groups import EngineMetrics
 from tokengrove.errors import EngineIncapable, EngineUnavailable, ProxyError
 
@@ -24,9 +25,8 @@ logger = logging.getLogger(__name__)
 class GateControl(Protocol):
     """Control of a `Gate`, or of the gates of all processes that use the engine."""
 
-    @property
-    def paused(self) -> PauseMode | None:
-        """The mode of the pause in force; None while the engine runs."""
+    state: PauseState
+    """The pause, as the gate of this process knows it."""
 
     async def hold(self, mode: PauseMode) -> None:
         """Stop admitting requests, and wait until the engine can be paused in `mode`."""
@@ -42,24 +42,12 @@ class GateControl(Protocol):
 
 
 class EngineAdmin:
-    """A trainer's operations on the engine behind `gate`. Requests do not pass through this class, but through `gate`.
-
-    `passing`: the pause in force ends with the operation that began it.
-    """
+    """A trainer's operations on the engine behind `gate`. Requests pass through `gate`, and not through this class."""
 
     def __init__(self, engine: EngineControl, gate: GateControl, metrics: EngineMetrics | None = None) -> None:
-        self._engine, self._gate = engine, gate
+        self._engine, self._gate, self._state = engine, gate, gate.state
         self._metrics = metrics or EngineMetrics()
-        self._paused_at = time.monotonic()
         self._lock = asyncio.Lock()
-        self._released: frozenset[str] = frozenset()
-        self._paused_for_memory = False
-        self.passing = False
-
-    @property
-    def released(self) -> frozenset[str]:
-        """The kinds of memory (of MEMORY_TAGS) that are currently released."""
-        return self._released
 
     async def load(self) -> Load:
         """The numbers of requests in the engine and of requests that wait to be admitted."""
@@ -71,8 +59,8 @@ class EngineAdmin:
         `released`: the kinds of memory that the other process released. Once all are resumed, the pause ends.
         """
         async with self._lock:
-            self._released, self._paused_for_memory = released, bool(released)
-            if (mode := self._gate.paused) is not None:
+            self._state.release(released, begun=bool(released))
+            if (mode := self._state.paused) is not None:
                 await self._engine.pause(_engine_mode(mode))
             else:
                 await self._engine.resume()
@@ -91,7 +79,7 @@ class EngineAdmin:
     async def resume(self) -> None:
         """End the pause. Raises EngineUnavailable while memory is released."""
         async with self._lock:
-            if self._released:
+            if self._state.released:
                 raise EngineUnavailable("memory is released; POST /engine/resume_memory first")
             await self._reopen()
 
@@ -101,17 +89,16 @@ class EngineAdmin:
         Raises InvalidRequest if the weights do not fit the model; the old weights then stay loaded.
         """
         async with self._lock:
-            was_paused = self._gate.paused is not None
-            self.passing = not was_paused
+            if self._state.paused is not None:
+                return await self._load_weights(path, version)
             try:
-                await self._shut(mode)
+                await self._shut(mode, PausedBy.UPDATE)
                 try:
                     return await self._load_weights(path, version)
                 finally:
-                    if not was_paused:
-                        await self._reopen()
+                    await self._reopen()
             finally:
-                self.passing = False
+                self._state.by = PausedBy.TRAINER  # who ends the pause if the engine could not be resumed
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass one step of a weight transfer to the engine. The trainer must pause the engine around all steps."""
@@ -134,8 +121,8 @@ class EngineAdmin:
         """
         async with self._lock:
             self._check_can_release()
-            kinds = frozenset(tags or MEMORY_TAGS) - self._released
-            was_paused = self._gate.paused is not None
+            kinds = frozenset(tags or MEMORY_TAGS) - self._state.released
+            was_paused = self._state.paused is not None
             await self._empty(mode)
             try:
                 if kinds:
@@ -144,9 +131,8 @@ class EngineAdmin:
                 if not was_paused:
                     await self._reopen()
                 raise
-            self._released |= kinds
-            self._paused_for_memory = self._paused_for_memory or not was_paused
-            logger.info("engine memory released", {"released": ",".join(sorted(self._released))})
+            self._state.release(kinds, begun=not was_paused)
+            logger.info("engine memory released", {"released": ",".join(sorted(self._state.released))})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Resume the kinds of memory in `tags` (default: all).
@@ -155,20 +141,21 @@ class EngineAdmin:
         """
         async with self._lock:
             self._check_can_release()
-            kinds = frozenset(tags or MEMORY_TAGS) & self._released
+            kinds = frozenset(tags or MEMORY_TAGS) & self._state.released
             if kinds:
                 await self._engine.resume_memory(tags_of(kinds))
-            self._released -= kinds
-            logger.info("engine memory resumed", {"still_released": ",".join(sorted(self._released)) or None})
-            if self._paused_for_memory and not self._released:
+            self._state.restore(kinds)
+            logger.info("engine memory resumed", {"still_released": ",".join(sorted(self._state.released)) or None})
+            if self._state.by is PausedBy.MEMORY and not self._state.released:
                 await self._reopen()
 
-    async def _shut(self, mode: PauseMode) -> None:
+    async def _shut(self, mode: PauseMode, by: PausedBy = PausedBy.TRAINER) -> None:
         """Pause in `mode`, unless already paused. On an error of the engine, reopen the gate and raise the error."""
-        if self._gate.paused is not None:
+        if self._state.paused is not None:
             return
+        self._state.by = by
         await self._gate.hold(mode)
-        self._paused_at = time.monotonic()
+        self._state.since = time.monotonic()
         try:
             in_flight = (await self._gate.load()).in_flight
             await self._engine.pause(_engine_mode(mode))
@@ -189,19 +176,18 @@ class EngineAdmin:
 
     async def _reopen(self) -> None:
         """End the pause, if one is in force."""
-        if (mode := self._gate.paused) is not None:
+        if (mode := self._state.paused) is not None:
             waiting = (await self._gate.load()).waiting
             await self._engine.resume()
             await self._gate.let_in()
-            paused_s = time.monotonic() - self._paused_at
+            paused_s = time.monotonic() - self._state.since
             self._metrics.pauses.observe(paused_s, mode)
             fields = {"mode": mode.value, "paused_s": round(paused_s, 3), "waiting": waiting}
             logger.info("engine resumed", fields)
-        self._paused_for_memory = False
 
     async def _empty(self, mode: PauseMode) -> None:
         """Pause with no request in the engine. Requests that an earlier pause left in the engine are finished first."""
-        if self._gate.paused is not None and (await self._gate.load()).in_flight:
+        if self._state.paused is not None and (await self._gate.load()).in_flight:
             await self._reopen()
         await self._shut(mode)
         await self._gate.until_idle()

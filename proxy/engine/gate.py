@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
 from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
+from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
 from proxy.telemetry.groups import EngineMetrics
@@ -106,34 +107,30 @@ class Load(NamedTuple):
 
 
 class Gate:
-    """The only path of requests to the engine. `EngineAdmin` closes it while the engine is paused."""
+    """The only path of requests to the engine. `EngineAdmin` closes it while the engine is paused.
+
+    `state`: the pause. Its readers share this object.
+    """
 
     def __init__(self, engine: Engine, settings: Settings, metrics: EngineMetrics | None = None) -> None:
+        self.state = PauseState()
         self._engine, self._sample = engine, sampler(engine)
         self._servers = engine if isinstance(engine, ServerPool) else None
         self._metrics = metrics or EngineMetrics()
         self._settings = settings
         self._flights: set[_InFlight] = set()
         self._alarm: asyncio.TimerHandle | None = None
-        self._open = asyncio.Event()
-        self._open.set()
         self._ended = asyncio.Event()
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False
-        self._mode: PauseMode | None = None
         self._waiting = 0
         self._metrics.waiting.watch(lambda: self._waiting)
-        self._metrics.paused.watch(lambda: self._mode is not None)
+        self._metrics.paused.watch(lambda: self.state.paused is not None)
         self._metrics.version.watch(lambda: self.info().weight_version)
 
     def info(self) -> EngineInfo:
         """Facts about the engine behind the gate."""
         return self._engine.info()
-
-    @property
-    def paused(self) -> PauseMode | None:
-        """The mode of the pause in force; None while the engine runs."""
-        return self._mode
 
     @property
     def running(self) -> int:
@@ -146,14 +143,9 @@ class Gate:
         return self._waiting
 
     @property
-    def held(self) -> bool:
-        """True while a pause holds new requests."""
-        return not self._open.is_set()
-
-    @property
     def closed(self) -> bool:
         """True while new requests must wait: a pause holds them, or no engine server is alive."""
-        return not self._open.is_set() or (self._servers is not None and not self._servers.alive)
+        return not self.state.admitting.is_set() or (self._servers is not None and not self._servers.alive)
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable if the engine has died. It never recovers."""
@@ -221,7 +213,7 @@ class Gate:
 
         Not serialised: call it through `EngineAdmin`, which then pauses the engine. Cancelling this reopens the gate.
         """
-        self._open.clear()
+        self.state.close(mode)
         try:
             if mode is PauseMode.DRAIN:
                 await self.until_idle()
@@ -230,7 +222,7 @@ class Gate:
         except BaseException:
             await self.let_in()
             raise
-        self._mode = mode
+        self.state.enter(mode)
         for flight in self._flights:
             flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
         if self._alarm is not None:
@@ -239,13 +231,12 @@ class Gate:
 
     async def let_in(self) -> None:
         """Admit requests again, once the engine has resumed. Not serialised, like `hold`."""
-        self._mode = None
+        self.state.end()
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
             if flight.last_token_at < math.inf:  # else it waits to be resubmitted, possibly for a server
                 flight.last_token_at = now
         self._look()
-        self._open.set()
 
     async def load(self) -> Load:
         """The current numbers of requests."""
@@ -258,7 +249,10 @@ class Gate:
     async def _admitted(self) -> None:
         """Wait until the gate is open and a server is alive. Both may change before the waiting task runs, so loop."""
         while self.closed:
-            await (self._open.wait() if self._servers is None or self.held else self._servers.until_alive())
+            if self._servers is None or self.state.held:
+                await self.state.admitting.wait()
+            else:
+                await self._servers.until_alive()
 
     async def _patiently(self, waiting: Coroutine[Any, Any, None]) -> None:
         """Await `waiting`, counted in `waiting`. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
@@ -274,7 +268,7 @@ class Gate:
                 f"no engine server has been alive for more than {limit_s:g} s (--pause-timeout-s); try again once one "
                 "runs (GET /engine/servers says what is wrong with each)"
             )
-            why = SHUTTING_DOWN if self._stopping else paused if self.held else dead
+            why = SHUTTING_DOWN if self._stopping else paused if self.state.held else dead
             raise EngineUnavailable(why, retry_after_s=_RETRY_AFTER_S) from None
         finally:
             self._arrivals.discard(timer)
@@ -288,13 +282,13 @@ class Gate:
         flight.last_token_at = math.inf
         await asyncio.sleep(wait_s)
         while self.closed:
-            if self._servers is None or self.held:
-                await self._open.wait()
+            if self._servers is None or self.state.held:
+                await self.state.admitting.wait()
                 continue
             try:
                 await self._patiently(self._servers.until_alive())
             except EngineUnavailable:
-                if self._stopping or not self.held:  # else a pause has begun: wait for its end
+                if self._stopping or not self.state.held:  # else a pause has begun: wait for its end
                     raise
         flight.last_token_at = asyncio.get_running_loop().time()
         if self._alarm is None:
@@ -306,7 +300,7 @@ class Gate:
         Does nothing during a pause; the end of the pause calls this again. All requests share one alarm, so a token
         costs no more than noting the time.
         """
-        if self._mode is not None:
+        if self.state.paused is not None:
             return
         loop, limit_s = asyncio.get_running_loop(), self._settings.engine_timeout_s
         now, oldest = loop.time(), math.inf

@@ -40,30 +40,17 @@ class Gates:
 
     def __init__(self, gate: Gate, peers: Peers) -> None:
         self._gate, self._peers = gate, peers
-        self._entering: PauseMode | None = None
-        self.ending = False
-        """True if the engine runs again, so that the pause is about to end. News sent now may arrive after its end."""
-
-    @property
-    def told(self) -> PauseMode | None:
-        """The pause that is sent to other workers."""
-        return None if self.ending else self.paused
-
-    @property
-    def paused(self) -> PauseMode | None:
-        """The mode of the pause in force, or of a pause that is about to begin."""
-        return self._gate.paused or self._entering
+        self.state = gate.state
 
     async def hold(self, mode: PauseMode) -> None:
         """Hold all gates."""
-        self._entering, self.ending = mode, False
+        self.state.announce(mode)
         try:
             await asyncio.gather(self._gate.hold(mode), self._peers.ask_all("hold", mode))
         except BaseException:
-            self._entering = None
+            self.state.ending = True
             await self.let_in()
             raise
-        self._entering = None
 
     async def let_in(self) -> None:
         """Admit requests on all workers."""
@@ -95,7 +82,7 @@ class Follower:
         async with self._adopting:  # a state may wait for a joining server, and must not undo a newer state then
             while (newest := self.last) is not None and newest is not self._adopted:
                 await self._engine.adopt(newest.common)
-                if self.last is newest and newest.mode is not None and self._gate.paused is None:
+                if self.last is newest and newest.mode is not None and self._gate.state.paused is None:
                     await self._gate.hold(newest.mode)
                 self._adopted = newest
 
@@ -111,7 +98,7 @@ class Follower:
 
     async def held(self) -> bool:
         """True while a pause holds the requests of this worker."""
-        return self._gate.held
+        return self._gate.state.held
 
 
 class Leader:
@@ -120,7 +107,7 @@ class Leader:
     def __init__(
         self, engine: SharedEngine, gates: Gates, follower: Follower, peers: Peers, metrics: EngineMetrics
     ) -> None:
-        self._engine, self._gates, self._follower, self._peers = engine, gates, follower, peers
+        self._engine, self._state, self._follower, self._peers = engine, gates.state, follower, peers
         self.admin = EngineAdmin(self, gates, metrics)
 
     async def take_over(self) -> None:
@@ -145,11 +132,11 @@ class Leader:
     async def resume(self) -> None:
         """Resume the engine."""
         await self._engine.resume()
-        self._gates.ending = True
+        self._state.ending = True
         try:
             await self._tell()
         except BaseException:
-            self._gates.ending = False
+            self._state.ending = False
             raise
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
@@ -184,7 +171,7 @@ class Leader:
 
     async def latest(self) -> LeaderState | None:
         """The newest state, for a worker that starts, including a pause that is about to begin."""
-        last, mode = self._follower.last, self._gates.told
+        last, mode = self._follower.last, self._state.shared
         if mode is None:
             return last
         return LeaderState(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
@@ -199,9 +186,8 @@ class Leader:
         A pause that ends with the current operation is not sent, since it would stay in force if the leader died.
         Raises EngineIncapable if a worker cannot adopt the state.
         """
-        mode = None if self.admin.passing else self._gates.told
         number = 1 if self._follower.last is None else self._follower.last.number + 1
-        told = self._follower.last = LeaderState(number, mode, self._engine.common())
+        told = self._follower.last = LeaderState(number, self._state.lasting, self._engine.common())
         await self._peers.ask_all("adopt", told)
 
 

@@ -225,7 +225,7 @@ async def test_weights_of_another_model_are_refused_and_the_old_ones_stay(gate, 
     before = gate.info().weight_version
     with pytest.raises(InvalidRequest, match=r"no config\.json"):
         await gate.admin.update_weights(str(tmp_path), None, PauseMode.ABORT)
-    assert gate.info().weight_version == before and gate.paused is None
+    assert gate.info().weight_version == before and gate.state.paused is None
     await read(gate, request_for(PROMPT, 4))
 
 

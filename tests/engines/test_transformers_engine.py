@@ -381,7 +381,7 @@ async def test_a_request_goes_on_exactly_after_a_release(own_engine, mode: Pause
     await gate.admin.release_memory((), mode)
     waiting = asyncio.create_task(gate.read(replace(request, request_id="waiting")))
     await gate.admin.resume_memory(("weights",))
-    assert gate.admin.released == {"kv_cache", "cuda_graph"} and gate.paused is mode and not waiting.done()
+    assert gate.state.released == {"kv_cache", "cuda_graph"} and gate.state.paused is mode and not waiting.done()
     await gate.admin.resume_memory(())
     for reply in (await running, await waiting):
         assert reply.ids == whole.ids and reply.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
@@ -413,9 +413,9 @@ async def test_memory_that_cannot_be_taken_back_stays_released(own_engine, monke
         patched.setattr(torch, "zeros", out_of_memory)
         with pytest.raises(EngineUnavailable, match="taken back yet: out of memory"):
             await gate.admin.resume_memory(())
-    assert gate.paused is PauseMode.ABORT and gate.admin.released == {"weights", "kv_cache", "cuda_graph"}
+    assert gate.state.paused is PauseMode.ABORT and gate.state.released == {"weights", "kv_cache", "cuda_graph"}
     await gate.admin.resume_memory(())
-    assert gate.paused is None and (await gate.read(request)).logprobs == before.logprobs
+    assert gate.state.paused is None and (await gate.read(request)).logprobs == before.logprobs
 
 
 def out_of_memory(*arguments: object, **options: object) -> None:
@@ -427,7 +427,7 @@ async def test_weights_that_do_not_fit_into_the_host_are_not_released(own_engine
     gate, request = AdminGate(own_engine), request_for(PROMPT, 20, seed=1)
     with pytest.raises(EngineUnavailable, match="host's memory: out of memory"):
         await gate.admin.release_memory((), PauseMode.ABORT)
-    assert gate.paused is None and not gate.admin.released
+    assert gate.state.paused is None and not gate.state.released
     assert len((await gate.read(request)).ids) == 20 and cache_bytes(own_engine) > 0
 
 

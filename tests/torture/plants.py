@@ -109,7 +109,7 @@ PLANTS = (
         "a_pause_that_is_about_to_end_is_told",
         "leader_news",
         "proxy/workers/leader.py",
-        "        self._gates.ending = True\n",
+        "        self._state.ending = True\n",
         "",
     ),
     Plant(
@@ -179,7 +179,7 @@ PLANTS = (
         "the_timeout_for_a_token_runs_during_a_pause",
         "gate_pauses_as_timeouts_end",
         "proxy/engine/gate.py",
-        "        if self._mode is not None:\n            return\n        loop, limit_s",
+        "        if self.state.paused is not None:\n            return\n        loop, limit_s",
         "        loop, limit_s",
     ),
     Plant(
@@ -207,8 +207,8 @@ PLANTS = (
         "a_pause_that_is_cancelled_as_it_begins_holds_requests",
         "gate_pauses_that_are_given_up",
         "proxy/engine/gate.py",
-        "        except BaseException:\n            await self.let_in()\n            raise\n        self._mode = mode",
-        "        except BaseException:\n            raise\n        self._mode = mode",
+        "            await self.let_in()\n            raise\n        self.state.enter(mode)",
+        "            raise\n        self.state.enter(mode)",
     ),
     Plant(
         "requests_are_let_in_before_the_engine_runs_again",
@@ -407,17 +407,16 @@ PLANTS = (
         "a_pause_that_ends_with_its_operation_is_told",
         "leader_restarts",
         "proxy/workers/leader.py",
-        "        mode = None if self.admin.passing else self._gates.told\n",
-        "        mode = self._gates.told\n",
+        "        told = self._follower.last = LeaderState(number, self._state.lasting, self._engine.common())\n",
+        "        told = self._follower.last = LeaderState(number, self._state.shared, self._engine.common())\n",
     ),
     Plant(
         "who_updates_weights_looks_for_a_pause_before_it_is_his_turn",
         "turns_and_pauses",
         "proxy/engine/admin.py",
-        "        async with self._lock:\n"
-        "            was_paused = self._gate.paused is not None\n"
-        "            self.passing",
-        "        was_paused = self._gate.paused is not None\n        async with self._lock:\n            self.passing",
+        "        async with self._lock:\n            if self._state.paused is not None:\n                return await",
+        "        was_paused = self._state.paused is not None\n"
+        "        async with self._lock:\n            if was_paused:\n                return await",
     ),
     Plant(
         "a_stop_does_not_wait_for_the_turns_that_it_has_cancelled",
@@ -437,8 +436,8 @@ PLANTS = (
         "no_timeout_runs_while_a_pause_waits_for_requests",
         "gate_drains_with_a_hung_turn",
         "proxy/engine/gate.py",
-        "        self._open.clear()\n        try:",
-        "        self._open.clear()\n"
+        "        self.state.close(mode)\n        try:",
+        "        self.state.close(mode)\n"
         "        if self._alarm is not None:\n"
         "            self._alarm.cancel()\n"
         "            self._alarm = None\n"

@@ -123,7 +123,7 @@ async def gate_pauses(world: World) -> None:
                 engine.rise()
 
     await world.all(*(caller(number) for number in range(5)), _pauses(world, gate, 3), deaths())
-    assert gate.running == gate.waiting == 0 and not gate.held and gate.paused is None and not gate._flights
+    assert gate.running == gate.waiting == 0 and not gate.state.held and gate.state.paused is None and not gate._flights
     assert not engine.trespassers and not engine.running
     engine.silences = 0
     await gate.read(asking("last", 3))
@@ -153,7 +153,7 @@ async def gate_pauses_as_timeouts_end(world: World) -> None:
         await gate.admin.resume()
 
     await world.all(*(caller(number) for number in range(5)), pause())
-    assert gate.running == gate.waiting == 0 and gate.paused is None and not gate._flights
+    assert gate.running == gate.waiting == 0 and gate.state.paused is None and not gate._flights
 
 
 @scenario
@@ -202,10 +202,10 @@ async def gate_pauses_that_are_given_up(world: World) -> None:
                 await pausing
                 await gate.admin.resume()
             await gate.admin.resume()
-            assert not gate.held and gate.paused is None, "a pause that was given up holds requests"
+            assert not gate.state.held and gate.state.paused is None, "a pause that was given up holds requests"
 
     await world.all(*(caller(number) for number in range(5)), pauses())
-    assert gate.running == gate.waiting == 0 and not gate.held and not engine.trespassers
+    assert gate.running == gate.waiting == 0 and not gate.state.held and not engine.trespassers
 
 
 @scenario
@@ -229,7 +229,7 @@ async def gate_drains_with_a_hung_turn(world: World) -> None:
     await world.some_time(1.0)
     await world.until(lambda: not engine.silences)
     await gate.admin.pause(PauseMode.DRAIN)
-    assert gate.paused is PauseMode.DRAIN and gate.running == 0
+    assert gate.state.paused is PauseMode.DRAIN and gate.running == 0
     await asyncio.sleep(2 * _TIMEOUT_S)
     await gate.admin.resume()
     assert sorted(await calls).count("timeout") == hung

@@ -86,7 +86,7 @@ class _Workers:
 
     def check_held(self) -> None:
         """Raise AssertionError unless the gates of all workers hold new requests."""
-        let = [number for number, worker in self._running.items() if worker.ready and not worker.gate.held]
+        let = [number for number, worker in self._running.items() if worker.ready and not worker.gate.state.held]
         assert not let, f"the workers {let} let requests into a paused engine"
 
     def check_equal(self) -> None:
@@ -95,8 +95,8 @@ class _Workers:
         for number, worker in self._running.items():
             if first.follower.last is not None:
                 assert worker.engine.common() == first.engine.common(), f"worker {number} has older news"
-            held = worker.gate.held, worker.gate.paused
-            assert held == (first.gate.held, first.gate.paused), f"the gate of worker {number} is {held}"
+            held = worker.gate.state.held, worker.gate.state.paused
+            assert held == (first.gate.state.held, first.gate.state.paused), f"the gate of worker {number} is {held}"
 
 
 async def _engine_control(world: World, workers: _Workers) -> None:

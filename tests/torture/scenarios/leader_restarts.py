@@ -116,7 +116,7 @@ class _Server:
         assert self.may_pause or self.servers.mode is None, f"nobody has asked for a pause: {self.servers.mode}"
         for number, worker in self.running.items():
             gate = worker.gate
-            held = gate.held, gate.paused is not None
+            held = gate.state.held, gate.state.paused is not None
             assert held == (self.servers.mode is not None,) * 2, f"worker {number}: {held}, {self.servers.mode}"
             if first.follower.last is not None:
                 assert worker.engine.common() == first.engine.common(), f"worker {number} has older news"
@@ -206,5 +206,5 @@ async def leader_restarts(world: World) -> None:
         server.check()
 
     await world.all(*(caller(number) for number in range(3)), leads())
-    for worker in server.running.values():
-        assert worker.gate.running == worker.gate.waiting == 0 and not worker.gate.held and not worker.gate._flights
+    for gate in (worker.gate for worker in server.running.values()):
+        assert gate.running == gate.waiting == 0 and not gate.state.held and not gate._flights

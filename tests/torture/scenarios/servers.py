@@ -333,7 +333,7 @@ async def _end(world: World, pool: _Pool, gate: AdminGate, servers: Mapping[str,
         assert server.version == version and server.mode is None and not server.running, vars(server)
     reply = await gate.read(asking("last", 3))
     assert set(reply.versions) == {version}
-    assert gate.running == gate.waiting == 0 and not gate.held and not gate._flights
+    assert gate.running == gate.waiting == 0 and not gate.state.held and not gate._flights
 
 
 @scenario

@@ -242,6 +242,6 @@ async def weights_of_servers(world: World) -> None:
         )
         await _end(world, trainer, pool, servers)
         await asyncio.gather(*(clients.asks(asking(f"last {number}", 3)) for number in range(4)))
-        assert gate.running == gate.waiting == 0 and not gate.held and not gate._flights
+        assert gate.running == gate.waiting == 0 and not gate.state.held and not gate._flights
         await pool.close()
         assert not pool._looks and not pool._trust._proofs._running and not pool.pauses.held

@@ -79,7 +79,7 @@ async def test_a_pause_stops_sampling_and_loses_no_token(mode: PauseMode, monkey
     gate, request = gate_of(engine), asking("a", 60)
     reply, task = await begun(gate, request)
     await gate.admin.pause(mode)
-    assert gate.paused is mode and engine.paused
+    assert gate.state.paused is mode and engine.paused
     await until(lambda: gate.running == (0 if mode is PauseMode.ABORT else 1))
     stopped_at = len(reply.ids)
     await let_pass(60.0, monkeypatch)
@@ -87,7 +87,7 @@ async def test_a_pause_stops_sampling_and_loses_no_token(mode: PauseMode, monkey
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request) and reply.finish is FinishReason.LENGTH
-    assert gate.paused is None and not engine.trespassers
+    assert gate.state.paused is None and not engine.trespassers
     assert len(engine.requests) == (2 if mode is PauseMode.ABORT else 1)
 
 
@@ -111,7 +111,7 @@ async def test_a_drain_waits_for_running_requests_and_admits_none() -> None:
     gate = gate_of(engine)
     reply, task = await begun(gate, asking("a", 40))
     pausing = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
-    await until(lambda: not gate._open.is_set())
+    await until(lambda: gate.state.held)
     late = asyncio.create_task(gate.read(asking("b", 5)))
     await pausing
     assert reply.finish is FinishReason.LENGTH and len(reply.ids) == 40 and gate.waiting == 1
@@ -134,7 +134,7 @@ async def test_an_update_changes_no_token_and_versions_ascend(mode: PauseMode) -
         assert reply.versions == sorted(reply.versions)
         assert set(reply.versions) == ({0} if mode is PauseMode.DRAIN else {0, 1})
     assert (await gate.read(asking("after", 3))).versions == [1, 1, 1]
-    assert gate.paused is None
+    assert gate.state.paused is None
 
 
 async def test_an_update_during_a_pause_leaves_it_paused() -> None:
@@ -142,7 +142,7 @@ async def test_an_update_during_a_pause_leaves_it_paused() -> None:
     gate = gate_of(engine)
     await gate.admin.pause(PauseMode.IN_PLACE)
     assert await gate.admin.update_weights("/weights", 7, PauseMode.ABORT) == 7
-    assert gate.paused is PauseMode.IN_PLACE and engine.paused
+    assert gate.state.paused is PauseMode.IN_PLACE and engine.paused
     await gate.admin.resume()
     assert (await gate.read(asking("a", 2))).versions == [7, 7]
 
@@ -237,12 +237,12 @@ async def test_a_drain_ends_a_request_that_gives_no_token(monkeypatch: pytest.Mo
     hung = asyncio.create_task(sample(gate, asking("a", 3)))
     await until(lambda: gate.running == 1)
     draining = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
-    await until(lambda: gate.held)
+    await until(lambda: gate.state.held)
     await let_pass(61.0, monkeypatch)
     with pytest.raises(EngineTimeout):
         await hung
     await draining
-    assert gate.paused is PauseMode.DRAIN
+    assert gate.state.paused is PauseMode.DRAIN
 
 
 async def test_the_token_timeout_runs_again_after_a_pause() -> None:
@@ -308,7 +308,7 @@ async def test_a_request_whose_server_dies_during_a_pause_continues_after_it() -
     gate, request = gate_of(engine), asking("a", 30)
     engine.pausing = lambda: gate.admin.pause(PauseMode.IN_PLACE)
     reading = asyncio.create_task(gate.read(request))
-    await until(lambda: gate.paused is not None and gate.running == 0)
+    await until(lambda: gate.state.paused is not None and gate.running == 0)
     await gate.admin.resume()
     assert (await reading).ids == uninterrupted(request) and engine.trespassers == []
 
@@ -325,7 +325,7 @@ async def test_all_requests_continue_after_a_pause_that_fails() -> None:
     for mode in CUTTING:
         with pytest.raises(EngineUnavailable, match="cannot pause"):
             await gate.admin.pause(mode)
-        assert gate.paused is None and not engine.paused
+        assert gate.state.paused is None and not engine.paused
     await task
     assert reply.ids == uninterrupted(request)
     assert (await gate.read(asking("b", 3))).ids == uninterrupted(asking("b", 3))
@@ -341,7 +341,7 @@ async def test_all_requests_continue_with_the_old_weights_after_an_update_that_f
     assert refused.value.param == "path"
     await task
     assert reply.ids == uninterrupted(request) and set(reply.versions) == {0}
-    assert gate.paused is None and not engine.paused
+    assert gate.state.paused is None and not engine.paused
 
 
 async def test_a_pause_during_a_pause_and_a_resume_without_one_change_nothing() -> None:
@@ -349,7 +349,7 @@ async def test_a_pause_during_a_pause_and_a_resume_without_one_change_nothing() 
     await gate.admin.resume()
     await gate.admin.pause(PauseMode.RETRACT)
     await gate.admin.pause(PauseMode.ABORT)
-    assert gate.paused is PauseMode.RETRACT
+    assert gate.state.paused is PauseMode.RETRACT
     await gate.admin.resume()
     assert (await gate.read(asking("a", 3))).ids == uninterrupted(asking("a", 3))
 
@@ -459,12 +459,12 @@ async def test_a_cancelled_drain_admits_requests_again() -> None:
     gate = gate_of(WatchfulEngine())
     reply, task = await begun(gate, asking("a", 60))
     draining = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
-    await until(lambda: not gate._open.is_set())
+    await until(lambda: gate.state.held)
     draining.cancel()
     await asyncio.gather(draining, return_exceptions=True)
     assert (await gate.read(asking("b", 3))).ids == uninterrupted(asking("b", 3))
     await task
-    assert reply.ids == uninterrupted(asking("a", 60)) and gate.paused is None
+    assert reply.ids == uninterrupted(asking("a", 60)) and gate.state.paused is None
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.DRAIN])
@@ -473,14 +473,14 @@ async def test_requests_continue_once_all_released_memory_is_back(mode: PauseMod
     gate, request = gate_of(engine), asking("a", 40)
     reply, task = await begun(gate, request)
     await gate.admin.release_memory((), mode)
-    assert engine.held == set() and gate.admin.released == {"weights", "kv_cache", "cuda_graph"}
+    assert engine.held == set() and gate.state.released == {"weights", "kv_cache", "cuda_graph"}
     with pytest.raises(EngineUnavailable, match="resume_memory"):
         await gate.admin.resume()
     await gate.admin.resume_memory(["weights"])
     await gate.admin.resume_memory(["weights", "kv_cache"])
-    assert gate.paused is mode and gate.admin.released == {"cuda_graph"}
+    assert gate.state.paused is mode and gate.state.released == {"cuda_graph"}
     await gate.admin.resume_memory(())
-    assert gate.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
+    assert gate.state.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
     await task
     assert reply.ids == uninterrupted(request)
 
@@ -493,7 +493,7 @@ async def test_memory_is_released_only_once() -> None:
     assert engine.held == set()
     await gate.admin.resume_memory(())
     await gate.admin.resume_memory(())
-    assert gate.paused is None
+    assert gate.state.paused is None
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
@@ -505,7 +505,7 @@ async def test_requests_paused_in_the_engine_are_aborted_before_memory_is_releas
     await gate.admin.release_memory((), PauseMode.ABORT)
     assert engine.running == [] and engine.held == set()
     await gate.admin.resume_memory(())
-    assert gate.paused is not None  # the earlier pause stays in force
+    assert gate.state.paused is not None  # the earlier pause stays in force
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request)
@@ -518,7 +518,7 @@ async def test_a_pause_outlasts_a_release_of_memory_even_after_an_earlier_releas
     await gate.admin.pause(PauseMode.DRAIN)
     await gate.admin.release_memory((), PauseMode.ABORT)
     await gate.admin.resume_memory(())
-    assert gate.paused is PauseMode.DRAIN
+    assert gate.state.paused is PauseMode.DRAIN
 
 
 async def test_a_release_that_the_engine_cannot_do_disturbs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,7 +552,7 @@ async def test_a_release_that_fails_ends_its_pause() -> None:
     reply, task = await begun(gate, request)
     with pytest.raises(EngineUnavailable, match="just now"):
         await gate.admin.release_memory((), PauseMode.ABORT)
-    assert gate.paused is None and not gate.admin.released
+    assert gate.state.paused is None and not gate.state.released
     await task
     assert reply.ids == uninterrupted(request)
 
@@ -563,7 +563,7 @@ async def test_a_release_that_fails_leaves_an_earlier_pause_in_force() -> None:
     await gate.admin.pause(PauseMode.DRAIN)
     with pytest.raises(EngineUnavailable):
         await gate.admin.release_memory((), PauseMode.ABORT)
-    assert gate.paused is PauseMode.DRAIN
+    assert gate.state.paused is PauseMode.DRAIN
 
 
 async def test_closing_ends_requests_that_a_pause_interrupted_before() -> None:

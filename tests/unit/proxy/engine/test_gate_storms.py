@@ -71,7 +71,7 @@ async def test_a_storm_changes_no_reply(seed: int) -> None:
     async with asyncio.timeout(30):
         await asyncio.gather(storm(gate, dice), *visits)
     assert (gate.running, gate.waiting, engine.running, engine.trespassers) == (0, 0, [], [])
-    assert gate.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
+    assert gate.state.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
 
 
 @pytest.mark.parametrize("seed", range(OUTAGES))

@@ -141,7 +141,7 @@ async def test_a_pause_whose_memory_was_released_goes_on_until_the_memory_is_bac
             assert paused(wire) and (len(wire.wire.calls), len(wire.wire.asked)) == before
             assert pool.left_over == (PauseMode.ABORT, frozenset({"weights"}))
             await gate.admin.go_on(*pool.left_over)
-            assert gate.paused is PauseMode.ABORT and gate.admin.released == {"weights"} and len(table.notes) == 1
+            assert gate.state.paused is PauseMode.ABORT and gate.state.released == {"weights"} and len(table.notes) == 1
             await gate.admin.resume_memory(())
             assert not paused(wire) and not table.notes
             assert (await gate.read(of_session("s"))).ids == following(PROMPT, 40)

@@ -87,7 +87,7 @@ async def test_a_refused_flush_leaves_the_server_running() -> None:
         live.wire.flushes = False
         with pytest.raises(InvalidRequest):
             await gate.admin.flush_cache()
-        assert gate.paused is None
+        assert gate.state.paused is None
         async with asyncio.timeout(30):
             assert (await gate.read(request_for(PROMPT, 40))).ids == following(PROMPT, 40)
 

@@ -89,7 +89,7 @@ async def test_news_of_servers_sent_as_a_pause_ends_leave_no_worker_paused() -> 
     peers: Any = road
     leader = Leader(engine, Gates(gate, peers), Follower(engine, gate), peers, EngineMetrics())
     await leader.admin.pause(PauseMode.IN_PLACE)
-    assert other.gate.held and other.gate.paused is PauseMode.IN_PLACE
+    assert other.gate.state.held and other.gate.state.paused is PauseMode.IN_PLACE
     road.slow = True
     resuming = asyncio.create_task(leader.admin.resume())
     (await road.next("load")).arrives.set()
@@ -101,8 +101,8 @@ async def test_news_of_servers_sent_as_a_pause_ends_leave_no_worker_paused() -> 
     await resuming
     joined.arrives.set()
     await joining
-    assert not gate.held and gate.paused is None
-    assert not other.gate.held and other.gate.paused is None
+    assert not gate.state.held and gate.state.paused is None
+    assert not other.gate.state.held and other.gate.state.paused is None
 
 
 def told(number: int, mode: PauseMode | None = None) -> LeaderState:
@@ -114,7 +114,7 @@ async def test_older_news_are_not_taken_over_after_newer() -> None:
     await worker.follower.adopt(told(2))
     await worker.follower.adopt(told(1, PauseMode.ABORT))
     assert [common["version"] for common in worker.engine.adopted] == [2]
-    assert worker.follower.last == told(2) and not worker.gate.held
+    assert worker.follower.last == told(2) and not worker.gate.state.held
 
 
 async def test_news_that_newer_ones_overtook_on_their_way_to_the_engine_end_with_the_newest() -> None:
@@ -126,7 +126,7 @@ async def test_news_that_newer_ones_overtook_on_their_way_to_the_engine_end_with
     await until(lambda: worker.follower.last == told(2))
     worker.engine.ready.set()
     await older
-    assert [common["version"] for common in worker.engine.adopted] == [1, 2] and not worker.gate.held
+    assert [common["version"] for common in worker.engine.adopted] == [1, 2] and not worker.gate.state.held
     await newer
     assert [common["version"] for common in worker.engine.adopted] == [1, 2]
 
