@@ -220,14 +220,14 @@ async def test_a_runner_that_hangs_is_left_and_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        (f"{HERE}:Factory", {}, "is no agent: it is the class Factory. An agent is a function"),
+        (f"{HERE}:Factory", {}, "is not an agent: it is the class Factory. An agent is a function"),
         (f"{HERE}:Calling", {"price": 1}, "takes no argument 'price'; it takes reward"),
         ("tests.unit.tokengrove.roll.roll_players:Player", {}, "is an environment manager of ROLL: give its YAML"),
         (f"{HERE}:Calling", {}, "needs the argument 'reward'"),
         (f"{HERE}:Areal", {"size": 1}, "takes no argument 'size'; it takes scale"),
         (f"{HERE}:Loop", {"size": 1}, "takes no argument 'size'"),
         (f"{HERE}:OfOpenEnv", {}, "is an environment of OpenEnv without MCP tools; give a factory"),
-        (f"{HERE}:proxied", {"size": 1}, "is an instance already"),
+        (f"{HERE}:proxied", {"size": 1}, "is already an instance"),
         ("gem:game:GuessTheNumber-v9", {}, "there is no environment 'game:GuessTheNumber-v9': is it game:Guess"),
         ("gem:game:Hangman-v0", {"runner": "my.Runner"}, "there is no module 'my'"),
         ("tool_agnt", {}, "agent loop 'tool_agnt' is not registered; known are "),

@@ -229,7 +229,7 @@ def asks_too_much(task: Mapping[str, Any], secret: str) -> float:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [(f"{HERE}:asks_too_much", "parameter 'secret', which is none of task"), (f"{HERE}:HERE", "is no function")],
+    [(f"{HERE}:asks_too_much", "parameter 'secret', which is none of task"), (f"{HERE}:HERE", "is not a function")],
 )
 def test_a_function_that_cannot_be_called_is_refused_before_the_run(path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
