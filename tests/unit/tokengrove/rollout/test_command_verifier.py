@@ -76,7 +76,7 @@ async def test_a_field_is_a_command_where_the_verifier_runs_it_as_one(commands: 
 
 
 async def test_files_that_a_verifier_lacks_are_named(commands: Commands) -> None:
-    with pytest.raises(RewardFailed, match=r"verifier.s files cannot be put in place: .*/nonexistent/Name a tree\."):
+    with pytest.raises(RewardFailed, match=r"verifier.s files cannot be copied: .*/nonexistent/Name a tree\."):
         await commands.rewarded("true", verifier="true", verifier_files="/nonexistent/{data.prompt}")
 
 
@@ -94,10 +94,10 @@ async def test_named_values_are_scores_beside_the_reward(commands: Commands) -> 
         ('echo nan > "$REWARD_FILE"', "reward.txt: nan is no finite number"),
         ('echo well > "$REWARD_FILE"', "reward.txt: could not convert"),
         ('ln -s /etc/hostname "$REWARD_FILE"', "reward.txt is a link"),
-        ('mkfifo "$REWARD_FILE"', "reward.txt is no file"),
-        ('mkdir "$REWARD_FILE"', "reward.txt is no file"),
+        ('mkfifo "$REWARD_FILE"', "reward.txt is not a file"),
+        ('mkdir "$REWARD_FILE"', "reward.txt is not a file"),
         ('head -c 100000 /dev/zero > "$REWARD_FILE"', "reward.txt has more than 65536 bytes"),
-        ("""echo '{"a": 1, "b": 2}' > "${REWARD_FILE%.txt}.json\"""", "none of the values is called reward: a, b"),
+        ("""echo '{"a": 1, "b": 2}' > "${REWARD_FILE%.txt}.json\"""", "no value is named reward: a, b"),
         ("""echo '{"reward": "1"}' > "${REWARD_FILE%.txt}.json\"""", "reward.json: '1' is no finite number"),
     ],
 )
@@ -215,7 +215,7 @@ async def test_a_function_may_verify_and_gets_what_it_asks_for(commands: Command
     [
         ("broken", "broken: KeyError: 'expected'"),
         ("no_number", "returned 'good' of type str; return a number"),
-        ("nameless", "returned style, tests, and none of them is called reward"),
+        ("nameless", "returned style, tests, and none of them is named reward"),
     ],
 )
 async def test_a_function_that_fails_is_a_failure_of_the_reward(commands: Commands, name: str, message: str) -> None:

@@ -447,7 +447,7 @@ async def test_sessions_that_could_not_be_withdrawn_are_withdrawn_at_the_end(
         ({"agent": "tool_agnt"}, "agent loop 'tool_agnt' is not registered"),
         ({"reward": f"{AGENTS}:TASKS"}, "is not a function but 'list'"),
         ({"reward": f"{AGENTS}:asks"}, "has the parameter 'base_url', which is none of"),
-        ({"scorer": (f"{AGENTS}:TASKS",)}, "is no scorer but 'list'"),
+        ({"scorer": (f"{AGENTS}:TASKS",)}, "is not a scorer but 'list'"),
         ({"scorer": (f"{AGENTS}:asks",)}, "does not say what it scores"),
         ({"data": None}, "--data is missing"),
         ({"url": None}, "--url is missing"),
