@@ -134,7 +134,8 @@ async def test_a_scorer_that_fails_leaves_the_scores_of_the_others() -> None:
     assert [str(failure) for failure in scored.failures] == [
         "scorer slow: TimeoutError: slow has not ended within 0.01 s",
         "scorer odd of turn-0: ValueError: scorer odd returned nan; a reward must be a finite number",
-        "scorer odd of turn-1: TypeError: scorer odd returned 'good' of type str; return a number, or None for no score",
+        "scorer odd of turn-1: TypeError: scorer odd returned 'good' of type str; "
+        "return a number, or None for no score",
         "scorer breaks: LookupError: the judge is away",
     ]
 
