@@ -53,7 +53,8 @@ def _commit_id(repository: str, commit: str) -> str:
 
 
 def _git(folder: str, *words: str) -> str:
-    """The output of a git command. Hooks of the repository do not run: they may be slow and do not belong to the task."""
+    """The output of a git command. Hooks of the repository do not run: they may be slow and are unrelated to the task.
+    """
     variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
     command = ["git", "-C", folder, "-c", "core.hooksPath=/dev/null", *words]
     try:

@@ -44,7 +44,7 @@ done 2> /dev/null
 
 
 class Images:
-    """The images of one run. Each image is built once for all episodes. A failed build is repeated by a later episode."""
+    """The images of one run. An image is built once for all episodes. A failed build is repeated by a later episode."""
 
     def __init__(self, program: str) -> None:
         """`program`: docker or podman. Raises ConfigurationError if it is not installed."""

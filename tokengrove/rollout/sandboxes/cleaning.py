@@ -71,7 +71,8 @@ def _pids() -> list[int]:
 
 
 def _kill_marked(pid: int, needle: bytes, folder: str | None) -> bool:
-    """Kill a process whose initial environment has the mark or that works in the folder; return whether it was killed."""
+    """Kill a process that works in the folder or whose initial environment has the mark. Return whether it was killed.
+    """
     try:
         if pid == os.getpid() or not (_has_mark(pid, needle) or (folder and _is_in(pid, folder))):
             return False

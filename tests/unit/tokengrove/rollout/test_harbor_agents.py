@@ -161,7 +161,7 @@ async def test_a_task_of_other_data_is_told_apart(url: str) -> None:
     spec = agent_spec(AgentSpec("command", words=("true",)))
     plan = EpisodePlan(Task("t", {"prompt": "x"}), 0, 0, Server(url, KEY), spec, "harbor-other")
     result = await play(plan, resolve_agent(spec))
-    assert result.failure == "agent" and "'t' is none of Harbor" in str(result.message)
+    assert result.failure == "agent" and "'t' is not a Harbor task" in str(result.message)
 
 
 @pytest.mark.parametrize(

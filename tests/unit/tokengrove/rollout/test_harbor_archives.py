@@ -70,7 +70,7 @@ def test_a_file_of_holes_is_left_out_since_it_would_fill_the_disk(tmp_path: Path
     ids=["no archive", "compressed"],  # compressed bytes have the time in them, and workers must collect the same names
 )
 def test_what_is_no_plain_archive_is_an_error_that_says_so(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ValueError, match="is no archive"):
+    with pytest.raises(ValueError, match="invalid archive"):
         unpack(io.BytesIO(content), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
