@@ -49,11 +49,10 @@ def contained() -> Iterator[None]:
 
 
 def call_agent_here(agent: Any, data: Any, extra: Mapping[str, Any]) -> Any:
-    """Call the `run` of an agent in this thread, which has no running event loop. Coroutines run on one loop of the
-    process.
+    """Call the `run` of an agent in this thread, which has no running event loop.
 
-    Coroutines must not run concurrently. All calls share the loop, because SDKs keep connections for the whole process
-    and use them in later calls. Tasks that an agent leaves behind are cancelled.
+    Coroutines run on one event loop of the process, one at a time. All calls share the loop, because SDKs keep
+    connections for the whole process and use them in later calls. Tasks that an agent leaves behind are cancelled.
     """
     result = agent.run(data, **_taken(agent.run, extra))
     if not inspect.isawaitable(result):

@@ -40,8 +40,9 @@ class GenerateAPI(Protocol):
 
 
 class AgentSession(Protocol):
-    """One agent that works on one task. The agent runs its own loop. Its model calls are intercepted and wait until
-    `deliver` answers them.
+    """One agent that works on one task.
+
+    The agent runs its own loop. Its model calls are intercepted and wait until `deliver` answers them.
     """
 
     def next_request(self) -> dict[str, Any] | None:

@@ -114,11 +114,11 @@ class Episode(_Started[AsyncSession]):
             await to_the_end(self.end())
 
     async def play(self, playing: Coroutine[Any, Any, T], timeout_s: float | None, told: str) -> T:
-        """Return the result of `playing`. Raises its exception, and Overdue with the message `told` after `timeout_s`
-        seconds.
+        """Return the result of `playing`. Raises its exception, or Overdue after `timeout_s` seconds.
 
-        On a timeout, and if this is cancelled, `playing` is cancelled. If it does not end then, it is closed at its
-        current await; a blocking call is left in its thread. Its key has no effect after the session has ended.
+        `told`: the message of Overdue. On a timeout, and if this is cancelled, `playing` is cancelled. If it does not
+        end then, it is closed at its current await; a blocking call is left in its thread. Its key has no effect after
+        the session has ended.
         """
         task = asyncio.ensure_future(playing)
         try:
@@ -159,8 +159,9 @@ class Episode(_Started[AsyncSession]):
             await self.session.withdraw(retry_s=within_s, **options)
 
     async def _stop(self, task: asyncio.Future[Any], playing: Coroutine[Any, Any, Any]) -> None:
-        """Cancel `task` and wait for its clean-up. If it does not end, close it at its current await: a task that stays
-        on the event loop would prevent the program from ending.
+        """Cancel `task` and wait for its clean-up. If it does not end, close it at its current await.
+
+        A task that stays on the event loop would prevent the program from ending.
         """
         task.add_done_callback(_retrieve)
         task.cancel()

@@ -26,7 +26,7 @@ def _is_retryable(error: ProxyError) -> bool:
 async def retried(
     call: Callable[[], Awaitable[T]], within_s: float, repeatable: Callable[[ProxyError], bool] = _is_retryable
 ) -> T:
-    """Await `call()`, and retry after each error that is `repeatable`, if the next attempt begins within `within_s`
+    """Await `call()`; retry after errors that are `repeatable`, while the next attempt begins within `within_s`
     seconds.
 
     The pauses are the server's `retry_after_s`, or grow from a quarter of a second to five seconds. Raises the last

@@ -1,6 +1,4 @@
-"""The values that an agent or a reward function may return: the reward of the last turn, rewards by interaction, or
-None.
-"""
+"""The values that an agent or reward function may return: the last turn's reward, rewards by interaction, or None."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ _MAIN = ("reward", "score")
 
 
 def returned_rewards(result: Any, who: str) -> float | dict[str, float] | None:
-    """Return the rewards in the result of `who`. Booleans count as 0 and 1; scalars of numpy and torch count as
-    numbers.
+    """Return the rewards in the result of `who`. Booleans, and scalars of numpy and torch, count as numbers.
 
     Raises TypeError for another type, and ValueError for a reward that is not finite. Both messages begin with `who`.
     """

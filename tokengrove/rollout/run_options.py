@@ -189,8 +189,9 @@ class RunOptions:
 
     @property
     def most_failed(self) -> int | None:
-        """The limit of failed episodes in a row: `max_failed_episodes`, or `max_failures` + 1 if the default is lower;
-        None: the default.
+        """The limit of failed episodes in a row; None: the default of three groups.
+
+        It is `max_failed_episodes`, or by default `max_failures` + 1 if `max_failures` reaches the default limit.
         """
         from tokengrove.rollout.failure_log import GROUPS
 

@@ -16,8 +16,8 @@ _importing = False
 
 
 class Script(NamedTuple):
-    """The location of a script: its module, as for `python -m`, or its file. Both are None in a notebook or prompt, or
-    for stdin.
+    """The location of a script: its module, as for `python -m`, or its file; both None in a notebook, a prompt or
+    stdin.
     """
 
     module: str | None

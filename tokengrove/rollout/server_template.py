@@ -27,9 +27,7 @@ class ServerTemplate:
 
     @cached_property
     def end(self) -> list[int]:
-        """The ids that end an empty answer: the end of the model's reasoning if the template needs it, and an end
-        token.
-        """
+        """The ids that end an empty answer: the end of the reasoning if the template needs it, and an end token."""
         models = self._server.end_token_ids()
         known = {"messages": 2, "token_ids": self._server.tokenize([_USER]), "output_tokens": 0}
         unclosed = self._continued([], [_USER], False, known)

@@ -1,6 +1,4 @@
-"""The server's tokenizer and chat template, with the methods of transformers' tokenizers that agent loops and managers
-call.
-"""
+"""The server's tokenizer and chat template, with the methods of transformers' tokenizers that agent loops call."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from tokengrove.rollout.server_template import ServerTemplate, Tokenizes
 
 
 class ServerTokenizer:
-    """A tokenizer over HTTP, for code that expects a tokenizer. All calls block: use it in a thread, as verl's loops
-    do.
+    """A tokenizer over HTTP. All calls block: use it in a thread, as verl's loops do.
 
     `server`: a blocking client, or one of its sessions, whose agent key is then used. Conversations are rendered as the
     server renders them for a turn. `pad_token_id`: the id with which `pad` pads; the server does not report the
@@ -44,8 +41,7 @@ class ServerTokenizer:
         return_dict: bool = False,
         **options: Any,
     ) -> Any:
-        """The ids of a conversation, or its text with `tokenize` false. Other arguments are passed to the chat
-        template.
+        """The ids of a conversation, or its text if `tokenize` is false. Other arguments are passed to the template.
 
         `[{}]` gives the ids that the template writes before a conversation without a system message. Messages that
         begin with a tool result give these ids, followed by the ids that the template appends to an answer of the

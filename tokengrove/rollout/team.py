@@ -212,8 +212,9 @@ class Team:
         return True
 
     async def _leave(self, error: BaseException | None) -> None:
-        """End all open sessions. After an `error` they end as Failed, with its reason, and failures of the ends are
-        only logged.
+        """End all open sessions. After an `error` they end as Failed, with its reason.
+
+        If a session cannot be ended, the first failure is raised; after an `error`, failures are only logged.
         """
         failures = await to_the_end(self._end_all(error))
         if failures and error is None:

@@ -1,6 +1,4 @@
-"""Plays an episode with a command: makes a folder, runs the command and the verifier, and removes all processes and
-files.
-"""
+"""Plays an episode with a command: makes a folder, runs the command and the verifier, and cleans up."""
 
 from __future__ import annotations
 
@@ -23,15 +21,16 @@ from tokengrove.rollout.sandboxes import CommandResult
 
 
 class CommandAgent:
-    """A command as an agent. `spec.words`: the command, with placeholders; `spec.arguments`: fields of
-    `CommandOptions`.
+    """A command as an agent. `spec.words`: the command, with placeholders.
 
-    Each episode has its own folder, so any number of episodes can run concurrently.
+    `spec.arguments`: the fields of `CommandOptions` by name. Each episode has its own folder, so any number of episodes
+    can run concurrently.
     """
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises ConfigurationError, which names the flag, for an invalid option or a program that does not exist, and
-        InvalidRequest for a verifier function that cannot be imported.
+        """Raises ConfigurationError, which names the flag, for an invalid option or a missing program.
+
+        Raises InvalidRequest for a verifier function that cannot be imported.
         """
         self.words = tuple(spec.words)
         self.options = CommandOptions.read(spec.arguments)

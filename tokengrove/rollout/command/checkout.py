@@ -53,8 +53,7 @@ def _commit_id(repository: str, commit: str) -> str:
 
 
 def _git(folder: str, *words: str) -> str:
-    """The output of a git command. Hooks of the repository do not run: they may be slow and are unrelated to the task.
-    """
+    """The output of a git command. The repository's hooks do not run: they may be slow and are not part of the task."""
     variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
     command = ["git", "-C", folder, "-c", "core.hooksPath=/dev/null", *words]
     try:

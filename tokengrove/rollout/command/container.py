@@ -30,9 +30,7 @@ _IN_FOLDER = 'mkdir -p -- "$0" && cd -- "$0" && exec "$@"'
 
 
 class ContainerSandbox(CommandSandbox):
-    """The sandbox that `prefix` enters. The client programs are processes of `host`, which has the folder on this
-    machine.
-    """
+    """The sandbox that `prefix` enters. Its client programs are processes of `host`, which has the local folder."""
 
     def __init__(self, prefix: Sequence[str], workdir: str, host: LocalProcessSandbox) -> None:
         super().__init__({})
@@ -82,8 +80,9 @@ class ContainerSandbox(CommandSandbox):
             await self._client(self.command_line(["/bin/sh", "-c", KILL, f"{MARK}={self._host.mark}"], {}))
 
     async def _client(self, words: Sequence[str]) -> None:
-        """Run a program that ends other processes. It does not have their mark: where it sees its own process, it would
-        kill itself.
+        """Run a program that ends other processes.
+
+        It does not have their mark: where it sees its own process, it would kill itself.
         """
         variables = {"HOME": str(self._host.folder / "home"), **self._client_variables()}
         process = LocalProcess(words, str(self._host.folder), variables)

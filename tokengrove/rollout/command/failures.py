@@ -14,7 +14,7 @@ SHOWN = 500
 def failure_of(
     result: CommandResult, what: str, limit_s: float | None, exit_codes: Collection[int] | None = (0,)
 ) -> EpisodeEnded | None:
-    """The failure for a command that exceeded its limit, or whose exit code is not in `exit_codes` (None: any); else
+    """The failure of a command that exceeded its limit or exited with a code not in `exit_codes` (None: any); else
     None.
     """
     if result.timed_out:

@@ -59,7 +59,9 @@ def number(value: Any) -> float:
     except OverflowError:
         found = math.inf
     if not math.isfinite(found):
-        raise ValueError(f"{value!r} is no finite number" if len(repr(value)) < _SHOWN else "it is no finite number")
+        raise ValueError(
+            f"{value!r} is not a finite number" if len(repr(value)) < _SHOWN else "it is not a finite number"
+        )
     return found
 
 

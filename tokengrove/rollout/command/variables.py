@@ -1,5 +1,4 @@
-"""The environment variables of a command: those that SDKs and coding agents read, and the caller's variables that it
-gets.
+"""The environment variables of a command: those that SDKs and coding agents read, and variables of the caller.
 
 None of them contains the control key. Of the caller's environment, the command gets PATH, language, time zone, library
 path and certificates, and the variables that are passed explicitly.
@@ -68,9 +67,7 @@ _TOOLS = {
 
 
 def tool_variables() -> dict[str, str]:
-    """The variables of the caller's version managers. Without them, programs such as `python` may not find an installed
-    version.
-    """
+    """The variables of the caller's version managers; without them, programs such as `python` may find no version."""
     home = Path(os.path.expanduser("~"))
     places = {name: os.environ.get(name) or str(home / folder) for name, folder in _TOOLS.items()}
     return {name: place for name, place in places.items() if Path(place).is_dir()}

@@ -33,8 +33,9 @@ _WAY_OUT = "return a number, a dict of numbers by name, or None"
 
 
 def load_verifier(path: str) -> Callable[..., Any]:
-    """Import the function. Raises InvalidRequest or ConfigurationError if it is not a function or has an unknown
-    parameter.
+    """Import the function.
+
+    Raises InvalidRequest or ConfigurationError if it is not a function or has an unknown parameter.
     """
     found = load(path)
     if not callable(found) or isinstance(found, type):

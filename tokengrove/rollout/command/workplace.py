@@ -36,8 +36,9 @@ _log = logging.getLogger(__name__)
 
 
 class Workplace:
-    """The working folder and sandbox of an episode, between `open` and `close`. `host` has the folder on this machine.
-    Commands run in `sandbox`: `host` or a container.
+    """The working folder and sandbox of an episode, between `open` and `close`.
+
+    `host` has the folder on this machine. Commands run in `sandbox`: `host` or a container.
     """
 
     def __init__(self, options: CommandOptions, episode: Episode) -> None:

@@ -13,9 +13,10 @@ KNOWN = (
     *("task", "data", "session", "base_url", "root_url", "api_key", "session_id", "http_client"),
     *("task_id", "sample", "seed"),
 )
-"""The names that a function may request. `task` and `data`: the row. `session`: a session with the agent's key, for
-asyncio in a coroutine function and blocking in a plain function. `http_client`: an httpx client that also reaches a
-server in this process.
+"""The names that a function may request.
+
+`task` and `data`: the row. `session`: a session with the agent's key, for asyncio in a coroutine function and blocking
+in a plain function. `http_client`: an httpx client that also reaches a server in this process.
 """
 
 

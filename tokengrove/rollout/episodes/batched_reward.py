@@ -1,6 +1,4 @@
-"""Reward functions in TRL's format, from lists of prompts and completions to a list of rewards, called with a batch of
-one.
-"""
+"""Reward functions in TRL's format, which map lists of prompts and completions to rewards, with a batch of one."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ def is_batched(function: Callable[..., Any]) -> bool:
 def batch_of_one(
     function: Callable[..., Any], messages: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of the function: the conversation, split before the model's first answer, and the row's fields as
-    columns.
+    """The arguments of the function: the conversation, split before the first answer, and the row's fields as columns.
 
     As in TRL, a completion is a string if the row's `prompt` is a string, and otherwise a list of messages.
     """

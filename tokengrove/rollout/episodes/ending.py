@@ -28,10 +28,10 @@ async def leave_session(episode: Episode, failure: Failure | None, within_s: flo
 
 
 async def end_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
-    """End the session, as Finished without a failure. Requests are retried for `within_s` seconds (None: the client's
-    default).
+    """End the session, as Finished without a failure.
 
-    Return the failure, or that of the end: a session that could not be ended expires on the server.
+    `within_s`: seconds of retries; None: the client's default. Return the failure, or that of the end: a session that
+    could not be ended expires on the server.
     """
     try:
         told: EndOptions = {**episode.ending, **_what_happened(failure)}

@@ -20,11 +20,11 @@ _WITHIN_S = 30.0
 
 
 async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, message: str) -> bool:
-    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason. Withdraw it, live or ended, if
-    `failure` is in `plan.discard`.
+    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason.
 
-    A session that was never started is ignored; without a withdrawal, an ended session is left unchanged. Return False
-    if the server did not confirm the end within 30 s; the session may then still be live.
+    If `failure` is in `plan.discard`, the session is withdrawn, live or ended. Otherwise an ended session is left
+    unchanged. A session that was never started is ignored. Return False if the server did not confirm this within 30 s;
+    the session may then still be live.
     """
     try:
         await client.run(_left(plan, failure, message), retry_s=_WITHIN_S)

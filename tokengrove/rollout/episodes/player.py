@@ -13,8 +13,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Player:
-    """Plays with an object that has `play(episode)`, a coroutine function or a plain function, and optionally
-    `close()`.
+    """Plays with an object that has `play(episode)`, coroutine function or plain function, and optionally `close()`.
 
     One object plays all episodes, several concurrently. A plain `play` runs in threads.
     """
@@ -28,9 +27,7 @@ class Player:
         return result
 
     async def close(self) -> None:
-        """Call `close` of the object, if it has one. An exception is only logged, because the episodes have been
-        played.
-        """
+        """Call `close` of the object, if it has one. An exception is only logged: the episodes have been played."""
         if not callable(close := getattr(self._player, "close", None)):
             return
         try:

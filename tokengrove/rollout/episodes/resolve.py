@@ -37,8 +37,8 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """`is_it`: recognises an object of this kind. `adapter`: a path, called with the object, the arguments and the
-    agent's path.
+    """`is_it`: recognises an object of this kind. `adapter`: called with the object, the arguments and the agent's
+    path.
     """
 
     is_it: Callable[[Any], bool]

@@ -47,9 +47,7 @@ class EpisodeResult:
 
     @property
     def failed(self) -> FailedEpisode | None:
-        """The failed episode; None without a failure. Its type is that of the exception if there is a traceback, else
-        `failure`.
-        """
+        """The failed episode; None without a failure. Its type is that of the exception, if any, else `failure`."""
         if self.failure is None:
             return None
         kind, colon, message = (self.message or "").partition(": ")

@@ -31,10 +31,10 @@ class Rewarding:
         self._episode, self._plan = episode, plan
 
     async def reward(self, returned: Any) -> Failure | None:
-        """Set the rewards; return the first failure, also NoData if there is no complete turn. Raises the server's
-        ProxyError.
+        """Set the rewards; return the first failure. Raises ProxyError if the server does not read or set them.
 
-        With a reward function, the agent's own reward is used only if the function returns None.
+        Without a complete turn, the failure is `no_data`. With a reward function, the agent's own reward is used only
+        if the function returns None.
         """
         try:
             of_agent = returned_rewards(returned, "the agent")

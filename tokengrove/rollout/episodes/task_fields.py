@@ -15,17 +15,15 @@ TEXTS = ("prompt", "instruction", "question", "problem", "problem_statement", "q
 
 
 def messages_of(task: Task) -> list[dict[str, Any]]:
-    """The messages at the beginning of a conversation about this task. Raises InvalidRequest for a row without messages
-    or text.
-    """
+    """The messages that begin a conversation about this task. Raises InvalidRequest for a row without any."""
     if (found := first_messages(task.data)) is None:
         raise InvalidRequest(f"task {task.task_id!r} {without_messages(task.data)}", param="data")
     return found
 
 
 def first_messages(data: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The list in `messages`, `raw_prompt` or `prompt` of a row, or a user message with its text (see `TEXTS`); None
-    without them.
+    """The list in `messages`, `raw_prompt` or `prompt`, or a user message with the row's text (see `TEXTS`); None
+    without.
     """
     for name in _MESSAGES:
         listed = data.get(name)
@@ -48,8 +46,6 @@ def without_messages(data: Mapping[str, Any]) -> str:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of an environment: `seed` of the row, or a hash of the task's id. All episodes of a group have the same
-    seed.
-    """
+    """The seed of an environment: `seed` of the row, or a hash of the task's id. It is the same for the whole group."""
     given = task.data.get("seed")
     return zlib.crc32(task.task_id.encode()) >> 1 if given is None else int(given)

@@ -54,9 +54,7 @@ class Images:
         self._made: dict[str, asyncio.Task[str]] = {}
 
     async def image(self, blueprint: Blueprint, sandbox: Container) -> str:
-        """The name of the image of an environment, either ready-made or built. Raises RuntimeError if it cannot be
-        built.
-        """
+        """The name of the image of an environment, ready-made or built. Raises RuntimeError if it cannot be built."""
         if blueprint.table.docker_image:
             return blueprint.table.docker_image
         key = str(blueprint.build)

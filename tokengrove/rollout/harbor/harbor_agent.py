@@ -18,10 +18,10 @@ from tokengrove.rollout.threads import in_thread
 
 
 class HarborAgent:
-    """Plays the Harbor task that an episode's data names. `agent`: the words of a command, or the path of a coroutine
-    function.
+    """Plays the Harbor task that an episode's data names.
 
-    `options`: the fields of `HarborOptions`, some of `CommandOptions`, and for a function its arguments.
+    `agent`: the words of a command, or the path of a coroutine function. `options`: the fields of `HarborOptions`, some
+    of `CommandOptions`, and for a function its arguments.
     """
 
     def __init__(self, agent: str | Sequence[str], **options: Any) -> None:

@@ -26,8 +26,10 @@ AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = f"{LOGS}/agent", f"{LOGS}/verifier", f"{L
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """The parts of an environment: its table, the folder with its Dockerfile, its variables with their values, and the
-    task's folder, which processes in the environment must not see.
+    """The parts of an environment.
+
+    `table`: its section of the configuration. `build`: the folder with its Dockerfile. `env`: its variables with their
+    values. `task`: the task's folder, which processes in the environment must not see.
     """
 
     table: Environment
@@ -37,8 +39,7 @@ class Blueprint:
 
 
 class HarborSandbox(CommandSandbox):
-    """A subclass builds the environment in `start`. Commands run in its `working_folder` with the blueprint's
-    variables.
+    """A subclass builds the environment in `start`. Commands run in `working_folder` with the blueprint's variables.
 
     `user`: the user of the commands, if the environment has several users; None: the environment's default.
     """
@@ -56,8 +57,7 @@ class HarborSandbox(CommandSandbox):
             await self._piped(["tar", "-xf", "-", "-C", "/", "--no-same-owner"], stdin=archive)
 
     async def get(self, source: str, target: Path, exclude: Iterable[str] = ()) -> None:
-        """Copy the contents of a folder of the environment, or a file, to `target`. `exclude`: patterns of paths to
-        omit.
+        """Copy the contents of a folder of the environment, or a file, to `target`, except paths that match `exclude`.
 
         Raises FileNotFoundError, and ValueError for more than DOWNLOAD_BYTES or an invalid archive.
         """

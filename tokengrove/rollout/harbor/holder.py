@@ -1,5 +1,4 @@
-"""The program that keeps an environment running. It ends when its stdin ends, together with all processes in the
-environment.
+"""The program that keeps an environment running. When its stdin ends, it and all processes in the environment end.
 
 So nothing is left of an environment if its owner is killed.
 """

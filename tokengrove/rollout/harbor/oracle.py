@@ -1,6 +1,4 @@
-"""Tries tasks without a model: with their own solution, which the tests should reward, or with no action, which they
-should not.
-"""
+"""Tries tasks without a model: with their own solution, which tests should reward, or without any action."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ class Tried:
 async def try_tasks(
     tasks: Iterable[Task], player: Player, options: HarborOptions, concurrency: int
 ) -> AsyncIterator[Tried]:
-    """Try each task, `concurrency` at once, and yield results as they complete. An exception is the `problem` of its
-    task.
-    """
+    """Try each task, `concurrency` at once; yield results as they complete. An exception is its task's `problem`."""
     sandboxes = Sandboxes(options)
     places = asyncio.Semaphore(concurrency)
 

@@ -33,8 +33,8 @@ class Recipe:
     """The instructions of `build`/Dockerfile. `workdir` and `env`: those of the described image, set by `follow`."""
 
     def __init__(self, build: Path, run_lines: RunLines, say: Say) -> None:
-        """`say`: called with a message for each RUN line whose failure is ignored. Raises BadTask for a file that
-        cannot be read.
+        """`say`: called with a message for each RUN line with an ignored failure. Raises BadTask for an invalid
+        Dockerfile.
         """
         self._build, self._run_lines, self._say = build, run_lines, say
         self.workdir = "/"

@@ -56,8 +56,8 @@ class Room(HarborSandbox):
     def __init__(
         self, blueprint: Blueprint, run_lines: RunLines = "run", visible: Iterable[str] = (), say: Say = print
     ) -> None:
-        """Raises BadTask for a Dockerfile that cannot be followed, and ConfigurationError on systems without `nsenter`
-        or Linux.
+        """Raises BadTask for an invalid Dockerfile, and ConfigurationError on systems other than Linux or without
+        `nsenter`.
         """
         super().__init__(blueprint)
         self._recipe = Recipe(blueprint.build, run_lines, say)
@@ -151,9 +151,7 @@ def _kept(visible: Iterable[str]) -> list[str]:
 
 
 def _with_libraries(folder: str) -> list[str]:
-    """A folder of programs, and the usual folder of the files that its links refer to: npm packages, libraries of a
-    prefix.
-    """
+    """A folder of programs, and the usual folder of the targets of its links: npm packages, libraries of a prefix."""
     path = Path(folder)
     if path.parts[-2:] == ("node_modules", ".bin"):
         return [str(path.parent)]

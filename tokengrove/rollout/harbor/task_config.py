@@ -59,8 +59,9 @@ def _megabytes(value: Any) -> Any:
 
 
 class Environment(Section):
-    """The environment of a task. Sizes are in MiB. `env` may contain `${NAME}` and `${NAME:-default}` for variables of
-    the caller.
+    """The environment of a task. Sizes are in MiB.
+
+    `env` may contain `${NAME}` and `${NAME:-default}` for variables of the caller.
     """
 
     build_timeout_sec: Seconds = 600.0
@@ -128,7 +129,7 @@ class Collect(Section):
 
 
 class Verifier(Section):
-    """`environment_mode`: None: separate if there is an `environment`, otherwise as in the task, otherwise shared."""
+    """A missing `environment_mode` means separate if there is an `environment`, else the task's mode, else shared."""
 
     timeout_sec: Seconds = 600.0
     env: dict[str, str] = Field(default_factory=dict)

@@ -173,9 +173,7 @@ def _first(*folders: Path) -> Path | None:
 
 
 def _all_inside(path: Path, root: Path) -> None:
-    """Raise BadTask for a link out of the task's folder, which would copy other files of this machine into the
-    environment.
-    """
+    """Raise BadTask for a link out of the task's folder, which would copy other local files into the environment."""
     for each in [path, *path.rglob("*")]:
         if each.is_symlink() and not each.resolve().is_relative_to(root):
             raise BadTask(f"{each} leads out of the task's folder, to {each.resolve()}")

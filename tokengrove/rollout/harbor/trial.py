@@ -48,11 +48,12 @@ class Trial:
     make_sandbox: MakeSandbox
 
     async def play(self) -> dict[str, float]:
-        """Play all stages and return the rewards by name. With several steps, they are the means over the played steps,
-        or the rewards of the last one (`multi_step_reward_strategy`).
+        """Play all stages and return the rewards by name.
 
-        Raises RewardFailed if tests gave no reward, BadTask, ConfigurationError or RuntimeError if the environment
-        cannot be made, and EpisodeEnded if it is not ready in time or, with `strict`, if the agent failed.
+        With several steps, they are the means over the played steps, or the rewards of the last played step
+        (`multi_step_reward_strategy`). Raises RewardFailed if tests gave no reward, BadTask, ConfigurationError or
+        RuntimeError if the environment cannot be made, and EpisodeEnded if it is not ready in time or, with `strict`,
+        if the agent failed.
         """
         config = self.task.config
         found: list[dict[str, float]] = []
@@ -200,9 +201,7 @@ def _artifacts(stage: Stage) -> list[Artifact]:
 
 
 def _place(folder: Path, artifact: Artifact) -> Path:
-    """The path of an artifact on this machine: its path in the environment, or its `destination`, below the artifacts'
-    folder.
-    """
+    """The path of an artifact in `folder`/artifacts: its `destination`, or its path in the environment."""
     return folder / "artifacts" / (artifact.destination or artifact.source.strip("/"))
 
 

@@ -12,9 +12,7 @@ _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 
 
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
-    """The values of the variables. `where`: the name of the table. Raises BadTask if a variable of the caller is
-    missing.
-    """
+    """The values of the variables. `where`: the table's name. Raises BadTask if a variable of the caller is missing."""
     return {name: _value(name, value, where) for name, value in env.items()}
 
 

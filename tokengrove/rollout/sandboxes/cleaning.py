@@ -18,9 +18,7 @@ MARK = "SANDBOX_OF_TOKENGROVE"
 """The variable that identifies the processes of a program, including processes that left its process group."""
 
 WORKTREE = "worktree"
-"""A file next to a working folder `work` that is a git worktree. It has the path of the repository's entry of the
-worktree.
-"""
+"""A file next to a working folder `work` that is a git worktree, with the path of the repository's entry of it."""
 
 _LOOKS, _LOOK_S = 500, 0.01
 
@@ -71,8 +69,7 @@ def _pids() -> list[int]:
 
 
 def _kill_marked(pid: int, needle: bytes, folder: str | None) -> bool:
-    """Kill a process that works in the folder or whose initial environment has the mark. Return whether it was killed.
-    """
+    """Kill a process that works in the folder or whose initial environment has the mark."""
     try:
         if pid == os.getpid() or not (_has_mark(pid, needle) or (folder and _is_in(pid, folder))):
             return False

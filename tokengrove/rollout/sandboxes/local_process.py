@@ -35,8 +35,9 @@ class LocalProcess(SandboxProcess):
         stdin: bytes = b"",
         output: Path | None = None,
     ) -> None:
-        """Start the command. `stdin`: its whole input. `output`: a file to which its output is appended, up to
-        KEPT_BYTES. Raises OSError if the program does not exist or the file cannot be written.
+        """Start the command. Raises OSError if the program does not exist or the file cannot be written.
+
+        `stdin`: its whole input. `output`: a file to which its output is appended, up to KEPT_BYTES.
         """
         with _kept(output) as self._file, _readable(stdin) as source:
             self._process = subprocess.Popen(
@@ -140,7 +141,7 @@ def _kept(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def _readable(content: bytes) -> Iterator[IO[bytes] | int]:
-    """The input of a process: a file, so that nobody has to write it while the process runs."""
+    """The input of a process, as a file, so that it need not be written while the process runs."""
     if not content:
         yield subprocess.DEVNULL
         return

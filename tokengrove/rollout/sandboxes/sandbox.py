@@ -55,9 +55,7 @@ class Sandbox(ABC):
     """
 
     local = False
-    """Whether it shares this machine's ports, files and Python installation with other jobs, so that a port may be in
-    use.
-    """
+    """Whether it shares this machine's ports, files and Python with other jobs, so that a port may be in use."""
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """`environment`: the section with this name in the job's configuration. Its `env` is set for all commands."""
@@ -93,8 +91,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def download(self, path: str) -> bytes:
-        """Read a file. Raises FileNotFoundError if it does not exist or is not a file, and ValueError if it is larger
-        than DOWNLOAD_BYTES.
+        """Read a file.
+
+        Raises FileNotFoundError if it does not exist or is not a file, and ValueError if it is larger than
+        DOWNLOAD_BYTES.
         """
 
     def address(self, port: int) -> str | None:
@@ -105,9 +105,7 @@ class Sandbox(ABC):
         return None
 
     async def kill_all(self) -> None:
-        """Kill all processes in the sandbox and keep its files. Raises InvalidRequest if a subclass does not support
-        it.
-        """
+        """Kill all processes in the sandbox and keep its files. Raises InvalidRequest if a subclass cannot do this."""
         raise InvalidRequest(f"{type(self).__name__} cannot kill the processes of its agent: implement `kill_all`")
 
     @abstractmethod

@@ -21,7 +21,9 @@ class ScorerFailure:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """`scores`: by the scorer's name; the mean if a scorer scored several turns. `failures`: the calls that failed. The
+    """The scores of a session.
+
+    `scores`: by the scorer's name; the mean if a scorer scored several turns. `failures`: the calls that failed. The
     scores of all other calls are recorded.
     """
 

@@ -48,11 +48,11 @@ _KNOWN: dict[Per, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scorer. `function` returns a number, or None for no score; for a trajectory, it may return numbers by
-    interaction id.
+    """A function that scores turns or trajectories.
 
-    It is a coroutine function, or a plain function that is called in a thread. At most `concurrency` calls run at once
-    in an event loop. Each call may take `timeout_s` seconds (None: the limit of the run). Calling a Scorer calls its
+    `function` returns a number, or None for no score; for a trajectory, it may return numbers by interaction id. It is
+    a coroutine function, or a plain function that is called in a thread. At most `concurrency` calls run at once in an
+    event loop. Each call may take `timeout_s` seconds (None: the limit of the run). Calling a Scorer calls its
     function.
     """
 
@@ -94,8 +94,10 @@ class Scorer:
     async def score_turn(
         self, turn: Turn, trajectory: Trajectory, timeout_s: float | None, client: AsyncClient | None = None
     ) -> float | None:
-        """The score of one turn. Raises the function's exception, TimeoutError, and TypeError or ValueError for a
-        result that is not a finite number.
+        """The score of one turn.
+
+        Raises the function's exception, TimeoutError, and TypeError or ValueError for a result that is not a finite
+        number.
         """
         given = {
             **{"turn": turn, "messages": turn.messages, "reply": turn.reply, "output": turn.text},
@@ -204,9 +206,7 @@ def load_scorer(path: str) -> Scorer:
 
 
 def as_scorer(found: Any, name: str) -> Scorer:
-    """A Scorer unchanged, or the scorer of a function. `name`: its name in errors. Raises InvalidRequest for other
-    objects.
-    """
+    """A Scorer unchanged, or the scorer of a function. `name`: its name in errors. Raises InvalidRequest otherwise."""
     if isinstance(found, Scorer):
         return found
     if isinstance(found, type) or not callable(found):

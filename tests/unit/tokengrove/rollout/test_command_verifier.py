@@ -90,15 +90,15 @@ async def test_named_values_are_scores_beside_the_reward(commands: Commands) -> 
     ("verifier", "message"),
     [
         ("no-such-test", "the verifier exited with 127: .*no-such-test"),
-        ("echo inf", "inf is no finite number"),
-        ('echo nan > "$REWARD_FILE"', "reward.txt: nan is no finite number"),
+        ("echo inf", "inf is not a finite number"),
+        ('echo nan > "$REWARD_FILE"', "reward.txt: nan is not a finite number"),
         ('echo well > "$REWARD_FILE"', "reward.txt: could not convert"),
         ('ln -s /etc/hostname "$REWARD_FILE"', "reward.txt is a link"),
         ('mkfifo "$REWARD_FILE"', "reward.txt is not a file"),
         ('mkdir "$REWARD_FILE"', "reward.txt is not a file"),
         ('head -c 100000 /dev/zero > "$REWARD_FILE"', "reward.txt has more than 65536 bytes"),
         ("""echo '{"a": 1, "b": 2}' > "${REWARD_FILE%.txt}.json\"""", "no value is named reward: a, b"),
-        ("""echo '{"reward": "1"}' > "${REWARD_FILE%.txt}.json\"""", "reward.json: '1' is no finite number"),
+        ("""echo '{"reward": "1"}' > "${REWARD_FILE%.txt}.json\"""", "reward.json: '1' is not a finite number"),
     ],
 )
 async def test_a_verifier_that_cannot_say_is_a_failure_of_the_reward(
@@ -244,5 +244,5 @@ def test_the_main_reward_is_the_one_of_that_name_or_the_only_one(tmp_path: Path)
         main_reward(parse_reward("reward.json", b"{}"))
     with pytest.raises(ValueError, match=r"reward\.json"):
         parse_reward("reward.json", b"[" * 100_000)
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="not a finite number"):
         parse_reward("reward.json", b"1" + b"0" * 400)

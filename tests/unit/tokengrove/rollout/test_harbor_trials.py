@@ -42,7 +42,7 @@ async def test_several_rewards_come_from_json_before_text(tmp_path: Path) -> Non
         ),
         ("> /logs/verifier/reward.txt", "reward.txt"),
         ("echo nan > /logs/verifier/reward.txt", "finite"),
-        ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "'1' is no finite number"),
+        ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "'1' is not a finite number"),
         ("ln -s /etc/hostname /logs/verifier/reward.txt", "wrote neither"),
         ("echo slow; sleep 100", "have not ended within 0.5 s: slow"),
     ],
