@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 PLACEHOLDER = "set-by-tokengrove"
-"""The value of OPENAI_API_KEY while agents run that set no key. The address identifies the session, so any key works.
-"""
+"""The value of OPENAI_API_KEY while agents run without a key. The address identifies the session, so any key works."""
 
 
 class Addressed(Protocol):

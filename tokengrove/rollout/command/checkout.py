@@ -1,7 +1,8 @@
-"""Working folders from a git repository. The repository itself changes only through an agent's commands in a worktree.
+"""Working folders from a git repository.
 
-A worktree shares branches, stashes and settings with the repository and its other worktrees. A clone has its own, and
-only reads the repository's objects.
+The repository changes only by the entry of a worktree, which is removed at the end, and by an agent's commands in a
+worktree. A worktree shares branches, stashes and settings with the repository and its other worktrees. A clone has its
+own, and only reads the repository's objects.
 """
 
 from __future__ import annotations

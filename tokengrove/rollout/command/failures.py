@@ -14,8 +14,9 @@ SHOWN = 500
 def failure_of(
     result: CommandResult, what: str, limit_s: float | None, exit_codes: Collection[int] | None = (0,)
 ) -> EpisodeEnded | None:
-    """The failure of a command that exceeded its limit or exited with a code not in `exit_codes` (None: any); else
-    None.
+    """The failure of a command that exceeded its limit or exited with a code not in `exit_codes`; else None.
+
+    `what`: the command's name in messages. `limit_s`: the limit in seconds, for messages. `exit_codes` None: any code.
     """
     if result.timed_out:
         return EpisodeEnded("Timeout", _said(f"{what} has not ended within {limit_s or 0:g} s", result.output))

@@ -80,9 +80,7 @@ def _rewards(told: CommandResult, written: dict[str, float] | None) -> dict[str,
 
 
 def _printed(output: str) -> float | None:
-    """The number in the last non-empty line of an output; None if it is not a number. Raises ValueError for inf and
-    nan.
-    """
+    """The number in the last non-empty line of an output, or None. Raises ValueError if it is not finite."""
     lines = output.split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     try:

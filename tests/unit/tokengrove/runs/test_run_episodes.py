@@ -442,7 +442,7 @@ async def test_sessions_that_could_not_be_withdrawn_are_withdrawn_at_the_end(
     [
         ({"agent": None}, "nothing plays"),
         ({"agent": "no.such_module:Agent"}, "agent 'no.such_module:Agent': there is no module"),
-        ({"agent": f"{AGENTS}:TASKS"}, "is no agent"),
+        ({"agent": f"{AGENTS}:TASKS"}, "is not an agent"),
         ({"reward": f"{AGENTS}:nothing"}, "--reward"),
         ({"agent": "tool_agnt"}, "agent loop 'tool_agnt' is not registered"),
         ({"reward": f"{AGENTS}:TASKS"}, "is not a function but 'list'"),
