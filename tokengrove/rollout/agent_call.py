@@ -1,7 +1,7 @@
-"""The call of an agent: `run(data, **extra)`, which may be a coroutine function or a plain one.
+"""Calls the `run(data, **extra)` of an agent, which may be a coroutine function or a plain function.
 
-An agent gets of `extra` what its signature takes, so one that takes only `data` runs too. A plain function runs in a
-thread, and the event loop goes on.
+The agent gets the entries of `extra` that its signature accepts, so `run(data)` also works. A plain function runs in a
+thread and does not block the event loop.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tokengrove.rollout.threads import in_thread
 
 
 async def call_agent(run: Callable[..., Any], data: Any, extra: Mapping[str, Any]) -> Any:
-    """Call an agent on the event loop, or in a thread if `run` is a plain function; return what it returns.
+    """Call an agent on the event loop, or in a thread if `run` is a plain function, and return its result.
 
-    What it raises is raised, as `contained` lets it out.
+    Raises the agent's exception. `contained` converts exceptions that would end more than the episode.
     """
     taken = _taken(run, extra)
     with contained():
@@ -33,10 +33,10 @@ async def call_agent(run: Callable[..., Any], data: Any, extra: Mapping[str, Any
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Let no exception of an agent out that would end more than its episode: it becomes AgentFailed.
+    """Convert exceptions of an agent that would end more than its episode to AgentFailed.
 
-    SystemExit and KeyboardInterrupt end the event loop with all that runs on it; CancelledError, unless somebody has
-    cancelled this task, is taken for the end of the caller.
+    SystemExit and KeyboardInterrupt would end the event loop with every episode on it. A CancelledError would look like
+    the cancellation of the caller, so it is converted unless this task is being cancelled.
     """
     try:
         yield
@@ -49,10 +49,10 @@ def contained() -> Iterator[None]:
 
 
 def call_agent_here(agent: Any, data: Any, extra: Mapping[str, Any]) -> Any:
-    """Call the `run` of an agent in this thread, which has no event loop; a coroutine runs on that of the process.
+    """Call the `run` of an agent in this thread, which has no running event loop.
 
-    One at a time. All calls have the same loop, since SDKs keep connections for the process and use them in the next
-    call; tasks that an agent leaves behind are cancelled.
+    Coroutines run on one event loop of the process, one at a time. All calls share the loop, because SDKs keep
+    connections for the whole process and use them in later calls. Tasks that an agent leaves behind are cancelled.
     """
     result = agent.run(data, **_taken(agent.run, extra))
     if not inspect.isawaitable(result):
@@ -76,10 +76,10 @@ async def _alone(result: Awaitable[Any]) -> Any:
 
 
 def _taken(run: Callable[..., Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `extra` that `run` takes by name."""
+    """The entries of `extra` that `run` accepts by name."""
     try:
         parameters = inspect.signature(run).parameters.values()
-    except (TypeError, ValueError):  # a function in C that does not tell
+    except (TypeError, ValueError):  # a function in C without a signature
         return dict(extra)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(extra)

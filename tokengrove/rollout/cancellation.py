@@ -1,4 +1,4 @@
-"""Steps that have to be taken to the end, also when the task that takes them is cancelled meanwhile."""
+"""Steps that must be completed, even if their task is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def to_the_end(step: Coroutine[Any, Any, T]) -> T:
-    """Await `step` without letting a cancellation reach it; the cancellation is raised once the step has ended."""
+    """Await `step` and shield it from cancellation. A cancellation is raised after the step has ended."""
     running = asyncio.ensure_future(step)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -19,8 +19,8 @@ async def to_the_end(step: Coroutine[Any, Any, T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
         except Exception:
-            break  # the step's own, raised below
+            break  # raised by the step; `result` raises it below
     if cancelled is not None and not running.cancelled():
-        running.exception()  # retrieved, so that asyncio does not report it: the cancellation is what is raised
+        running.exception()  # retrieve it, so that asyncio does not log it: the cancellation is raised instead
         raise cancelled
     return running.result()

@@ -1,4 +1,4 @@
-"""The options of a command that is an agent: where it runs, what it is given, and how it is rewarded."""
+"""The options of a command that is an agent: its working folder, its inputs, and its reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokengrove.options.values import read_value
 from tokengrove.rollout.placeholder_names import check_placeholders, has_placeholders
 
 Stdin = Literal["prompt", "task", "none"]
-_FOLDER, _GIVEN, _END, _REWARD = "Where a command runs", "What a command is given", "End of a command", "Verifier"
+_FOLDER, _GIVEN, _END, _REWARD = "Where a command runs", "Input of a command", "End of a command", "Verifier"
 _PLACES = ("copy", "worktree", "clone")
 _PATHS = (*_PLACES, "home", "verifier_files", "keep_output")
 _WHOLE = ("/", "~", "{")
@@ -22,43 +22,48 @@ _WHOLE = ("/", "~", "{")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
-    """How a command plays an episode. `read` makes it of an agent's arguments and says what is wrong with them.
+    """How a command plays an episode. `read` makes and checks the options from an agent's arguments.
 
-    Where a text may have placeholders, they are those of `Placeholders`.
+    Texts with placeholders have the placeholders of `Placeholders`.
     """
 
     copy: str | None = option(
-        None, "Folder that is copied anew as the working folder.", panel=_FOLDER, otherwise="an empty one"
+        None, "Folder that is copied for each episode as the working folder.", panel=_FOLDER, otherwise="an empty one"
     )
     worktree: str | None = option(
         None, "Git repository: the working folder is a detached worktree of it.", panel=_FOLDER
     )
     clone: str | None = option(
-        None, "Git repository: the working folder is a clone with branches of its own.", panel=_FOLDER
+        None, "Git repository: the working folder is a clone with its own branches.", panel=_FOLDER
     )
     commit: str | None = option(None, "Commit of --worktree or --clone.", panel=_FOLDER, otherwise="HEAD")
-    files: Mapping[str, str] = option({}, "File below the working folder, or ~/ for HOME, and its text.", panel=_FOLDER)
+    files: Mapping[str, str] = option({}, "File in the working folder (or HOME, with ~/) and its text.", panel=_FOLDER)
     home: str | None = option(
-        None, "Folder that is copied anew as the command's HOME.", panel=_FOLDER, otherwise="an empty one"
+        None, "Folder that is copied for each episode as the command's HOME.", panel=_FOLDER, otherwise="an empty one"
     )
-    setup: str | None = option(None, "Shell command that is run there before, without keys.", panel=_FOLDER)
+    setup: str | None = option(
+        None, "Shell command that runs before the command, in its folder, without keys.", panel=_FOLDER
+    )
     container: str | None = option(
         None,
         "Program that runs the command elsewhere: 'docker run -v {workdir}:{workdir} -w {workdir} ... IMAGE'.",
         panel=_FOLDER,
     )
-    container_start: str | None = option(None, "Shell command of this machine that is run first.", panel=_FOLDER)
+    container_start: str | None = option(None, "Shell command that runs first, on this machine.", panel=_FOLDER)
     container_stop: str | None = option(
-        None, "Shell command of this machine that is run last, in any case.", panel=_FOLDER
+        None, "Shell command that runs last, on this machine, also after a failure.", panel=_FOLDER
     )
     container_workdir: str | None = option(
-        None, "The working folder's path in --container, if it is another one.", panel=_FOLDER
+        None, "Path of the working folder in --container, if it differs.", panel=_FOLDER
     )
     server_url: str | None = option(
         None, "The server's address as the command sees it (http://host.internal:8080).", panel=_GIVEN
     )
     prompt: str | None = option(
-        None, "Text of {prompt}: '{data.instruction}'.", panel=_GIVEN, otherwise="a usual field of the task"
+        None,
+        "Text of {prompt}: '{data.instruction}'.",
+        panel=_GIVEN,
+        otherwise="the first known text field of the task",
     )
     stdin: Stdin | None = option(
         None,
@@ -66,57 +71,57 @@ class CommandOptions:
         panel=_GIVEN,
         otherwise="the prompt, unless the command line has {prompt}",
     )
-    model: str = option("tokengrove", "Text of {model}: the name of the model; the server takes any.", panel=_GIVEN)
-    env: Mapping[str, str] = option({}, "Variable of the command.", panel=_GIVEN)
+    model: str = option("tokengrove", "Text of {model}: the name of the model; the server accepts any.", panel=_GIVEN)
+    env: Mapping[str, str] = option({}, "Environment variable of the command.", panel=_GIVEN)
     pass_env: tuple[str, ...] = option(
         (),
-        "Variable of this process that the command gets too, or a pattern such as 'AWS_*'.",
+        "Variable of this process to pass to the command, or a pattern such as 'AWS_*'.",
         panel=_GIVEN,
     )
     command_timeout_s: float | None = option(
         None,
-        "Seconds after which the command and what it has started are killed.",
+        "Seconds after which the command and its processes are killed.",
         panel=_END,
         above=0,
         otherwise="no limit",
     )
-    exit_codes: tuple[int, ...] = option((0,), "Exit codes that are no failure.", panel=_END, otherwise="0")
-    any_exit_code: bool = option(False, "No exit code is a failure.", panel=_END)
+    exit_codes: tuple[int, ...] = option((0,), "Exit codes that count as success.", panel=_END, otherwise="0")
+    any_exit_code: bool = option(False, "Accept every exit code.", panel=_END)
     verify_timed_out: bool = option(
-        False, "Reward what a command left that ran too long.", panel=_END, otherwise="it fails"
+        False, "Run the verifier also if the command timed out.", panel=_END, otherwise="the episode fails"
     )
-    keep_output: str | None = option(None, "Folder for SESSION.log files with all output.", panel=_END)
+    keep_output: str | None = option(None, "Folder for SESSION.log files with the output.", panel=_END)
     verifier: str | None = option(
         None,
-        "Shell command that rewards: it writes $REWARD_FILE, prints a number last, or exits with 0 for 1.",
+        "Shell command that rewards: it writes $REWARD_FILE, prints a number last, or exits with 0 (reward 1).",
         panel=_REWARD,
     )
     verifier_function: str | None = option(
-        None, "package.module:function that rewards what is in the folder.", panel=_REWARD
+        None, "package.module:function that rewards the content of the folder.", panel=_REWARD
     )
     verifier_files: str | None = option(
-        None, "Folder that the verifier finds as $VERIFIER_FILES; put there when the command has ended.", panel=_REWARD
+        None, "Folder for the verifier, $VERIFIER_FILES, copied after the command has ended.", panel=_REWARD
     )
-    verifier_env: Mapping[str, str] = option({}, "Variable of the verifier.", panel=_REWARD)
+    verifier_env: Mapping[str, str] = option({}, "Environment variable of the verifier.", panel=_REWARD)
     verifier_timeout_s: float = option(600.0, "Seconds that the verifier may run.", panel=_REWARD, above=0)
     verifier_on_host: bool = option(False, "Run the verifier on this machine, not in --container.", panel=_REWARD)
     timeout_reward: float | None = option(
-        None, "Reward if the verifier runs too long.", panel=_REWARD, otherwise="the episode fails"
+        None, "Reward if the verifier times out.", panel=_REWARD, otherwise="the episode fails"
     )
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> CommandOptions:
-        """Make the options of values in JSON's types. Raises ConfigurationError that names the flag."""
+        """Make the options from values of JSON types. Raises ConfigurationError, which names the flag."""
         known = options_of(cls)
         for name in arguments:
             if name not in known:
                 near = get_close_matches(name, known, 1) or sorted(known)
-                raise ConfigurationError(f"{flag_of(name)} is no option of a command; known: {', '.join(near)}")
+                raise ConfigurationError(f"{flag_of(name)} is not an option of a command; known: {', '.join(near)}")
         options = cls(**{name: read_argument(known[name], value) for name, value in arguments.items()})
         return options.checked()
 
     def checked(self) -> CommandOptions:
-        """Return these options. Raises ConfigurationError that names the flag that is wrong."""
+        """Return these options. Raises ConfigurationError, which names the wrong flag."""
         for name, each in options_of(CommandOptions).items():
             self._check_field(name, each)
         self._check_place()
@@ -136,20 +141,20 @@ class CommandOptions:
     def _check_place(self) -> None:
         given = [name for name in _PLACES if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigurationError(f"give one of {', '.join(map(flag_of, given))}: there is one working folder")
+            raise ConfigurationError(f"give only one of {', '.join(map(flag_of, given))}: there is one working folder")
         if self.commit is not None and not {"worktree", "clone"} & set(given):
-            raise ConfigurationError("--commit is one of --worktree or --clone, which is missing")
+            raise ConfigurationError("--commit needs --worktree or --clone")
         for name in (*given, "home", "verifier_files"):
             path = getattr(self, name)
             if path is not None and not has_placeholders(path) and not Path(path).expanduser().is_dir():
-                raise ConfigurationError(f"{flag_of(name)} {path} is no folder")
+                raise ConfigurationError(f"{flag_of(name)} {path} is not a folder")
 
     def _check_container(self) -> None:
         for name in ("container_workdir", "verifier_on_host"):
             if getattr(self, name) and self.container is None:
-                raise ConfigurationError(f"{flag_of(name)} applies to --container, which is missing")
+                raise ConfigurationError(f"{flag_of(name)} needs --container")
         if self.container is not None and self.home is not None:
-            raise ConfigurationError("--home is no folder of --container: mount one there, such as -v {home}:/root")
+            raise ConfigurationError("--home does not apply to --container: mount a folder, such as -v {home}:/root")
 
     def _check_verifier(self) -> None:
         if self.verifier is not None and self.verifier_function is not None:
@@ -157,15 +162,16 @@ class CommandOptions:
         if self.verifier is None:
             for name in ("verifier_files", "verifier_env", "verifier_on_host"):
                 if getattr(self, name):
-                    raise ConfigurationError(f"{flag_of(name)} applies to --verifier, which is missing")
+                    raise ConfigurationError(f"{flag_of(name)} needs --verifier")
             for name in ("verify_timed_out", "timeout_reward"):
                 if getattr(self, name) not in (None, False) and self.verifier_function is None:
                     raise ConfigurationError(f"{flag_of(name)} needs --verifier or --verifier-function")
 
 
 def from_this_folder(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a command with whole paths, for processes that have another working folder than this one. A path
-    that begins with a placeholder is left as it is.
+    """The arguments of a command with absolute paths, for processes with another working folder.
+
+    A path that begins with a placeholder or `~` is left unchanged.
     """
     paths = {name: arguments[name] for name in _PATHS if isinstance(arguments.get(name), str)}
     relative = {name: path for name, path in paths.items() if not path.startswith(_WHOLE)}
@@ -173,7 +179,7 @@ def from_this_folder(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_argument(option: Option, value: Any) -> Any:
-    """The value of an agent's argument, which the flag may have read as a number. Raises ConfigurationError."""
+    """The value of an agent's argument; the flag may have parsed it as a number. Raises ConfigurationError."""
     if value is None and option.default is None:
         return None
     alone = option.repeats and isinstance(value, str | int)

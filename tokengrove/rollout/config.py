@@ -1,7 +1,7 @@
-"""Configurations as trainers keep them, read by attribute and by key, whatever they are made of.
+"""Configurations of trainers, read by attribute and by key, whatever their type.
 
-A setting that the configuration lacks is looked up in the defaults; one that neither has is an error that names its
-whole dotted path. Sections are read when they are asked for, so a configuration may be changed until then.
+A setting that the configuration lacks is read from the defaults. If the defaults also lack it, the error names its full
+dotted path. A section is read on access, so the configuration may be changed until then.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import orjson
 
 from tokengrove.errors import InvalidRequest
 
-_UNSET = "???"  # how OmegaConf writes a setting that must be given
+_UNSET = "???"  # OmegaConf's marker of a required setting
 _NAMES = {"null": None, "none": None, "true": True, "false": False}
 _ABSENT = object()
 _MOST_TRAIL = 50
 
 
 class MissingSetting(InvalidRequest, AttributeError, KeyError):
-    """A configuration has no such setting, and its defaults have none either."""
+    """Neither the configuration nor its defaults have the setting, or its value is `???`."""
 
     def __str__(self) -> str:
         return self.message
@@ -33,13 +33,14 @@ class MissingSetting(InvalidRequest, AttributeError, KeyError):
 class Config(Mapping[str, Any]):
     """A section of a configuration: `config.a.b`, `config["a"]["b"]`, `config.get("a")` and `config.select("a.b")`.
 
-    `source` is a mapping (also an OmegaConf `DictConfig`), a dataclass, a namespace, another object with attributes, or
-    a Config. `defaults`, a mapping, has the settings that `source` may lack; a section of it may be None or missing in
-    `source`. Texts of a plain mapping may have OmegaConf's `${a.b}`, `${.b}` (of the same section),
-    `${oc.select:a.b,default}` and `${oc.env:NAME,default}`, which are looked up from the root.
+    `source`: a mapping (also an OmegaConf `DictConfig`), a dataclass, a namespace, another object with attributes, or a
+    Config. `defaults`: a mapping with the settings that `source` may lack; a section of it may be None or missing in
+    `source`. Strings may contain these interpolations of OmegaConf, which are resolved from the root: `${a.b}`, `${.b}`
+    (relative to the section), `${oc.select:a.b,default}`, `${oc.env:NAME,default}`, `${oc.decode:text}` and
+    `${now:%Y}`.
 
     Raises MissingSetting (an AttributeError and a KeyError) for a setting that does not exist or is `???`, and
-    InvalidRequest for an interpolation of another kind or one that leads to itself.
+    InvalidRequest for an unknown, circular or unclosed interpolation and for a missing environment variable.
     """
 
     __slots__ = ("_defaults", "_made", "_path", "_root", "_source")
@@ -66,7 +67,7 @@ class Config(Mapping[str, Any]):
         return self._value(name, ())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in Config.__slots__:  # what copy and pickle look for
+        if name.startswith("__") or name in Config.__slots__:  # copy and pickle look these up
             raise AttributeError(name)
         return self._value(name, ())
 
@@ -83,23 +84,23 @@ class Config(Mapping[str, Any]):
         return f"Config({dict(self._source)!r})"
 
     def source(self) -> Mapping[str, Any]:
-        """What this section was made of, interpolations unresolved."""
+        """The source of this section, with unresolved interpolations."""
         return self._source
 
     def given(self) -> list[str]:
-        """The names of this section's settings that are given, not by default."""
+        """The names of this section's settings that are set explicitly, not by default."""
         return list(map(str, self._source))
 
     def has_defaults(self, defaults: Mapping[str, Any]) -> bool:
-        """Whether these are the defaults of this section."""
+        """Whether `defaults` is the object with the defaults of this section."""
         return self._defaults is defaults
 
     def select(self, path: str, default: Any = None) -> Any:
-        """The setting at a dotted path below this section; `default` if there is none."""
+        """The setting at a dotted path below this section, or `default` if it does not exist."""
         return self._found(path.split("."), (), default)
 
     def to_dict(self) -> dict[str, Any]:
-        """This section with its defaults as plain dicts and lists, interpolations resolved."""
+        """This section with its defaults as plain dicts and lists, with resolved interpolations."""
         try:
             return {name: _plain(value) for name, value in self.items()}
         except RecursionError:
@@ -140,19 +141,19 @@ class Config(Mapping[str, Any]):
         return found
 
     def _key(self, name: str) -> Any:
-        """The key that `name` of a dotted path means, which may be a number."""
+        """The key that `name`, a part of a dotted path, refers to. Keys may be integers."""
         number: Any = int(name) if name.isdecimal() else name
         return number if name not in self and number in self else name
 
 
 class _Interpolation:
-    """Resolves the texts of one section. `trail` has the expressions that led here, so that a circle is seen."""
+    """Resolves the strings of one section. `trail`: the expressions that led here, to detect cycles."""
 
     def __init__(self, section: Config, trail: tuple[str, ...]) -> None:
         self._section, self._trail = section, trail
 
     def resolved(self, text: str) -> Any:
-        """A text that is one expression has the expression's value; within other text the value is written out."""
+        """The value of the expression if the text is one expression; otherwise the text with all values inserted."""
         if "${" not in text:
             return text
         parts = list(_parts(text))
@@ -183,9 +184,7 @@ class _Interpolation:
                 raise InvalidRequest(f"the configuration needs the environment variable {name}")
             return self._default(default) if found is _ABSENT else found
         known = "${a.b}, ${oc.select:a.b,default}, ${oc.env:NAME,default}, ${oc.decode:text} and ${now:%Y}"
-        raise InvalidRequest(
-            f"the configuration has ${{{expression}}}; of OmegaConf's interpolations {known} are known"
-        )
+        raise InvalidRequest(f"the configuration has ${{{expression}}}; supported interpolations: {known}")
 
     def _of_path(self, path: str, expression: str, *default: Any) -> Any:
         names = path.strip().lstrip(".")
@@ -197,7 +196,7 @@ class _Interpolation:
         return found
 
     def _default(self, text: str) -> Any:
-        """A default as YAML reads it: a name, a number, an empty list or mapping, a text, or an interpolation."""
+        """A default, parsed like YAML: a name, a number, an empty list or mapping, a text, or an interpolation."""
         if "${" in text:
             return self.resolved(text)
         if text.lower() in _NAMES:
@@ -209,7 +208,7 @@ class _Interpolation:
 
 
 def _parts(text: str) -> Iterator[tuple[bool, str]]:
-    """Divide a text into expressions, without `${` and `}`, and the text around them."""
+    """Split a text into expressions, without `${` and `}`, and the text around them."""
     at = 0
     while (start := text.find("${", at)) >= 0:
         if start > at:
@@ -221,17 +220,17 @@ def _parts(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _end(text: str, start: int) -> int:
-    """The place behind the brace that closes the expression at `start`."""
+    """The position after the brace that closes the expression at `start`."""
     depth = 0
     for brace in re.finditer(r"[{}]", text[start:]):
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:
             return start + brace.end()
-    raise InvalidRequest(f"the configuration has {text!r}, in which a brace is not closed")
+    raise InvalidRequest(f"the configuration has {text!r}, which lacks a closing brace")
 
 
 def _fields(value: object, *, root: bool) -> Mapping[str, Any] | None:
-    """What a section is made of; None for a value that is no section. Only the root may be any object."""
+    """The fields of a section; None if the value is not a section. Only the root may be an arbitrary object."""
     if isinstance(value, Config):
         return value
     if isinstance(value, Mapping):

@@ -1,9 +1,8 @@
-"""The contract between an agent's harness and a trainer, as OpenEnv's draft of it is printed: interfaces only.
+"""The contract between an agent's harness and a trainer, as in OpenEnv's draft: interfaces only.
 
-This file needs nothing but the standard library, so that it can be copied into a trainer or an environment as it is.
-There are two seams. The trainer implements `GenerateAPI`: it samples, and keeps the token ids and logprobs by
-`(rollout_id, turn)`. A worker plays an `AgentSession` with it and emits `RolloutMessages`, which the trainer joins with
-the tokens that it kept.
+This file imports only the standard library, so it can be copied unchanged into a trainer or an environment. The trainer
+implements `GenerateAPI`: it samples, and stores token ids and logprobs by `(rollout_id, turn)`. A worker plays an
+`AgentSession` with it and emits `RolloutMessages`, which the trainer joins with the stored tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, Protocol
 
 @dataclass
 class RolloutMessages:
-    """One rollout at the level of messages: the conversation in the form of chat completions, and its reward.
+    """One rollout as messages: the conversation in the format of chat completions, and its reward.
 
-    `reward` is the environment's; None: it gave none.
+    `reward`: the environment's reward; None: the environment set none.
     """
 
     rollout_id: str
@@ -25,7 +24,7 @@ class RolloutMessages:
 
 
 class GenerateAPI(Protocol):
-    """The trainer's side of a turn: where messages become tokens."""
+    """The trainer's side of a turn: it turns messages into tokens."""
 
     def generate(
         self,
@@ -41,8 +40,9 @@ class GenerateAPI(Protocol):
 
 
 class AgentSession(Protocol):
-    """One agent at work on one task. The agent owns its loop; its calls of the model are held,
-    and answered by `deliver`.
+    """One agent that works on one task.
+
+    The agent runs its own loop. Its model calls are intercepted and wait until `deliver` answers them.
     """
 
     def next_request(self) -> dict[str, Any] | None:
@@ -50,7 +50,7 @@ class AgentSession(Protocol):
         ...
 
     def deliver(self, intercept: dict[str, Any], completion_text: str) -> None:
-        """Answer a call that `next_request` returned with what the model has written, calls in their markup."""
+        """Answer a call that `next_request` returned with the model's text, which includes tool calls in its markup."""
         ...
 
     def verify(self) -> Any:
@@ -58,12 +58,12 @@ class AgentSession(Protocol):
         ...
 
     def close(self) -> None:
-        """End the agent, if it still runs, and release what the session holds. It may be called twice."""
+        """End the agent if it still runs, and release the session's resources. May be called twice."""
         ...
 
 
 class AgentSessionFactory(Protocol):
-    """Makes a session for each rollout."""
+    """Creates a session for each rollout."""
 
     def create(self, *, task: Any, rollout_id: str) -> AgentSession:
         """Start an agent on `task`."""

@@ -1,6 +1,6 @@
-"""The environment variables by which SDKs find their server and key.
+"""The environment variables from which SDKs read the address of their server and the key.
 
-An agent never gets a control key: its variables hold the session's addresses and the agent's key.
+An agent never gets a control key: its variables contain the session's addresses and the agent's key.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Protocol
 
 PLACEHOLDER = "set-by-tokengrove"
-"""The value of OPENAI_API_KEY while agents run that name none. The session is in the address, so any key will do."""
+"""The value of OPENAI_API_KEY while agents run without a key. The address identifies the session, so any key works."""
 
 
 class Addressed(Protocol):
-    """What an agent gets of its session: the addresses and the agent's key."""
+    """The part of a session that an agent gets: the addresses and the agent's key."""
 
     @property
     def base_url(self) -> str: ...
@@ -27,9 +27,10 @@ class Addressed(Protocol):
 
 
 def agent_variables(session: Addressed) -> dict[str, str | None]:
-    """The variables that lead the SDKs of an agent to its session; None: the variable has to be absent.
+    """The variables that point the SDKs of an agent to its session; None: the variable must be unset.
 
-    LangChain and LiteLLM read OPENAI_API_BASE before OPENAI_BASE_URL. Anthropic's SDK sends a token beside the key.
+    LangChain and LiteLLM read OPENAI_API_BASE before OPENAI_BASE_URL. Anthropic's SDK would send ANTHROPIC_AUTH_TOKEN
+    in addition to the key.
     """
     return {
         "OPENAI_BASE_URL": session.base_url,
@@ -43,7 +44,7 @@ def agent_variables(session: Addressed) -> dict[str, str | None]:
 
 @contextmanager
 def variables_set(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process for the block; afterwards all variables are what they were before."""
+    """Set variables of this process for the block, then restore all variables of the process."""
     before = dict(os.environ)
     try:
         for name, value in values.items():
@@ -58,7 +59,7 @@ def variables_set(values: Mapping[str, str | None]) -> Iterator[None]:
 
 
 class _Placeholder:
-    """OPENAI_API_KEY for blocks that overlap: the first sets it if it is missing or empty, the last takes it back."""
+    """Sets OPENAI_API_KEY for overlapping blocks: the first sets it if it is missing or empty, the last restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class _Placeholder:
     def _take_back(self) -> None:
         self._set = False
         if os.environ.get("OPENAI_API_KEY") != PLACEHOLDER:
-            return  # somebody has set another key meanwhile
+            return  # another key was set meanwhile
         if self._before is None:
             del os.environ["OPENAI_API_KEY"]
         else:
@@ -93,4 +94,4 @@ class _Placeholder:
 
 
 placeholder_key = _Placeholder()
-"""A block in which OPENAI_API_KEY is set: SDKs refuse to start without one."""
+"""Set OPENAI_API_KEY for the block: SDKs refuse to start without a key."""

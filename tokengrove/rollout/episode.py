@@ -1,9 +1,9 @@
-"""One session from its start to its end: whatever plays episodes starts its sessions here, and leaves them here.
+"""One session from its start to its end. All code that plays episodes starts and ends its sessions here.
 
-A session ends once, whatever happens in it. An end that a failure brings and that cannot be sent is logged: the session
-expires at the server. What is played again is withdrawn: its group waits for the session in its place, no trainer gets
-both, and its turns stay to be read. A start says who delivers the session to trainers: the queue of claims, or its
-runner, who exports it by its id.
+A session ends exactly once. If its end after a failure cannot be sent, that is logged, and the session expires on the
+server. The session of an episode that will be played again is withdrawn: its group waits for the session that replaces
+it, no trainer gets both, and its turns can still be read. The start sets who delivers the session to trainers: the
+queue of claims, or the runner, which exports it by its id.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ S = TypeVar("S", bound=StartedSession)
 T = TypeVar("T")
 Deliverer = Literal["queue", "runner"]
 START_S = 600.0
-"""How long an episode waits for a place on a full server, unless its caller says otherwise."""
+"""The default number of seconds that an episode waits for a place on a full server."""
 _GRACE_S = 10.0
-"""How long an agent that is cancelled may take to clean up."""
+"""Seconds that a cancelled agent may take to clean up."""
 _WAKE_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
 class Overdue(TimeoutError):
-    """What plays an episode has not ended in its time."""
+    """The agent of an episode has not ended in time."""
 
 
 class _Started(Generic[S]):
-    """A session that has been started. Its agent gets `base_url` or `root_url`, and `api_key`; nothing else of it."""
+    """A started session. Its agent gets only `base_url` or `root_url`, and `api_key`."""
 
     def __init__(self, session: S) -> None:
         self.session = session
@@ -52,7 +52,7 @@ class _Started(Generic[S]):
 
     @property
     def base_url(self) -> str:
-        """The address for OpenAI's SDKs, which ends in /v1."""
+        """The address for OpenAI's SDKs; it ends in /v1."""
         return self.session.base_url
 
     @property
@@ -67,16 +67,16 @@ class _Started(Generic[S]):
 
     @property
     def ended(self) -> bool:
-        """Whether its end has been sent from here, and the server has taken it."""
+        """Whether this object has sent the end of the session and the server has accepted it."""
         return self.session.ended
 
     def not_ended(self, error: ProxyError) -> None:
-        """Say that the end of the session could not be sent."""
+        """Log that the end of the session could not be sent."""
         _logger.warning("session %s could not be ended: %s", self.session_id, error)
 
 
 class Episode(_Started[AsyncSession]):
-    """The session of an episode on an event loop. As the context of `async with` it ends with the block."""
+    """The session of an episode on an event loop. An `async with` block ends the session when the block ends."""
 
     def __init__(self, client: AsyncClient, session: AsyncSession) -> None:
         super().__init__(session)
@@ -93,10 +93,11 @@ class Episode(_Started[AsyncSession]):
         within_s: float = START_S,
         discard: bool = False,
     ) -> Episode:
-        """Start a session; wait up to `within_s` seconds while the server has no place, or is not there.
+        """Start a session; wait up to `within_s` seconds while the server is full or unavailable.
 
-        `delivery`: unless `options` say it. Cancelled, it leaves no session that is live: what it still brings ends, or
-        is withdrawn with `discard`. Raises TooManyRequests or ServerUnreachable if no session could start.
+        `delivery`: used unless `options` set it. If this is cancelled, no live session remains: a session that still
+        starts is ended, or withdrawn with `discard`. Raises the last error of the server, such as TooManyRequests, or
+        ServerUnreachable.
         """
         session = await start_session(client, task_id, within_s, {"delivery": delivery, **options}, discard=discard)
         return Episode(client, session)
@@ -113,10 +114,11 @@ class Episode(_Started[AsyncSession]):
             await to_the_end(self.end())
 
     async def play(self, playing: Coroutine[Any, Any, T], timeout_s: float | None, told: str) -> T:
-        """Return what `playing` returns. Raises what it raises, and Overdue with `told` after `timeout_s` seconds.
+        """Return the result of `playing`. Raises its exception, or Overdue after `timeout_s` seconds.
 
-        It is cancelled then, and if this is cancelled. If it goes on in spite of that it is closed where it waits, or
-        left in a thread: its key opens nothing once the session has ended.
+        `told`: the message of Overdue. On a timeout, and if this is cancelled, `playing` is cancelled. If it does not
+        end then, it is closed at its current await; a blocking call is left in its thread. Its key has no effect after
+        the session has ended.
         """
         task = asyncio.ensure_future(playing)
         try:
@@ -129,18 +131,19 @@ class Episode(_Started[AsyncSession]):
             raise Overdue(told) from _raised(task)
         try:
             return task.result()
-        except Overdue as error:  # of another episode, which it played
+        except Overdue as error:  # of another episode, which `playing` has played
             raise TimeoutError(str(error)) from error
 
     async def end(self, within_s: float | None = None, **options: Unpack[EndOptions]) -> None:
-        """End the session; try for `within_s` seconds (None: as the client does). Raises the server's error.
+        """End the session. Raises the server's error.
 
-        Whoever may be cancelled meanwhile awaits it by `to_the_end`, as what follows here.
+        `within_s`: seconds in which requests are retried; None: the client's default. A caller that may be cancelled
+        awaits this, and the methods below, through `to_the_end`.
         """
         await self.session.end(retry_s=within_s, **options)
 
     async def fail(self, error: BaseException, outcome: str = "Failed", within_s: float | None = None) -> None:
-        """End the session because of `error`, unless it has ended. A cancellation is told to the server briefly."""
+        """End the session because of `error`, unless it has ended. After a cancellation, retries are brief."""
         if self.ended:
             return
         if isinstance(error, asyncio.CancelledError):
@@ -151,31 +154,32 @@ class Episode(_Started[AsyncSession]):
             self.not_ended(failure)
 
     async def withdraw(self, within_s: float | None = None, **options: Unpack[WithdrawOptions]) -> None:
-        """Withdraw the session, live or ended: the episode is played again. Raises the server's error."""
-        with suppress(SessionNotFound):  # it was deleted, so it counts for nothing already
+        """Withdraw the session, live or ended, because the episode is played again. Raises the server's error."""
+        with suppress(SessionNotFound):  # a deleted session counts in no group
             await self.session.withdraw(retry_s=within_s, **options)
 
     async def _stop(self, task: asyncio.Future[Any], playing: Coroutine[Any, Any, Any]) -> None:
-        """Cancel it and wait until it has cleaned up. One that goes on in spite of it is closed where it waits: on the
-        event loop it would keep the program from ending.
+        """Cancel `task` and wait for its clean-up. If it does not end, close it at its current await.
+
+        A task that stays on the event loop would prevent the program from ending.
         """
         task.add_done_callback(_retrieve)
         task.cancel()
         await asyncio.wait([task], timeout=_GRACE_S)
         if task.done():
             return
-        with suppress(BaseException):  # what it does instead of ending
+        with suppress(BaseException):  # raised when it does not stop
             playing.close()
         task.cancel()  # wakes it up
         await asyncio.wait([task], timeout=_WAKE_S)
-        told = "was closed" if task.done() else "does not end; it is left"
-        _logger.warning("the agent of session %s goes on though it was cancelled, and %s", self.session_id, told)
+        told = "it was closed" if task.done() else "it still runs and is abandoned"
+        _logger.warning("the agent of session %s did not stop when it was cancelled; %s", self.session_id, told)
 
 
 class BlockingEpisode(_Started[Session]):
-    """The session of an episode whose caller blocks a thread. Others may end it: the first end counts.
+    """The session of an episode that a thread plays. Other threads may end it: the first end counts.
 
-    `outcome`: how it has ended, as far as its end said so; None while it has not.
+    `outcome`: the outcome that ended it (empty if the end gave none); None: it has not ended.
     """
 
     def __init__(self, client: Client, session: Session) -> None:
@@ -195,15 +199,15 @@ class BlockingEpisode(_Started[Session]):
         within_s: float = START_S,
         may_wait: Callable[[], bool] = lambda: True,
     ) -> BlockingEpisode:
-        """As `Episode.start`; once `may_wait` is false it is not tried again."""
+        """Like `Episode.start`; once `may_wait` returns False, the start is not retried."""
         session = start_session_here(client, task_id, within_s, {"delivery": delivery, **options}, may_wait)
         return BlockingEpisode(client, session)
 
     def end(self, within_s: float | None = None, **options: Unpack[EndOptions]) -> bool:
-        """End the session, and return True; False if it has ended. As `Episode.end`.
+        """End the session. Return False if it has already ended here. `within_s` is as in `Episode.end`.
 
-        Raises EndedOtherwise or SessionNotFound if somebody else ended it, who has then failed it, and other errors of
-        the server, after which it may be ended again.
+        Raises EndedOtherwise or SessionNotFound if it was ended elsewhere; its outcome is then Failed. After another
+        error of the server, it may be ended again.
         """
         with self._ending:
             if self.outcome is not None:
@@ -217,18 +221,18 @@ class BlockingEpisode(_Started[Session]):
         return True
 
     def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float | None = None) -> bool:
-        """End the session because of `error`, as `end`."""
+        """End the session because of `error`, like `end`."""
         reason = reason_of(error) if isinstance(error, BaseException) else storable(error)
         return self.end(within_s, outcome=outcome, exit_reason=reason)
 
 
 def reason_of(error: BaseException) -> str:
-    """What the end of a session says of an exception."""
+    """The exit reason of a session for an exception."""
     return "cancelled" if isinstance(error, asyncio.CancelledError) else exit_reason(error)
 
 
 def _raised(task: asyncio.Future[Any]) -> BaseException | None:
-    """What a task that was stopped has raised: its traceback says where it was."""
+    """The exception of a stopped task. Its traceback shows where the task was."""
     try:
         if task.done():
             task.result()
@@ -238,6 +242,6 @@ def _raised(task: asyncio.Future[Any]) -> BaseException | None:
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:
-    """Keep asyncio from reporting what nobody asks for: the episode is over for another reason."""
+    """Keep asyncio from logging an exception that nobody retrieves: the episode ended for another reason."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""Episodes that fail, as everybody who plays some tells them: a warning, a count, and the end of the run.
+"""Failed episodes of a run: warnings, counts, and the end of the run after too many failures in a row.
 
-The first episode that fails with a type of error is logged as a whole, with its traceback; after it the 2nd, the 4th,
-the 8th and so on are, in a line with the count. Whoever plays decides what a failed episode is; one that went well
-begins the count of those in a row anew.
+The first failure of each type of error is logged in full, with its traceback. After it, the 2nd, 4th, 8th and so on are
+logged in one line with the count. Callers decide when an episode has failed. A successful episode resets the number of
+failures in a row.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from tokengrove.rollout.failures import AgentFailed
 
 _logger = logging.getLogger(__name__)
 GROUPS = 3
-"""So many groups' worth of failed episodes in a row end a run, unless it is told otherwise."""
+"""The default limit of failed episodes in a row, as a number of groups."""
 NO_END = -1
-"""The number that lets a run go on however many episodes fail."""
+"""The value of `max_failed_episodes` for no limit."""
 _SHOWN = 300
-"""Characters of a message that a line with a count, or the error at the end, has."""
+"""The maximum number of characters of a message in a line with a count, and in the error that ends a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEpisode:
-    """`type`: the class of the exception, or how the episode ended (`Failed`, `Timeout`, ...) where there was none.
+    """`type`: the class of the exception, or without one how the episode ended (`Failed`, `Timeout`, ...).
 
-    `session` is the id of its session, None if none was started, and `traceback` that of the exception as text.
+    `session`: the id of its session; None: no session was started. `traceback`: the traceback of the exception, as
+    text.
     """
 
     type: str
@@ -43,7 +44,7 @@ class FailedEpisode:
 
     @classmethod
     def by(cls, error: BaseException, task: object, session: str | None = None) -> Self:
-        """The failure that an exception stands for."""
+        """The failure of an episode that an exception ended."""
         if isinstance(error, AgentFailed):
             return cls(error.kind, error.message, str(task), session, without_keys(error.traceback))
         name = type(error).__name__
@@ -51,7 +52,7 @@ class FailedEpisode:
 
     @classmethod
     def told_in(cls, meta_info: Mapping[str, Any]) -> Self | None:
-        """What `as_dict` gave as `failure` of a rollout's `meta_info`; None if its episode has not failed."""
+        """The failure in a rollout's `meta_info`, stored there by `as_dict`; None: the episode has not failed."""
         told = meta_info.get("failure")
         return None if told is None else cls(**told)
 
@@ -61,12 +62,12 @@ class FailedEpisode:
 
     @property
     def place(self) -> str:
-        """Which episode it was."""
+        """The task and the session of the episode, for messages."""
         return f"task {self.task}" + ("" if self.session is None else f", session {self.session}")
 
 
 class TooManyFailedEpisodes(RuntimeError):
-    """So many episodes in a row have failed that the run ends. `counts` has their number by type."""
+    """Too many episodes in a row have failed, so the run ends. `counts`: the number of these failures by type."""
 
     def __init__(self, message: str, counts: dict[str, int] | None = None) -> None:
         super().__init__(message)
@@ -74,11 +75,11 @@ class TooManyFailedEpisodes(RuntimeError):
 
 
 class FailureLog:
-    """The failed episodes of a run. Any thread may call.
+    """The failed episodes of a run. Thread-safe.
 
-    `most`: after so many in a row `note` raises; None: those of three groups of `group_size`, which may change while
-    the run goes on; -1: never. `of` is what the log calls the episodes. `episodes`, `total` and `counts` (by type) are
-    those of the whole run. Raises InvalidRequest for another `most`.
+    `most`: the number of failures in a row after which `note` raises; None: the episodes of three groups of
+    `group_size`, which may change during the run; -1: never. `of`: the name of an episode in log messages. `episodes`,
+    `total` and `counts` (by type) cover the whole run. Raises InvalidRequest for an invalid `most`.
     """
 
     def __init__(self, most: int | None = None, group_size: int = 1, of: str = "an episode") -> None:
@@ -90,14 +91,14 @@ class FailureLog:
         self._lock = threading.Lock()
 
     def set_most(self, most: int | None, group_size: int) -> None:
-        """Let another number end the run, if one is given, and groups have at least so many episodes."""
+        """Replace the limit unless `most` is None, and raise the group size to at least `group_size`."""
         given = checked_most(most)
         self._given = self._given if given is None else given
         self.group_size = max(self.group_size, group_size)
 
     @property
     def most(self) -> int | None:
-        """How many failed episodes in a row end the run; None: any number may fail."""
+        """The number of failed episodes in a row that ends the run; None: no limit."""
         if self._given is None:
             return GROUPS * self.group_size
         return None if self._given == NO_END else self._given
@@ -107,9 +108,9 @@ class FailureLog:
         return self.counts.total()
 
     def note(self, failure: FailedEpisode | None) -> None:
-        """Note the end of an episode; None: it went well.
+        """Note the end of an episode; None: it has not failed.
 
-        Raises TooManyFailedEpisodes, with the number and an example of each type, if this is one too many in a row.
+        Raises TooManyFailedEpisodes, with the number and an example of each type, if the limit is reached.
         """
         with self._lock:
             self.episodes += 1
@@ -122,8 +123,8 @@ class FailureLog:
                 self._examples[failure.type] = failure
             count, in_a_row, most = self.counts[failure.type], self._in_a_row.copy(), self.most
             if not count & (count - 1):
-                # Within the lock, so that lines come in the order of counts. No template: filters by template would
-                # drop other types.
+                # Inside the lock, so that lines are in the order of counts. No template, because filters that
+                # deduplicate by template would drop other types.
                 _logger.warning(self._line(failure, count))
         if most is not None and in_a_row.total() >= most:
             raise TooManyFailedEpisodes(self._reasons(in_a_row), dict(in_a_row))
@@ -148,19 +149,19 @@ def checked_most(most: Any, name: str = "max_failed_episodes") -> int | None:
     if most is None or (isinstance(most, int) and not isinstance(most, bool) and (most > 0 or most == NO_END)):
         return most
     raise InvalidRequest(
-        f"{name} is {most!r}; it must be a positive integer, -1 for no end, or null for {GROUPS} groups' worth",
+        f"{name} is {most!r}; it must be a positive integer, -1 for no limit, or null for {GROUPS} groups",
         param=name,
     )
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an exception that was raised, without the keys of addresses; else nothing."""
+    """The traceback of a raised exception, with the keys in addresses removed; empty without a traceback."""
     if error.__traceback__ is None and error.__cause__ is None:
         return ""
     try:
         return without_keys("".join(format_exception(error)))
-    except Exception as failure:  # of a class whose text cannot be made
-        return f"its traceback cannot be made: {type(failure).__name__}"
+    except Exception as failure:  # an exception class that cannot be formatted
+        return f"the traceback cannot be formatted: {type(failure).__name__}"
 
 
 def _cut(text: str) -> str:

@@ -1,16 +1,16 @@
-"""What went wrong with an agent that ran elsewhere.
+"""Failures of agents that ran in another process.
 
-Exceptions cross process pools as text: many of them cannot be unpickled, and one such breaks a whole pool.
+Exceptions cross process pools as text: many exceptions cannot be unpickled, and a single one breaks the whole pool.
 """
 
 from __future__ import annotations
 
 
 class AgentFailed(Exception):
-    """An agent raised an exception in another process, or one that would have ended this process.
+    """An agent raised an exception in another process, or an exception that would have ended this process.
 
-    `kind` is the name of its class, with its module unless it is a builtin; `message` its text; `traceback` the whole
-    traceback as text, which Python also shows below that of this exception.
+    `kind`: the name of its class, with its module unless it is a builtin. `message`: its text. `traceback`: the whole
+    traceback as text, which Python also shows below the traceback of this exception.
     """
 
     def __init__(self, kind: str, message: str, traceback: str = "") -> None:
@@ -21,7 +21,7 @@ class AgentFailed(Exception):
 
 
 class WorkerDied(AgentFailed):
-    """The process that ran an agent ended in the middle: killed, crashed, or left by `os._exit`."""
+    """The process of an agent ended during the run: it was killed, crashed, or called `os._exit`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "")

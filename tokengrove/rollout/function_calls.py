@@ -1,4 +1,4 @@
-"""Calls of a user's function: a coroutine function on the event loop, a plain one in a thread."""
+"""Calls a user's function: a coroutine function on the event loop, a plain function in a thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tokengrove.rollout.threads import in_thread
 
 
 async def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Return what `function` returns, awaited if it can be, or raise what it raises.
+    """Return the result of `function`, awaited if it is awaitable. Raises the exception of the function.
 
-    Only what is no Exception, such as SystemExit, which would end the event loop, and pytest's failures, becomes
-    AgentFailed.
+    Exceptions that are not an Exception become AgentFailed, except CancelledError: SystemExit would end the event loop,
+    and pytest's failures are of this kind.
     """
     try:
         if is_async(function):
@@ -30,18 +30,18 @@ async def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 async def call_within(seconds: float | None, name: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """`call`; raises TimeoutError, which names the function, if it takes longer than `seconds`."""
+    """Like `call`, but raise TimeoutError, which names the function, after `seconds`; None: no limit."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await call(function, *given, **named)
     except TimeoutError as error:
         if limit.expired():
             raise TimeoutError(f"{name} has not ended within {seconds:g} s") from error
-        raise  # the function's own
+        raise  # the function raised it
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call gives a coroutine, also of an object with `async def __call__`, and of a partial."""
+    """Whether a call returns a coroutine, including objects with `async def __call__` and partials."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,4 +1,4 @@
-"""Finds what a text names: `package.module:Name`, `package.module.Name`, or a name inside of a class."""
+"""Imports the object at a path: `package.module:Name`, `package.module.Name`, or a name inside a class."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tokengrove.errors import InvalidRequest
 
 
 def load(path: str) -> Any:
-    """Return the object that `path` names. Its module is imported, and what that raises is raised as it is.
+    """Return the object at `path`. Importing its module may raise any exception.
 
-    Raises InvalidRequest for a text of another form, a module that does not exist, and a name that it does not have.
+    Raises InvalidRequest for a malformed path, a module that does not exist, and a name that the module does not have.
     """
     module_name, names = _divided(path)
     found = _module(module_name, path)
@@ -35,5 +35,5 @@ def _module(name: str, path: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists and imports one that does not
+            raise  # the module exists, but imports a module that does not
         raise InvalidRequest(f"{path!r}: there is no module {error.name!r}; is its folder on PYTHONPATH?") from None

@@ -1,4 +1,7 @@
-"""Arguments by name: a user's function gets what its signature takes, and is refused if nothing fills a parameter."""
+"""Arguments by name: a user's function gets the arguments that its signature names.
+
+A function is refused if it has a parameter that cannot be filled.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters; those of a function that does not tell them are `**kwargs`."""
+    """The parameters of a function; `**kwargs` if the function has no signature."""
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # one in C
+    except (TypeError, ValueError):  # a function in C
         return [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
 
 
 def wanted(function: Callable[..., Any], known: Collection[str]) -> list[str]:
-    """Which of the known names the function takes: all of them with `**kwargs`."""
+    """The known names that the function accepts; all of them if it has `**kwargs`."""
     listed = parameters(function)
     if any(each.kind is each.VAR_KEYWORD for each in listed):
         return list(known)
@@ -35,7 +38,7 @@ def unknown(function: Callable[..., Any], known: Collection[str]) -> list[str]:
 
 
 def check_arguments(called: Callable[..., Any], arguments: Mapping[str, Any], who: str) -> None:
-    """Raise InvalidRequest for an argument that `called` does not take; the message names those that it takes."""
+    """Raise InvalidRequest for an argument that `called` does not accept. The message lists the accepted arguments."""
     listed = parameters(called)
     if any(each.kind is each.VAR_KEYWORD for each in listed):
         return
@@ -46,7 +49,7 @@ def check_arguments(called: Callable[..., Any], arguments: Mapping[str, Any], wh
 
 
 def check_construction(called: type, arguments: Mapping[str, Any], who: str) -> None:
-    """`check_arguments`; raise InvalidRequest as well for one that the class needs and does not get."""
+    """Like `check_arguments`, and raise InvalidRequest for a missing argument."""
     check_arguments(called, arguments, who)
     if missing := unknown(called, arguments):
         raise InvalidRequest(f"{who} needs the argument {missing[0]!r}", param=missing[0])

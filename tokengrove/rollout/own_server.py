@@ -1,9 +1,9 @@
-"""A server of a run's own: a child process, which ends with the run, and whose sessions stay in the run's folder.
+"""A run's own server: a child process that ends with the run and stores its sessions in the run's folder.
 
-It is a process and not a thread because agents that keep the interpreter busy would slow the server down, and because
-a run that crashes must not take with it what the server has not written yet. It has a session of processes of its own,
-so that Ctrl-C reaches the run alone, which ends its episodes first. It stops when its standard input ends: that is when
-the run lets it go, and also when the run is killed.
+The server is a process, because agents that keep the interpreter busy would slow down a thread, and because a crash of
+the run must not lose data that the server has not written yet. It runs in its own process session, so Ctrl-C reaches
+only the run, which ends its episodes first. The server stops when its standard input ends: when the run closes it, and
+also when the run is killed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _DATABASE = "tokengrove.db"
 _ROOT = Path(__file__).resolve().parents[2]
 _CODE = f"import sys; sys.path.append({str(_ROOT)!r}); from proxy.commands.child_server import main; main()"
 _LONGER_S = 30.0
-"""How much longer than its own limit a server may take to stop before it is killed."""
+"""Seconds that a server may take to stop, in addition to its own limit, before it is killed."""
 
 
 @contextmanager
 def own_server(settings: Mapping[str, Any], folder: Path | None, model: str | None = None) -> Iterator[Server]:
-    """Serve in a child process while the block runs; yield its address and its admin key.
+    """Run a server in a child process during the block; yield its address and its admin key.
 
-    `settings` are names of `tokengrove serve` with their values. Its variables apply as well. Where neither says
-    something else, the port is a free one, the database is `tokengrove.db` in `folder`, and the admin key is random.
-    The log is `server.log` in `folder`. With `folder` None both are in a folder that is deleted at the end. `model` is
-    served if neither says which model or engine.
+    `settings`: settings of `tokengrove serve` by name. Its environment variables also apply. By default, the port is a
+    free port, the database is `tokengrove.db` in `folder`, and the admin key is random. The log is `server.log` in
+    `folder`; with `folder` None, both files are in a temporary folder. `model`: the model to serve if the settings name
+    neither a model nor an engine.
 
-    Raises ConfigurationError for settings that are wrong and for a server that cannot start.
+    Raises ConfigurationError for wrong settings and for a server that cannot start.
     """
     check_server()
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def own_server(settings: Mapping[str, Any], folder: Path | None, model: str | No
 
 
 def asked_of(settings: Mapping[str, Any], folder: Path, model: str | None) -> dict[str, Any]:
-    """What the process of the server is told: its settings, those that apply unless others are given, and variables."""
+    """The input of the server process: its settings, the defaults of other settings, and its variables."""
     variables = initial_block.environment()
     return {
         "settings": {name: value for name, value in settings.items() if value is not None},
@@ -76,7 +76,7 @@ def asked_of(settings: Mapping[str, Any], folder: Path, model: str | None) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Listens:
-    """What the process of the server tells once it listens."""
+    """The message of the server process once it listens."""
 
     url: str
     admin_key: str | None
@@ -84,9 +84,9 @@ class _Listens:
 
 
 class _Child:
-    """A server process, and the one that takes its place at the same address if it dies before `close`.
+    """A server process. If it dies before `close`, another process replaces it at the same address, up to five times.
 
-    Sessions are on the disk, and callers try again for a minute, so a run goes on after that.
+    Sessions are on disk and clients retry for a minute, so the run continues after a restart.
     """
 
     def __init__(self, asked: Mapping[str, Any], log: Path) -> None:
@@ -113,20 +113,20 @@ class _Child:
             _end(self._process, self._stops_within_s)
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Wait until a process has ended, and start others in its place, as long as they come to listen."""
+        """Wait until the process ends and replace it, until a replacement does not start or the limit is reached."""
         for _ in range(_STARTS_AGAIN):
             code = process.wait()
             with self._lock:
                 if self._closing:
                     return
-                logger.warning("the run's own server ended with exit code %d; it is started again: %s", code, self._log)
+                logger.warning("the run's own server ended with exit code %d and is restarted; see %s", code, self._log)
                 _close_pipes(process)
                 process = self._process = _started(self._asked, self._log)
             try:
                 _listening(process, self._log)
-            except (ConfigurationError, ValueError) as error:  # ValueError: `close` has closed its output
+            except (ConfigurationError, ValueError) as error:  # ValueError: `close` closed its output
                 if not self._closing:
-                    logger.error("the run's own server cannot be started again: %s", error)
+                    logger.error("the run's own server cannot be restarted: %s", error)
                 return
 
 
@@ -141,33 +141,33 @@ def _started(asked: Mapping[str, Any], log: Path) -> subprocess.Popen[str]:
             start_new_session=True,
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has died already, and its log says why
-        # Not in its arguments, which other users can read.
+    with suppress(BrokenPipeError):  # it has already ended, and its log has the reason
+        # Not in the arguments, which other users can read.
         process.stdin.write(f"{json.dumps(asked, default=_as_json)}\n")
         process.stdin.flush()
     return process
 
 
 def _listening(process: subprocess.Popen[str], log: Path) -> _Listens:
-    """Wait until the server listens. Raises ConfigurationError with the reason why it does not."""
+    """Wait until the server listens. Raises ConfigurationError with the reason if it does not start."""
     assert process.stdout is not None
     for line in process.stdout:
         told = json.loads(line)
         if "error" in told:
             raise ConfigurationError(told["error"])
         return _Listens(**told)
-    raise ConfigurationError(f"the server of the run ended with exit code {process.wait()} at its start; see {log}")
+    raise ConfigurationError(f"the run's own server ended with exit code {process.wait()} during its start; see {log}")
 
 
 def _end(process: subprocess.Popen[str], within_s: float) -> None:
-    """Let the server stop, which finishes running turns and writes all; kill it if that takes too long."""
+    """Stop the server, which completes running turns and writes all data; kill it if that takes too long."""
     assert process.stdin is not None
     with suppress(OSError):
         process.stdin.close()
     try:
         process.wait(within_s)
     except KeyboardInterrupt:
-        process.terminate()  # the second request ends running turns at once
+        process.terminate()  # a second request ends running turns at once
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LONGER_S)
         raise
@@ -188,5 +188,5 @@ def _close_pipes(process: subprocess.Popen[str]) -> None:
 
 
 def _as_json(value: object) -> object:
-    """A setting as JSON has it: a set or another collection as a list, a path as its text."""
+    """A setting as JSON: a set or another collection as a list, a path as text."""
     return list(value) if isinstance(value, Iterable) else str(value)

@@ -1,4 +1,4 @@
-"""Pickles what another process is to have, and says which part of it cannot be pickled."""
+"""Checks that values for another process can be pickled, and finds the part that cannot."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _DEEPEST = 5
 
 
 def check_picklable(name: str, value: Any) -> None:
-    """Raise TypeError if `value` cannot be pickled; it names the attribute or item that is the cause.
+    """Raise TypeError if `value` cannot be pickled. The message names the attribute or item that is the cause.
 
-    `name`: what the value is called in the error, such as `agent`.
+    `name`: the name of the value in the message, such as `agent`.
     """
     if (error := _refusal(value)) is not None:
         path, cause = _cause(name, value, error, _DEEPEST)
         raise TypeError(
-            f"{path} cannot be sent to another process, which needs a value that can be pickled "
-            f"({type(cause).__name__}: {cause}); make it inside of the function that uses it"
+            f"{path} cannot be sent to another process, because it cannot be pickled "
+            f"({type(cause).__name__}: {cause}); create it inside the function that uses it"
         ) from cause
 
 
 def _refusal(value: Any) -> Exception | None:
     try:
         pickle.dumps(value)
-    except Exception as error:  # pickle, and the methods that it calls, raise all kinds
+    except Exception as error:  # pickle and the methods that it calls may raise any exception
         return error
     return None
 
 
 def _cause(path: str, value: Any, error: Exception, deepest: int) -> tuple[str, Exception]:
-    """The innermost part that cannot be pickled, and why."""
+    """The innermost part that cannot be pickled, and the reason."""
     for name, part in _parts(path, value) if deepest else ():
         if (refusal := _refusal(part)) is not None:
             return _cause(name, part, refusal, deepest - 1)

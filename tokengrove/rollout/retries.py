@@ -1,6 +1,6 @@
-"""Repeats what failed for a reason that passes, where the client does not: turns, readiness, and starts of sessions.
+"""Retries of calls that the client does not retry itself: turns, readiness, and starts of sessions.
 
-What is repeated here is sent once by the client, so that no retry is retried.
+The client must send these calls without retries, so that no retry is retried.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def _is_retryable(error: ProxyError) -> bool:
 async def retried(
     call: Callable[[], Awaitable[T]], within_s: float, repeatable: Callable[[ProxyError], bool] = _is_retryable
 ) -> T:
-    """Await `call()`, again after each error that is `repeatable`, for as long as the next attempt begins `within_s`.
+    """Await `call()`; retry after errors that are `repeatable`, while the next attempt begins within `within_s`
+    seconds.
 
-    The pauses are those that the server asks for, or else grow from a quarter of a second to five. Raises the last
+    The pauses are the server's `retry_after_s`, or grow from a quarter of a second to five seconds. Raises the last
     error.
     """
     patience = _Patience(within_s, repeatable)
@@ -41,7 +42,7 @@ async def retried(
 
 
 def retried_here(call: Callable[[], T], within_s: float, repeatable: Callable[[ProxyError], bool] = _is_retryable) -> T:
-    """`retried` for a call that blocks this thread."""
+    """Like `retried`, for a call that blocks this thread."""
     patience = _Patience(within_s, repeatable)
     while True:
         try:
@@ -52,14 +53,14 @@ def retried_here(call: Callable[[], T], within_s: float, repeatable: Callable[[P
 
 
 class _Patience:
-    """How long one call is repeated, and how long the pauses are."""
+    """The time limit and the pauses of one call's retries."""
 
     def __init__(self, within_s: float, repeatable: Callable[[ProxyError], bool]) -> None:
         self._until, self._repeatable = time.monotonic() + within_s, repeatable
         self._pause_s = _FIRST_PAUSE_S
 
     def wait_s(self, error: ProxyError) -> float:
-        """Seconds until the next attempt. Raises `error`, which is being handled, if there is to be none."""
+        """Seconds until the next attempt. Raises `error`, which is being handled, if there is no further attempt."""
         wait_s = self._pause_s if error.retry_after_s is None else error.retry_after_s
         if not self._repeatable(error) or time.monotonic() + wait_s > self._until:
             raise error

@@ -1,4 +1,4 @@
-"""What an agent or a reward function may return: a reward of the last turn, rewards by interaction, or nothing."""
+"""The values that an agent or reward function may return: the last turn's reward, rewards by interaction, or None."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAIN = ("reward", "score")
 
 
 def returned_rewards(result: Any, who: str) -> float | dict[str, float] | None:
-    """Return the rewards in what `who` returned. Booleans count as 0 and 1; scalars of numpy and torch as numbers.
+    """Return the rewards in the result of `who`. Booleans, and scalars of numpy and torch, count as numbers.
 
-    Raises TypeError for another type, and ValueError for a reward that is not finite; both begin with `who`.
+    Raises TypeError for another type, and ValueError for a reward that is not finite. Both messages begin with `who`.
     """
     if result is None:
         return None
@@ -26,17 +26,16 @@ def returned_rewards(result: Any, who: str) -> float | dict[str, float] | None:
 
 
 def function_rewards(result: Any, who: str) -> tuple[float | dict[str, float] | None, dict[str, float]]:
-    """Return the rewards in what a reward function returned, and its further values by name.
+    """Return the rewards in the result of a reward function, and its further values by name.
 
-    A dict with `reward`, or `score` as verl's functions have it, is the reward of the episode: its other numbers are
-    the further values, and what is no number, such as the answer that was read, is left out. Raises as
-    `returned_rewards`.
+    In a dict with `reward`, or `score` as in verl's functions, this entry is the reward of the episode. Its other
+    numbers are the further values; other entries, such as the parsed answer, are ignored. Raises as `returned_rewards`.
     """
     main = next((name for name in _MAIN if name in result), None) if isinstance(result, Mapping) else None
     if main is None:
         return returned_rewards(result, who), {}
     told = f"{who} returned a dict in which {{!r}} is"
-    reward = number(result[main], told.format(main), "it has to be a number")
+    reward = number(result[main], told.format(main), "it must be a number")
     return reward, {
         name: number(value, told.format(name))
         for name, value in result.items()
@@ -59,14 +58,14 @@ def number(
     told: str,
     way_out: str = "return a float (the reward of the last turn), a dict of rewards by interaction id, or None",
 ) -> float:
-    """A finite number. `told`: the sentence that `value` ends in the error, which TypeError or ValueError is."""
+    """A finite float. `told`: the beginning of the error message, before the value. Raises TypeError or ValueError."""
     if getattr(value, "ndim", None) == 0:  # a scalar array or tensor
         value = value.item()
     if not isinstance(value, Real):
         raise TypeError(f"{told} {_shown(value)} of type {type(value).__name__}; {way_out}")
     try:
         read = float(value)
-    except OverflowError:  # a number as large as Python's can be
+    except OverflowError:  # an integer beyond the range of floats
         read = inf
     if not isfinite(read):
         raise ValueError(f"{told} {_shown(value)}; a reward must be a finite number")
@@ -76,6 +75,6 @@ def number(
 def _shown(value: Any) -> str:
     try:
         shown = repr(value)
-    except ValueError:  # Python does not write out numbers of so many digits
+    except ValueError:  # Python limits the number of digits
         return "a number of thousands of digits"
     return shown if len(shown) <= 80 else f"{shown[:80]}..."

@@ -1,6 +1,6 @@
-"""The options of a run: fields of one dataclass, whose names are the flags of the commands and the keys of files.
+"""The options of a run: fields of a dataclass whose names are the flags of the commands and the keys of files.
 
-This module is apart from `tokengrove.runs` so that `tokengrove --help` does not import the client.
+This module is separate from `tokengrove.runs`, so that `tokengrove --help` does not import the client.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _WHAT, _WHERE, _HOW, _FAILURES, _SESSIONS, _RESULTS = (
 EXECUTORS = ("local", "process", "ray")
 _MAX_GROUP = 1000
 RETRYABLE = ("agent", "timeout", "no_data", "reward", "scorer", "server", "worker")
-"""The kinds of failures after which an episode can be played again: all but those of a run that was ended."""
+"""The kinds of failures after which an episode can be retried: all except `cancelled`."""
 
 _OWN_FIELDS = {
     "group_id": "the run names its groups",
     "group_size": "give --group-size",
     "session_id": "the run names its sessions",
-    "api_key": "a key is that of one session",
+    "api_key": "a key belongs to one session",
     "metadata": "give --metadata",
     "sampling": "give --sampling",
     "sampling_policy": "give --sampling-policy",
     "limits": "give --limits",
 }
-"""Fields of `start_session` that are no entries of `session`, and why."""
+"""Fields of `start_session` that `session` must not contain, and the reason or the option to use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What to play, where, how often, and what becomes of it. `checked` says what is wrong with it.
+    """What a run plays, where and how often, and its results. `checked` validates the options.
 
-    Either `agent` (a path, `package.module:Name`) or `command` (a program with its arguments) plays. Without `data` the
-    tasks are given to `run_episodes`. `folder` None keeps nothing on disk: such a run cannot be resumed.
+    Either `agent` (a path, `package.module:Name`) or `command` (a program with its arguments) plays. Without `data`,
+    the tasks are passed to `run_episodes`. With `folder` None, the run stores nothing on disk and cannot be resumed.
     """
 
     agent: str | None = option(None, "Class path of the agent.")
@@ -60,21 +60,24 @@ class RunOptions:
     )
     task_id_field: str | None = option(
         None,
-        "Field of the data that has the task's id.",
+        "Field of the data with the task's id.",
         panel=_WHAT,
         otherwise="task_id, else the row's number and a hash of it",
     )
     limit: int | None = option(None, "Only the first tasks, this many.", panel=_WHAT, least=1)
     reward: str | None = option(None, "package.module:function that rewards an episode.", panel=_WHAT)
     scorer: tuple[str, ...] = option((), "package.module:function that scores turns or episodes.", panel=_WHAT)
-    success: float = option(1.0, "Reward from which on an episode counts as passed, for pass@k.", panel=_WHAT)
+    success: float = option(1.0, "Least reward of an episode that counts as passed, for pass@k.", panel=_WHAT)
     url: str | None = option(None, "URL of a running server.", panel=_WHERE, otherwise="start one for the run")
     admin_key: str | None = option(None, "Admin key of the server, if it has one.", panel=_WHERE)
     executor: str = option(
-        "local", "local (this process), process (several) or ray (a Ray cluster).", panel=_WHERE, choices=EXECUTORS
+        "local",
+        "local (this process), process (several processes) or ray (a Ray cluster).",
+        panel=_WHERE,
+        choices=EXECUTORS,
     )
     workers: int | None = option(None, "Processes of --executor process.", panel=_WHERE, least=1, otherwise="CPU cores")
-    ray_address: str | None = option(None, "Address of the Ray cluster.", panel=_WHERE, otherwise="Ray's own rule")
+    ray_address: str | None = option(None, "Address of the Ray cluster.", panel=_WHERE, otherwise="Ray's default")
     ray_cpus: float | None = option(None, "CPUs of a Ray worker.", panel=_WHERE, least=0)
     ray_episodes: int | None = option(None, "Episodes that a Ray worker plays at once.", panel=_WHERE, least=1)
     ray_runtime_env: Mapping[str, Any] = option({}, "Entry of Ray's runtime environment.", panel=_WHERE)
@@ -82,7 +85,7 @@ class RunOptions:
         1, "Episodes of each task, compared with each other.", panel=_HOW, least=1, most=_MAX_GROUP
     )
     concurrency: int = option(64, "Episodes at once.", panel=_HOW, least=1)
-    passes: int = option(1, "How often the data is played; each pass has groups of its own.", panel=_HOW, least=1)
+    passes: int = option(1, "How often the data is played; each pass has its own groups.", panel=_HOW, least=1)
     seed: int | None = option(
         None,
         "Seed of the run: agents and sampling get one for each episode.",
@@ -93,65 +96,65 @@ class RunOptions:
         None, "Seconds that an agent may play.", panel=_FAILURES, least=0, otherwise="no limit"
     )
     start_timeout_s: float = option(
-        600.0, "Seconds that an episode waits for a full server to take its session.", panel=_FAILURES, least=0
+        600.0, "Seconds that an episode waits for a place on a full server.", panel=_FAILURES, least=0
     )
     scoring_timeout_s: float = option(
         600.0, "Seconds that the reward function and the scorers may take.", panel=_FAILURES, least=0
     )
-    retries: int = option(2, "How often an episode is played again after a failure.", panel=_FAILURES, least=0)
+    retries: int = option(2, "How often an episode is retried after a failure.", panel=_FAILURES, least=0)
     retry_on: tuple[str, ...] = option(
         ("server", "worker"),
-        "Failures after which it is played again.",
+        "Failures after which an episode is retried.",
         panel=_FAILURES,
         choices=RETRYABLE,
         otherwise="server, worker",
     )
     max_failures: int = option(
-        0, "Failed episodes that are no error; with more, the exit code is 1.", panel=_FAILURES, least=0
+        0, "Failed episodes that are accepted; with more, the exit code is 1.", panel=_FAILURES, least=0
     )
     max_failed_episodes: int | None = option(
         None,
         "Failed episodes in a row after which the run stops; -1: never.",
         panel=_FAILURES,
         least=-1,
-        otherwise="three groups' worth, or one more than --max-failures",
+        otherwise="the episodes of three groups, or one more than --max-failures",
     )
     fail_fast: bool = option(False, "Stop as soon as more than --max-failures episodes have failed.", panel=_FAILURES)
     sampling: Mapping[str, Any] = option({}, "Sampling of all turns (temperature, max_tokens, ...).", panel=_SESSIONS)
     sampling_policy: str | None = option(
         None,
-        "default: requests may choose otherwise; override: --sampling holds in any case.",
+        "default: requests may set their own values; override: --sampling always applies.",
         panel=_SESSIONS,
         choices=("default", "override"),
     )
     limits: Mapping[str, Any] = option({}, "Limit of a session (max_turns, max_total_tokens, ...).", panel=_SESSIONS)
     session: Mapping[str, Any] = option({}, "Further field of start_session (discount, credit, ...).", panel=_SESSIONS)
     metadata: Mapping[str, Any] = option({}, "Metadata of the sessions.", panel=_SESSIONS)
-    validation: bool = option(False, "The sessions measure the policy: never trained on.")
-    folder: str | None = option("runs", "Folder that keeps runs, each in a folder of its own.", panel=_RESULTS)
+    validation: bool = option(False, "The sessions measure the policy and are never trained on.")
+    folder: str | None = option("runs", "Folder for runs, each in its own folder.", panel=_RESULTS)
     name: str | None = option(
         None,
-        "Name of the run. The same name resumes it.",
+        "Name of the run. A run with the same name is resumed.",
         panel=_RESULTS,
-        otherwise="made of the data's name and of the options",
+        otherwise="derived from the data's name and the options",
     )
-    retry_failed: bool = option(False, "When a run is resumed, also play its failed episodes again.", panel=_RESULTS)
+    retry_failed: bool = option(False, "When a run is resumed, also retry its failed episodes.", panel=_RESULTS)
     output: str | None = option(
         None,
-        "File or folder of the training samples.",
+        "File or folder for the training samples.",
         panel=_RESULTS,
         otherwise="samples.* in the run's folder; eval: none",
     )
-    export_failed: bool = option(False, "Export the sessions of failed episodes, too.", panel=_RESULTS)
+    export_failed: bool = option(False, "Also export the sessions of failed episodes.", panel=_RESULTS)
     export: Mapping[str, Any] = option({}, "Fields of /trajectories/export: layout, format, ...")
 
     def checked(self) -> RunOptions:
-        """Return these options. Raises ConfigurationError that names the option which is wrong."""
+        """Return these options. Raises ConfigurationError, which names the wrong option."""
         self._check_agent()
         for name, each in options_of(RunOptions).items():
             each.check(getattr(self, name))
         if self.max_failed_episodes == 0:
-            raise ConfigurationError("--max-failed-episodes must be at least 1, or -1 for no end, not 0")
+            raise ConfigurationError("--max-failed-episodes must be at least 1, or -1 for no limit, not 0")
         _check_session_fields(self.session)
         self._check_executor()
         self._check_output()
@@ -174,19 +177,22 @@ class RunOptions:
 
     def _check_output(self) -> None:
         if self.folder is None and self.name is not None:
-            raise ConfigurationError("--name is that of a folder in --folder, which is missing")
+            raise ConfigurationError("--name needs --folder")
         if not self.exports and (self.export or self.export_failed):
             given = ", ".join([*self.export, *(["export_failed"] if self.export_failed else [])])
-            raise ConfigurationError(f"nothing is exported, so {given} has no effect: give --output as well")
+            raise ConfigurationError(f"nothing is exported, so {given} has no effect: give --output")
 
     @property
     def exports(self) -> bool:
-        """Whether training samples are written at the end."""
+        """Whether the run writes training samples at its end."""
         return self.output is not None or (self.folder is not None and not self.validation)
 
     @property
     def most_failed(self) -> int | None:
-        """`max_failed_episodes`; None for the default, where `max_failures` does not allow for more."""
+        """The limit of failed episodes in a row; None: the default of three groups.
+
+        It is `max_failed_episodes`, or by default `max_failures` + 1 if `max_failures` reaches the default limit.
+        """
         from tokengrove.rollout.failure_log import GROUPS
 
         if self.max_failed_episodes is None and self.max_failures >= GROUPS * self.group_size:
@@ -194,7 +200,7 @@ class RunOptions:
         return self.max_failed_episodes
 
     def session_fields(self) -> SessionOptions:
-        """The fields of `start_session` that all sessions have in common, without the metadata of the run."""
+        """The fields of `start_session` that all sessions share, without metadata that the run adds."""
         given: dict[str, Any] = {
             **self.session,
             "sampling": dict(self.sampling),
@@ -215,4 +221,4 @@ def _check_session_fields(given: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"--session {name} cannot be given: {_OWN_FIELDS[name]}")
         if name not in known:
             near = get_close_matches(name, known, 1) or known
-            raise ConfigurationError(f"--session {name} is no field of start_session; known: {', '.join(near)}")
+            raise ConfigurationError(f"--session {name} is not a field of start_session; known: {', '.join(near)}")

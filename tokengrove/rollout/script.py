@@ -1,7 +1,7 @@
-"""The script of a program, for processes that it starts: they import it under another name, and only if they have to.
+"""The script of this program, for processes that it starts. They import it only if needed, under another name.
 
-What is defined in `__main__` is pickled by its name there, so another process can rebuild it only after importing the
-script. It imports it up to the place where the script begins to run agents, which it must not do again.
+Definitions in `__main__` are pickled by their name there, so another process must import the script before it can
+unpickle them. The import stops where the script begins to run agents, which the other process must not repeat.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _importing = False
 
 
 class Script(NamedTuple):
-    """Where the script is: its module, as of `python -m`, or its file; both None in a notebook, a prompt and stdin."""
+    """The location of a script: its module, as for `python -m`, or its file; both None in a notebook, a prompt or
+    stdin.
+    """
 
     module: str | None
     file: str | None
@@ -24,7 +26,7 @@ class Script(NamedTuple):
 
 
 class _BeginsWork(BaseException):
-    """Ends the import; no `except Exception` of the script should keep it."""
+    """Ends the import. It is not an Exception, so that `except Exception` in the script does not catch it."""
 
 
 def script_of_this_process() -> Script:
@@ -32,7 +34,7 @@ def script_of_this_process() -> Script:
     main: Any = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     file: str | None = getattr(main, "__file__", None)
-    # `__main__.py` of a package has no definitions to import, only work.
+    # The `__main__.py` of a package has no definitions to import; it only starts work.
     module = None if spec is None or spec.name.rpartition(".")[2] == "__main__" else spec.name
     if spec is not None or file is None or not Path(file).is_file():
         file = None
@@ -40,7 +42,7 @@ def script_of_this_process() -> Script:
 
 
 def import_script(script: Script) -> None:
-    """Import it as the `__main__` of this process, where its `__name__` is `__mp_main__`. What it raises is raised."""
+    """Import the script as the `__main__` of this process, with the `__name__` `__mp_main__`. Raises its exceptions."""
     global _importing
     main = ModuleType("__mp_main__")
     code = _code(script, main)
@@ -50,13 +52,13 @@ def import_script(script: Script) -> None:
     try:
         exec(code, vars(main))
     except _BeginsWork:
-        pass  # what stands above is defined
+        pass  # the definitions above are complete
     finally:
         _importing = False
 
 
 def stop_import() -> None:
-    """End the import of the script, if a process that it has started imports it: what follows is work."""
+    """End the import of the script if this process is importing it: work follows."""
     if _importing:
         raise _BeginsWork
 
@@ -69,6 +71,6 @@ def _code(script: Script, main: ModuleType) -> CodeType:
             main.__package__, main.__file__ = spec.parent, spec.origin
             return compile(Path(spec.origin).read_bytes(), spec.origin, "exec")
     if script.file is None:
-        raise ModuleNotFoundError(f"there is no script to import: {script}")
+        raise ModuleNotFoundError(f"no script to import: {script}")
     main.__file__ = script.file
     return compile(Path(script.file).read_bytes(), script.file, "exec")

@@ -1,4 +1,4 @@
-"""What the server's chat template writes around messages, found out by rendering."""
+"""The tokens that the server's chat template writes around messages, found by rendering."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _USER = {"role": "user", "content": "x"}
 
 
 class Tokenizes(Protocol):
-    """What has the server's tokenizer: a blocking client or session."""
+    """An object with the server's tokenizer: a blocking client or session."""
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]: ...
 
@@ -20,14 +20,14 @@ class Tokenizes(Protocol):
 
 
 class ServerTemplate:
-    """The chat template of `server`. Everything blocks; what is the same for all conversations is asked for once."""
+    """The chat template of `server`. All calls block. Values that no conversation changes are requested once."""
 
     def __init__(self, server: Tokenizes) -> None:
         self._server = server
 
     @cached_property
     def end(self) -> list[int]:
-        """What ends an empty answer of the model: the closing of its reasoning, if need be, and an end token."""
+        """The ids that end an empty answer: the end of the reasoning if the template needs it, and an end token."""
         models = self._server.end_token_ids()
         known = {"messages": 2, "token_ids": self._server.tokenize([_USER]), "output_tokens": 0}
         unclosed = self._continued([], [_USER], False, known)
@@ -36,12 +36,12 @@ class ServerTemplate:
 
     @cached_property
     def generation_prompt(self) -> list[int]:
-        """What begins an answer."""
+        """The ids that begin an answer."""
         return self._server.tokenize([_USER])[len(self._before_answer) :]
 
     @cached_property
     def prefix(self) -> list[int]:
-        """What the template writes before the first message, without what it also writes between two messages."""
+        """The ids before the first message, without ids that the template also writes between two messages."""
         whole, appended = self._before_answer, self.appended([_USER], False)
         same = 0
         while same < min(len(whole), len(appended)) and whole[-same - 1] == appended[-same - 1]:
@@ -53,7 +53,7 @@ class ServerTemplate:
         return self._server.tokenize([_USER], add_generation_prompt=False)
 
     def appended(self, messages: list[dict[str, Any]], generation_prompt: bool, **given: Any) -> list[int]:
-        """What the template appends for `messages` to an answer of the model that has ended."""
+        """The ids that the template appends for `messages` after a complete answer of the model."""
         before = [*self._server.tokenize([_USER]), *self.end]
         known = {"messages": 2, "token_ids": before, "output_tokens": len(self.end)}
         named = [_named(each, at) for at, each in enumerate(messages)]
@@ -83,5 +83,5 @@ def _call(call_id: str, name: str) -> dict[str, Any]:
 
 
 def _named(message: dict[str, Any], at: int) -> dict[str, Any]:
-    """A tool result with the id of a call, which verl's do not have."""
+    """A message; a tool result without a `tool_call_id`, as in verl, gets one."""
     return {"tool_call_id": f"call_{at}", **message} if message.get("role") == "tool" else message

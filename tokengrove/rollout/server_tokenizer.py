@@ -1,4 +1,4 @@
-"""The server's tokenizer and chat template behind the methods that agent loops and managers call of transformers'."""
+"""The server's tokenizer and chat template, with the methods of transformers' tokenizers that agent loops call."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokengrove.rollout.server_template import ServerTemplate, Tokenizes
 
 
 class ServerTokenizer:
-    """A tokenizer over HTTP, for code that calls one. It blocks: call it in a thread, as verl's loops do.
+    """A tokenizer over HTTP. All calls block: use it in a thread, as verl's loops do.
 
-    `server`: a blocking client, or a session of one, whose agent key is used. What it renders is what the server would
-    render for a turn. `pad_token_id` pads in `pad`; the server does not tell the model's. `template`: one that
-    several share.
+    `server`: a blocking client, or one of its sessions, whose agent key is then used. Conversations are rendered as the
+    server renders them for a turn. `pad_token_id`: the id with which `pad` pads; the server does not report the
+    model's. `template`: a template to share between tokenizers.
     """
 
     def __init__(self, server: Tokenizes, pad_token_id: int = 0, *, template: ServerTemplate | None = None) -> None:
@@ -29,7 +29,7 @@ class ServerTokenizer:
         self.padding_side = "right"
 
     def prepare(self) -> None:
-        """Ask for what `apply_chat_template([{}])` needs, so that it does not block."""
+        """Fetch the values that `apply_chat_template([{}])` needs, so that this call does not block."""
         _ = self._template.prefix, self._template.generation_prompt
 
     def apply_chat_template(
@@ -41,11 +41,12 @@ class ServerTokenizer:
         return_dict: bool = False,
         **options: Any,
     ) -> Any:
-        """The ids of a conversation, or with `tokenize` false its text. Other arguments are for the chat template.
+        """The ids of a conversation, or its text if `tokenize` is false. Other arguments are passed to the template.
 
-        `[{}]` has what the template writes before a conversation without a system message. Messages that begin with a
-        tool result have that, and then what the template appends to an answer of the model for them; so the rest behind
-        `[{}]` is exactly what follows a sampled answer. Raises InvalidRequest for what the template cannot express.
+        `[{}]` gives the ids that the template writes before a conversation without a system message. Messages that
+        begin with a tool result give these ids, followed by the ids that the template appends to an answer of the
+        model. So the ids after those of `[{}]` are exactly the ids that follow a sampled answer. Raises InvalidRequest
+        for messages that the template cannot express.
         """
         messages = [dict(message) for message in conversation]
         given: dict[str, Any] = {**({"tools": list(tools)} if tools else {})}
@@ -75,7 +76,7 @@ class ServerTokenizer:
 
     @cached_property
     def eos_token_id(self) -> int | None:
-        """The first of the ids that end the model's answers; None if there is none."""
+        """The first id that ends the model's answers; None if there is none."""
         return next(iter(self.server.end_token_ids()), None)
 
     def pad(
@@ -86,10 +87,10 @@ class ServerTokenizer:
         return_tensors: str | None = None,
         return_attention_mask: bool = True,
     ) -> dict[str, Any]:
-        """Pad `input_ids`, of one dict or of several, at `padding_side`: to the longest, or to `max_length`.
+        """Pad the `input_ids` of one dict or of several on `padding_side`, to the longest row or to `max_length`.
 
-        `padding`: True or `longest`, or `max_length`. `return_tensors`: `pt`, `np`, or None for lists. Raises
-        InvalidRequest if one is longer than `max_length`.
+        `padding`: `max_length` pads to `max_length`; other values pad to the longest row. `return_tensors`: `pt`, `np`,
+        or None for lists. Raises InvalidRequest for a row longer than `max_length`.
         """
         many = not isinstance(encoded_inputs, Mapping)
         rows = [list(each["input_ids"]) for each in (encoded_inputs if many else [encoded_inputs])]

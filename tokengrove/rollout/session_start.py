@@ -1,7 +1,7 @@
-"""The start of a session that is waited for: while the server is full, restarts, or an answer is lost on the way.
+"""Starts sessions with retries while the server is full, restarts, or an answer is lost.
 
-No session is left behind: all attempts have one Idempotency-Key, so that they start one session, and a start that is
-cancelled ends what it still brings.
+No session is abandoned: all attempts have one Idempotency-Key, so they start one session, and a cancelled start ends
+the session that it may still receive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokengrove.rollout.cancellation import to_the_end
 from tokengrove.rollout.retries import retried, retried_here
 
 UNREACHABLE_S = 60.0
-"""How long a server that does not answer is tried: a restart takes less, and a wrong address should be noticed."""
+"""Seconds in which an unreachable server is retried: a restart takes less time, and a wrong address is noticed."""
 
 _GIVE_UP_S = 10.0
 _NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
@@ -29,7 +29,7 @@ _NAME_LENGTH = 100
 
 
 def unused_session_id(name: str) -> str:
-    """A session id that nobody else has. It begins with `name`, as far as an id can."""
+    """A unique session id. It begins with `name`, with invalid characters replaced and truncated to 100 characters."""
     return f"{_NOT_OF_AN_ID.sub('-', name)[:_NAME_LENGTH]}-{secrets.token_hex(6)}"
 
 
@@ -45,11 +45,11 @@ def merged_options(common: SessionOptions, own: SessionOptions) -> SessionOption
 async def start_session(
     client: AsyncClient, task_id: str, within_s: float, options: SessionOptions, *, discard: bool = False
 ) -> AsyncSession:
-    """Start a session; wait up to `within_s` seconds while the server has no place (429), or is not there.
+    """Start a session; retry for `within_s` seconds while the server is full (429) or unavailable (503).
 
-    A server that does not answer is tried for a minute at most. `discard`: if this is cancelled, what it still brings
-    is withdrawn, and never counts in its group. If it is cancelled after an answer was lost, the session that was
-    started is deleted, if `options` name it.
+    An unreachable server is retried for at most a minute. `discard`: if this is cancelled, the session that still
+    starts is withdrawn instead of ended, so it never counts in its group. If this is cancelled after an answer was
+    lost, the session is deleted if `options` have its `session_id` and it has no turns. Raises the last error.
     """
     start = _AsyncStart(client, task_id, options, discard)
     try:
@@ -62,7 +62,7 @@ async def start_session(
 def start_session_here(
     client: Client, task_id: str, within_s: float, options: SessionOptions, may_wait: Callable[[], bool] = lambda: True
 ) -> Session:
-    """`start_session` for a client that blocks this thread; once `may_wait` is false it is not tried again."""
+    """Like `start_session`, for a client that blocks this thread; once `may_wait` returns False, it is not retried."""
     start = _Start(task_id, options)
     return retried_here(
         lambda: client.start_session(task_id, idempotency_key=start.key, retry_s=0.0, **options),
@@ -72,7 +72,7 @@ def start_session_here(
 
 
 class _Start:
-    """The attempts of one start. `key`: by it the server knows that they are one."""
+    """The attempts of one start. `key`: the Idempotency-Key of all attempts."""
 
     def __init__(self, task_id: str, options: SessionOptions) -> None:
         self._task_id, self._options = task_id, options
@@ -100,7 +100,7 @@ class _AsyncStart(_Start):
             raise
 
     async def _answered(self) -> AsyncSession:
-        """Start the session; note an answer that was lost, also after this attempt was cancelled."""
+        """Start the session and record whether the answer was lost, even after this attempt was cancelled."""
         try:
             session = await self._client.start_session(
                 self._task_id, idempotency_key=self.key, retry_s=0.0, **self._options
@@ -112,14 +112,14 @@ class _AsyncStart(_Start):
         return session
 
     async def leave(self) -> None:
-        """Delete the session of an attempt whose answer was lost, which no other attempt has replaced."""
+        """Delete the session of an attempt whose answer was lost, unless a later attempt got an answer."""
         if self._unanswered and "session_id" in self._options:
             with suppress(ProxyError, TimeoutError):
                 async with asyncio.timeout(_GIVE_UP_S):
                     await self._deleted_unused()
 
     async def _give_up(self, starting: asyncio.Future[AsyncSession]) -> None:
-        """End or withdraw the session that `starting` still brings: nobody else would."""
+        """End or withdraw the session that `starting` still returns, because no other code knows it."""
         with suppress(ProxyError, TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 session = await starting
@@ -127,7 +127,7 @@ class _AsyncStart(_Start):
                 await leave(outcome="Failed", exit_reason="cancelled before it began")
 
     async def _deleted_unused(self) -> None:
-        """Delete the session of an earlier attempt; one that has turns is not ours."""
+        """Delete the session of an earlier attempt. A session with turns belongs to another caller and is kept."""
         session_id = self._options["session_id"]
         if not (await self._client.session_tree(session_id)).interactions:
             await self._client.delete_session(session_id)

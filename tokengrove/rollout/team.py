@@ -1,7 +1,7 @@
-"""An episode of several agents: one session each, or one session that they share, rewarded and exported by agent.
+"""An episode of several agents: one session for each agent or one shared session, rewarded and exported by agent.
 
-Either way the turns carry the name of their agent, and the sessions start, fail and end together: whatever happens in
-the `async with` block, no session of the episode stays open.
+In both cases turns have the name of their agent, and the sessions start, fail and end together: after the `async with`
+block, no session of the episode is open.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tokengrove.rollout.episode import Episode
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_.:+-]{1,64}")
 _RETRY_FAILED_S = 10.0
-"""After an exception, which its caller should get soon."""
+"""Seconds of retries after an exception, so that the caller gets the exception soon."""
 _OWN_METADATA = ("episode", "agent")
 
 
 class TeamEndOptions(TypedDict, total=False):
-    """What the environment says of an episode at its end, as in `EndOptions`."""
+    """The options of an episode's end, as in `EndOptions`."""
 
     outcome: str
     exit_reason: str
@@ -40,9 +40,9 @@ class TeamEndOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What one agent of a team gets: an address that marks its turns with its name, and the agent's key.
+    """The access of one agent of a team: addresses that mark its turns with its name, and the agent's key.
 
-    `session` has the control key too, so it stays with the environment.
+    `session` also has the control key, so it must stay with the environment.
     """
 
     name: str
@@ -60,30 +60,31 @@ class Member:
 
     @property
     def api_key(self) -> str:
-        """The agent's key; a shared session has one for all agents."""
+        """The agent's key. The agents of a shared session have the same key."""
         return self.session.api_key
 
     @property
     def headers(self) -> dict[str, str]:
-        """What marks the turns of an agent that uses another address of its session than `base_url`."""
+        """Headers that mark the agent's turns if it uses another address of its session than `base_url`."""
         return {"x-tokengrove-agent": self.name}
 
     @property
     def variables(self) -> dict[str, str | None]:
-        """The environment variables of an agent that is a program of its own; None: the variable has to be absent."""
+        """The environment variables of an agent that is a separate program; None: the variable must be unset."""
         return agent_variables(self)
 
 
 class Team:
     """The agents of one episode, by name: `team["coder"].base_url`. Use it in an `async with` block.
 
-    `shared`: one session for all agents instead of one for each; conversations then stand in one tree, and limits hold
-    for all together. `episode_id` (default: a random one) is in the metadata of every session as `episode`; in a
-    session of its own an agent is there as `agent`. The other arguments are fields of `start_session`: `group_id` is
-    that of all sessions; `group_size` counts episodes; `session_id` is the beginning of the ids of several sessions.
-    A start waits up to `start_timeout_s` seconds for room.
+    `shared`: one session for all agents instead of one for each; all conversations are then in one tree, and limits
+    apply to all agents together. `episode_id` (default: a random id) is stored in the metadata of every session as
+    `episode`; the session of a single agent also has its name as `agent`. The other arguments are fields of
+    `start_session`: `group_id` applies to all sessions; `group_size` counts episodes; `session_id` is the prefix of the
+    ids if there are several sessions. Each start waits up to `start_timeout_s` seconds for a place.
 
-    Raises InvalidRequest for names that are empty, repeated or have other characters than A-Z a-z 0-9 _ . : + -
+    Raises InvalidRequest for names that are empty, repeated or have other characters than A-Z a-z 0-9 _ . : + -, for an
+    `api_key` without `shared`, and for `metadata` with `episode` or `agent`.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Team:
         self._members: dict[str, Member] = {}
 
     def __getitem__(self, agent: str) -> Member:
-        """The agent of this name. Raises InvalidRequest for another name, and ValueError before the start."""
+        """The agent with this name. Raises InvalidRequest for an unknown name, and ValueError before the start."""
         if agent not in self._agents:
             raise InvalidRequest(f"the team has no agent {agent!r}; it has {', '.join(self._agents)}", param="agent")
         if agent not in self._members:
@@ -115,17 +116,17 @@ class Team:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All agents in their order; none before the start."""
+        """All agents in order; empty before the start."""
         return tuple(self._members.values())
 
     @property
     def session_ids(self) -> tuple[str, ...]:
-        """The sessions of the episode: one, or one for each agent in their order."""
+        """The ids of the sessions: the shared session, or the session of each agent in order."""
         return tuple(episode.session_id for episode in self._episodes)
 
     async def __aenter__(self) -> Team:
         if self._episodes:
-            raise ValueError(f"episode {self.episode_id!r} was started by this team: make another one")
+            raise ValueError(f"this team has already started episode {self.episode_id!r}: make another Team")
         try:
             for agent in (None,) if self.shared else self._agents:
                 options = self._options_of(agent)
@@ -146,16 +147,16 @@ class Team:
         await self._leave(error)
 
     async def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
-        """Reward an agent: `agent` names it, and the rest is as in `AsyncSession.set_reward`.
+        """Reward an agent, which `agent` names. The other arguments are as in `AsyncSession.set_reward`.
 
-        Without `agent` the reward is that of the whole team: each agent that has a complete turn gets it. Raises
-        NotFound for an agent without one, and if nobody has one.
+        Without `agent`, each agent that has a complete turn gets the reward. Raises NotFound if the named agent, or
+        every agent, lacks a complete turn.
         """
         if (agent := options.get("agent")) is not None:
             await self[agent].session.set_reward(reward, **options)
             return
         if wrong := sorted(options.keys() - {"agent", "name"}):
-            raise InvalidRequest(f"{wrong[0]!r} names turns of one agent: give 'agent' too", param="agent")
+            raise InvalidRequest(f"{wrong[0]!r} names turns of one agent: also give 'agent'", param="agent")
         rewarded = [await self._reward_if_any(member, reward, options.get("name")) for member in self.members]
         if not any(rewarded):
             raise NotFound(f"no agent of episode {self.episode_id!r} has a complete turn to reward", param="agent")
@@ -165,10 +166,10 @@ class Team:
         rewards: Mapping[str, Number] | Number | None = None,
         **options: Unpack[TeamEndOptions],
     ) -> None:
-        """Reward the agents by name (or all of them by one number), then end all sessions with the same `options`.
+        """Reward the agents by name (or all agents with one number), then end all sessions with the same `options`.
 
-        An agent that has no complete turn has nothing to reward, which is logged. Raises InvalidRequest for a name
-        that the team has not, before anything is sent.
+        A reward for an agent without a complete turn is not set, and a warning is logged. Raises InvalidRequest for an
+        unknown name, before anything is sent.
         """
         by_name = rewards if isinstance(rewards, Mapping) else dict.fromkeys(self._agents, rewards)
         found = {self[name]: reward for name, reward in by_name.items() if reward is not None}
@@ -179,7 +180,7 @@ class Team:
             await episode.end(**options)
 
     async def export(self, **options: Unpack[ExportOptions]) -> Export:
-        """Return the samples of the episode, each with its `agent` and, by default, with that agent's rewards.
+        """Return the samples of the episode, each with its `agent` and, by default, with the rewards of this agent.
 
         To compare agents, export the whole group with `reward_scope="agent"` and `advantages`.
         """
@@ -187,7 +188,7 @@ class Team:
         return await self._client.export(session_ids=self.session_ids, **how)
 
     def _options_of(self, agent: str | None) -> SessionOptions:
-        """The options of the session of one agent, or of the shared one."""
+        """The options of one agent's session, or of the shared session (None)."""
         options: SessionOptions = {**self._options}
         options["session_id"] = options.get("session_id", f"episode-{self.episode_id}")
         own = {"episode": self.episode_id}
@@ -213,9 +214,9 @@ class Team:
         return True
 
     async def _leave(self, error: BaseException | None) -> None:
-        """End all sessions that are open; as Failed with the reason after an `error`.
+        """End all open sessions. After an `error` they end as Failed, with its reason.
 
-        Raises the first error of an end, but none after an `error`: that one is raised by the caller.
+        If a session cannot be ended, the first failure is raised; after an `error`, failures are only logged.
         """
         if error is not None:
             await to_the_end(self._fail_all(error))
@@ -238,16 +239,16 @@ class Team:
 
 
 def _check(agents: Sequence[str], options: SessionOptions, shared: bool) -> None:
-    """Raise InvalidRequest for what no episode can be made of."""
+    """Raise InvalidRequest for invalid arguments of a team."""
     if isinstance(agents, str) or not agents:
         raise InvalidRequest("'agents' must be a list with the name of at least one agent", param="agents")
     for name in agents:
         if not _NAME.fullmatch(name):
-            message = f"{name!r} is no name of an agent: 1 to 64 characters of A-Z a-z 0-9 _ . : + -"
+            message = f"{name!r} is not a valid name of an agent: 1 to 64 characters of A-Z a-z 0-9 _ . : + -"
             raise InvalidRequest(message, param="agents")
     if len(set(agents)) < len(agents):
-        raise InvalidRequest("two agents have the same name, so their turns could not be told apart", param="agents")
+        raise InvalidRequest("two agents have the same name: give each agent its own name", param="agents")
     if "api_key" in options and not shared:
         raise InvalidRequest("'api_key' can belong to one session only: leave it out, or share one", param="api_key")
     if taken := sorted(options.get("metadata", {}).keys() & set(_OWN_METADATA)):
-        raise InvalidRequest(f"'metadata.{taken[0]}' is set by the team: give it another name", param="metadata")
+        raise InvalidRequest(f"'metadata.{taken[0]}' is set by the team: use another name", param="metadata")

@@ -1,4 +1,4 @@
-"""What was said in a session, as reward functions and scorers get it: read from the server, whoever played."""
+"""The content of a session for reward functions and scorers, read from the server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _READ_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A complete turn. `index` counts them from 0, in order of completion.
+    """A complete turn. `index` counts complete turns from 0, in order of completion.
 
-    `messages` are those of the request, `reply` is the assistant's message with `content` and, if any, `tool_calls`.
-    `purpose` is `main` for the work of the agent itself. `agent`: the name that the turn was marked with. `reward` is
-    the main one and `rewards` the named ones, as they were set when the turn was read.
+    `messages`: the messages of the request. `reply`: the assistant's message, with `content` and, if any, `tool_calls`.
+    `purpose`: `main` for the work of the agent itself. `agent`: the agent's name that marks the turn. `reward` is the
+    main reward and `rewards` are the named rewards, as they were set when the turn was read.
     """
 
     interaction_id: str
@@ -33,7 +33,7 @@ class Turn:
 
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
-        """The calls of the reply, in the form of chat completions."""
+        """The tool calls of the reply, in the format of chat completions."""
         return self.reply.get("tool_calls") or ()
 
     @property
@@ -46,7 +46,7 @@ class Turn:
 class Trajectory:
     """A session with its complete turns, in order of completion.
 
-    `task` is the row of the data. `session` has the other fields of the session (`metadata`, `outcome`, ...).
+    `task`: the row of the data. `session`: the other fields of the session (`metadata`, `outcome`, ...).
     """
 
     session_id: str
@@ -56,13 +56,13 @@ class Trajectory:
 
     @property
     def last(self) -> Turn | None:
-        """The last turn of the agent itself, or the last one if none is; None without turns."""
+        """The last turn with the purpose `main`, or the last turn if no turn has it; None without turns."""
         main = [turn for turn in self.turns if turn.purpose == "main"]
         return (main or list(self.turns) or [None])[-1]  # type: ignore[list-item]
 
     @property
     def messages(self) -> list[Mapping[str, Any]]:
-        """The conversation that ends with the last turn, its reply included."""
+        """The conversation that ends with the last turn, including its reply."""
         return [] if (last := self.last) is None else [*last.messages, last.reply]
 
     @property
@@ -78,7 +78,7 @@ class Trajectory:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """The sum of the turns' rewards by name."""
+        """The sums of the turns' named rewards."""
         names = dict.fromkeys(name for turn in self.turns for name in turn.rewards)
         return {name: sum(turn.rewards.get(name, 0.0) for turn in self.turns) for name in names}
 
@@ -89,17 +89,17 @@ def complete(tree: SessionTree) -> list[TreeNode]:
 
 
 def last_of(nodes: Sequence[TreeNode]) -> list[TreeNode]:
-    """The last turn of the agent itself, or the last one if none is; nothing of nothing."""
+    """The last turn with the purpose `main`, or the last turn if no turn has it, as a list; empty without turns."""
     return ([node for node in nodes if node.purpose == "main"] or list(nodes))[-1:]
 
 
 async def read_tree(client: AsyncClient, session_id: str) -> SessionTree:
-    """The session with the numbers of its turns and its `score`. Raises the server's errors."""
+    """The session with the rewards and token counts of its turns, and its `score`. Raises the server's errors."""
     return await client.session_tree(session_id, ["score"])
 
 
 def score_of(tree: SessionTree) -> float | None:
-    """The score of a session that `read_tree` read, as an export gives it; None without a reward."""
+    """The score of a session that `read_tree` returned, as in an export; None without a reward."""
     score: float | None = tree.extra["score"]
     return score
 
@@ -107,7 +107,7 @@ def score_of(tree: SessionTree) -> float | None:
 async def read_trajectory(
     client: AsyncClient, tree: SessionTree, task: Mapping[str, Any], nodes: Iterable[TreeNode] | None = None
 ) -> Trajectory:
-    """Read what was said in these complete turns; by default in all. Raises the server's errors."""
+    """Read the content of these complete turns; None: of all. Raises the server's errors."""
     room = asyncio.Semaphore(_READ_AT_ONCE)
 
     async def read(node: TreeNode) -> Turn:

@@ -1,7 +1,8 @@
-"""Any program as an agent: it runs unmodified in a working folder of its own, and a verifier rewards what it left.
+"""Any program as an agent: it runs unmodified in its own working folder, and a verifier rewards the result.
 
-A command sees the addresses and the key of its session, never the control key, nor what else its caller's environment
-holds. The verifier's files are put in place, and its reward is read, when no process of the command is left.
+A command gets the addresses and the agent's key of its session, but neither the control key nor the rest of its
+caller's environment. The verifier's files are copied, and its reward is read, only when no process of the command is
+left.
 """
 
 from tokengrove.rollout.command.agent import CommandAgent

@@ -1,4 +1,4 @@
-"""The addresses of a session as a command sees them; in a container, the server may have another name."""
+"""The addresses of a session for a command; in a container, the server may have another host name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokengrove.rollout.environment import Addressed
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """What a command gets of its session."""
+    """The part of a session that a command gets."""
 
     base_url: str
     root_url: str
@@ -18,7 +18,7 @@ class Addresses:
 
 
 def addresses_of(session: Addressed, server_url: str | None = None) -> Addresses:
-    """The session's addresses, on `server_url` in place of the server's own address if it is given."""
+    """The session's addresses; with `server_url`, it replaces the scheme, host and port of the server."""
     if server_url is None:
         return Addresses(session.base_url, session.root_url, session.api_key)
     start = server_url.rstrip("/")

@@ -1,4 +1,4 @@
-"""Plays an episode with a command: a folder, the command, its end, the verifier, and nothing left of it."""
+"""Plays an episode with a command: makes a folder, runs the command and the verifier, and cleans up."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from tokengrove.rollout.sandboxes import CommandResult
 
 
 class CommandAgent:
-    """`spec.words` is the command, with placeholders; `spec.arguments` are the fields of `CommandOptions` by name.
+    """A command as an agent. `spec.words`: the command, with placeholders.
 
-    Each episode has a folder of its own, so any number is played at once.
+    `spec.arguments`: the fields of `CommandOptions` by name. Each episode has its own folder, so any number of episodes
+    can run concurrently.
     """
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Raises ConfigurationError that names the flag, for an option or a program that cannot be."""
+        """Raises ConfigurationError, which names the flag, for an invalid option or a missing program.
+
+        Raises InvalidRequest for a verifier function that cannot be imported.
+        """
         self.words = tuple(spec.words)
         self.options = CommandOptions.read(spec.arguments)
         if not self.words:
@@ -40,15 +44,16 @@ class CommandAgent:
         self._outputs = None if self.options.keep_output is None else _folder(self.options.keep_output)
 
     async def play(self, episode: Episode) -> float | None:
-        """Run the command and its verifier; return the reward, None without a verifier.
+        """Run the command and its verifier; return the reward, or None without a verifier.
 
-        Raises EpisodeEnded if the command ran too long or ended with a code that is a failure, and RewardFailed if the
-        verifier could not say.
+        Raises EpisodeEnded if the command cannot be started, exceeds its time limit or exits with a code that is a
+        failure, RewardFailed if the verifier fails, and InvalidRequest if the working folder cannot be made or a
+        placeholder has no value.
         """
         if episode.client.app is not None:
             raise InvalidRequest(
-                "a command is another process, which does not reach a server in this one: start `tokengrove serve` and "
-                "give its address",
+                "a command is another process, which cannot reach a server in this process: start `tokengrove serve` "
+                "and give its address",
                 param="url",
             )
         place = Workplace(self.options, episode)
@@ -59,7 +64,7 @@ class CommandAgent:
             await to_the_end(place.close())
 
     async def close(self) -> None:
-        """There is nothing that episodes share."""
+        """Do nothing: episodes share no resources."""
 
     async def _play(self, place: Workplace) -> float | None:
         output = None if self._outputs is None else self._outputs / f"{place.episode.plan.session_id}.log"
@@ -73,12 +78,12 @@ class CommandAgent:
         return None if values is None else self._rewarded(place.episode, values)
 
     async def _run(self, place: Workplace, output: Path | None) -> CommandResult:
-        """Run the command to its end, and kill what it has left."""
+        """Run the command to its end, and kill the processes that it has left."""
         begun = time.monotonic()
         try:
             words = place.values.words(self.words)
             process = await place.sandbox.launch(words, place.variables(), stdin=self._stdin(place), output=output)
-        except (OSError, ValueError) as error:  # no such program, too long a prompt, a zero in it
+        except (OSError, ValueError) as error:  # no such program, a prompt that is too long or has a null character
             raise EpisodeEnded("Failed", f"the command cannot be started: {error}") from error
         ended = await process.wait(self.options.command_timeout_s)
         await place.sandbox.kill_all()
@@ -97,7 +102,7 @@ class CommandAgent:
         return None
 
     def _rewarded(self, episode: Episode, values: dict[str, float]) -> float:
-        """The main reward; the others become scores of the episode."""
+        """The main reward. The other values become scores of the episode."""
         try:
             reward = main_reward(values)
         except ValueError as error:
@@ -116,19 +121,19 @@ class CommandAgent:
         return b""
 
     def _check_program(self) -> None:
-        """Raise ConfigurationError if there is no such program; one in a container is not looked for."""
+        """Raise ConfigurationError if the program does not exist. A program in a container is not checked."""
         program, path = self.words[0], self.options.env.get("PATH")
         if self.options.container is not None or "/" in program or has_placeholders(program):
             return
         if not has_placeholders(path or "") and shutil.which(program, path=path) is None:
-            raise ConfigurationError(f"there is no program {program!r} on PATH, which the command begins with")
+            raise ConfigurationError(f"there is no program {program!r} on PATH; the command begins with it")
 
 
 def _folder(path: str) -> Path:
-    """Make the folder of the outputs. Raises ConfigurationError."""
+    """Create the folder of the outputs and return its absolute path. Raises ConfigurationError."""
     folder = Path(path).expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"--keep-output {path} cannot be made: {error}") from error
+        raise ConfigurationError(f"--keep-output {path} cannot be created: {error}") from error
     return folder

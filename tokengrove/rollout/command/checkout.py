@@ -1,7 +1,8 @@
-"""Working folders made of a git repository. The repository is left as it was, but for what an agent does to its refs.
+"""Working folders from a git repository.
 
-A worktree shares branches, stashes and settings with the repository and with other worktrees. A clone has its own, and
-only reads the repository's objects.
+The repository changes only by the entry of a worktree, which is removed at the end, and by an agent's commands in a
+worktree. A worktree shares branches, stashes and settings with the repository and its other worktrees. A clone has its
+own, and only reads the repository's objects.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from tokengrove.errors import InvalidRequest
 from tokengrove.rollout.sandboxes.cleaning import WORKTREE
 
 _OF_THE_CALLER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
-"""Set where this program is run by a hook of git, for another repository than those here."""
+"""Variables that a git hook sets for its own repository, removed here in case a hook runs this program."""
 
 
 def add_worktree(repository: str, commit: str, work: Path) -> None:
-    """Make the empty folder `work` a detached worktree; beside it a note is left that `cleaning` reads.
+    """Make the empty folder `work` a detached worktree, and write a file next to it for `cleaning`.
 
-    Raises InvalidRequest with what git says.
+    Raises InvalidRequest with git's error message.
     """
     found = _commit_id(repository, commit)
     _git(repository, "worktree", "add", "--quiet", "--force", "--no-checkout", "--detach", str(work), found)
@@ -29,9 +30,9 @@ def add_worktree(repository: str, commit: str, work: Path) -> None:
 
 
 def add_clone(repository: str, commit: str, work: Path) -> None:
-    """Make the empty folder `work` a repository of its own, on a branch `main` that ends with `commit`.
+    """Make the empty folder `work` a separate repository with a branch `main` at `commit`.
 
-    Raises InvalidRequest with what git says.
+    Raises InvalidRequest with git's error message.
     """
     found = _commit_id(repository, commit)
     objects = _git(repository, "rev-parse", "--path-format=absolute", "--git-path", "objects")
@@ -45,7 +46,7 @@ def add_clone(repository: str, commit: str, work: Path) -> None:
 
 
 def _commit_id(repository: str, commit: str) -> str:
-    _git(repository, "rev-parse", "--git-dir")  # a folder that is no repository is another error
+    _git(repository, "rev-parse", "--git-dir")  # a folder that is not a repository has its own error
     try:
         return _git(repository, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}")
     except InvalidRequest:
@@ -53,7 +54,7 @@ def _commit_id(repository: str, commit: str) -> str:
 
 
 def _git(folder: str, *words: str) -> str:
-    """What a git command prints. No hook of the repository runs: it is not the agent's, and may be slow."""
+    """The output of a git command. The repository's hooks do not run: they may be slow and are not part of the task."""
     variables = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
     command = ["git", "-C", folder, "-c", "core.hooksPath=/dev/null", *words]
     try:

@@ -1,8 +1,8 @@
-"""A place that a program of this machine leads into: a prefix of the command, such as `docker run ... IMAGE`.
+"""A container or remote machine, entered through a command prefix such as `docker run ... IMAGE`.
 
-A prefix that takes variables by name (`{variables}`, for docker and podman) gets `-e NAME` for each, and their values
-in its own environment. For others the command begins with `env NAME=VALUE ...`. `{command}` in a prefix is the whole
-command as a text for a shell, for `ssh`; otherwise the words follow the prefix.
+In a prefix, `{variables}` (for docker and podman) is replaced with `-e NAME` for each variable, and the values are in
+the environment of the prefix's program. Otherwise the command begins with `env NAME=VALUE ...`. `{command}` in a prefix
+is replaced with the whole command as one shell-quoted string, for `ssh`; otherwise the words follow the prefix.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _CLIENTS: dict[str, tuple[str, ...]] = {
     "kubectl": ("HOME", "KUBECONFIG"),
     "ssh": ("HOME", "SSH_AUTH_SOCK"),
 }
-"""What these programs, which run as the caller does, need of the caller's variables to reach their servers."""
+"""The caller's variables that these programs need to reach their servers."""
 _IN_FOLDER = 'mkdir -p -- "$0" && cd -- "$0" && exec "$@"'
 
 
 class ContainerSandbox(CommandSandbox):
-    """The place that `prefix` leads into. Its clients are processes of `host`, which has the folder of this machine."""
+    """The sandbox that `prefix` enters. Its client programs are processes of `host`, which has the local folder."""
 
     def __init__(self, prefix: Sequence[str], workdir: str, host: LocalProcessSandbox) -> None:
         super().__init__({})
@@ -43,7 +43,7 @@ class ContainerSandbox(CommandSandbox):
         return self._workdir
 
     async def start(self) -> None:
-        """It has been started by somebody else, or is with each command."""
+        """Do nothing: the container is started by `container_start` or by each command."""
 
     async def stop(self) -> None:
         await self.kill_all()
@@ -70,7 +70,7 @@ class ContainerSandbox(CommandSandbox):
         return [word.replace(_COMMAND, shlex.join(inner)) for word in prefix]
 
     async def kill_all(self) -> None:
-        """Kill what runs there: the containers of `run`, or else all processes that were started from here."""
+        """Kill all commands: remove the containers of `run`, or kill all processes that this sandbox has started."""
         await self._host.kill_all()
         if self._makes_containers:
             if self._names:
@@ -80,7 +80,10 @@ class ContainerSandbox(CommandSandbox):
             await self._client(self.command_line(["/bin/sh", "-c", KILL, f"{MARK}={self._host.mark}"], {}))
 
     async def _client(self, words: Sequence[str]) -> None:
-        """Run a program that ends others. It lacks their mark: it would end itself where it sees its own process."""
+        """Run a program that ends other processes.
+
+        It does not have their mark: where it sees its own process, it would kill itself.
+        """
         variables = {"HOME": str(self._host.folder / "home"), **self._client_variables()}
         process = LocalProcess(words, str(self._host.folder), variables)
         try:
@@ -90,7 +93,7 @@ class ContainerSandbox(CommandSandbox):
 
     @property
     def _makes_containers(self) -> bool:
-        """Whether each command has a container of its own, which has to be removed by its name."""
+        """Whether each command has its own container, which must be removed by its name."""
         own_name = any(word == "--name" or word.startswith("--name=") for word in self._prefix)
         return self._program in _CONTAINERS and self._prefix[1:2] == ["run"] and not own_name
 

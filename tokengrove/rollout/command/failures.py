@@ -1,4 +1,4 @@
-"""What a command that did not end well has done to its episode."""
+"""The failure of an episode whose command failed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from tokengrove.rollout.episodes import EpisodeEnded
 from tokengrove.rollout.sandboxes import CommandResult
 
 SHOWN = 500
-"""How many characters of an output stand in the reason."""
+"""The maximum number of characters of an output in a reason."""
 
 
 def failure_of(
     result: CommandResult, what: str, limit_s: float | None, exit_codes: Collection[int] | None = (0,)
 ) -> EpisodeEnded | None:
-    """The end of an episode whose command ran into its limit, or ended with none of `exit_codes` (None: any)."""
+    """The failure of a command that exceeded its limit or exited with a code not in `exit_codes`; else None.
+
+    `what`: the command's name in messages. `limit_s`: the limit in seconds, for messages. `exit_codes` None: any code.
+    """
     if result.timed_out:
         return EpisodeEnded("Timeout", _said(f"{what} has not ended within {limit_s or 0:g} s", result.output))
     if exit_codes is None or result.exit_code in exit_codes:
@@ -23,7 +26,7 @@ def failure_of(
 
 
 def how_it_ended(result: CommandResult) -> str:
-    """How a command ended, in words."""
+    """How a command ended, as the end of a sentence."""
     code = result.exit_code
     return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
 

@@ -1,4 +1,4 @@
-"""What `{...}` stands for in the words of a command: values of its episode. Other braces stay as they are."""
+"""Replaces `{...}` in the words of a command with values of its episode. Other braces are unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokengrove.rollout.placeholder_names import PLACEHOLDER
 
 @dataclass(frozen=True, slots=True)
 class Placeholders:
-    """The values of one episode by name, as texts; `data` is the task's row. `prompt` is None if the task has none."""
+    """The values of one episode by name, as texts. `data`: the task's row. `prompt`: None if the task has none."""
 
     values: Mapping[str, str]
     data: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Placeholders:
         server_url: str | None = None,
         container: str = "",
     ) -> Placeholders:
-        """The values of an episode. `prompt` is a template, in which the other placeholders are filled.
+        """The values of an episode. `prompt`: a template in which the other placeholders are filled.
 
         Raises InvalidRequest if the template names a field that the task lacks.
         """
@@ -53,7 +53,7 @@ class Placeholders:
         return cls(values, data, usual_prompt(data) if prompt is None else bare.fill(prompt))
 
     def fill(self, text: str) -> str:
-        """Return the text with values in place of its placeholders. Raises InvalidRequest for one without a value."""
+        """Return the text with its placeholders replaced. Raises InvalidRequest for a placeholder without a value."""
         return PLACEHOLDER.sub(self._value, text)
 
     def words(self, words: Iterable[str]) -> list[str]:
@@ -61,18 +61,18 @@ class Placeholders:
         return [self.fill(word) for word in words]
 
     def path(self, text: str) -> str:
-        """`fill` for a path of this machine. Raises InvalidRequest if a value leads upwards, out of what is named."""
+        """Like `fill`, for a path of this machine. Raises InvalidRequest if a value adds `..` to the path."""
         filled = self.fill(text)
         if ".." in PurePath(filled).parts and ".." not in PurePath(text).parts:
             raise InvalidRequest(
-                f"task {self.values['task_id']!r} makes {filled!r} of the path {text!r}, which leads out of it: "
-                "a field in a path must not have '..'",
+                f"task {self.values['task_id']!r} gives {filled!r} for the path {text!r}: a field in a path must not "
+                "contain '..'",
                 param="data",
             )
         return filled
 
     def script(self, text: str) -> tuple[str, dict[str, str]]:
-        """A text for the shell and the variables that it needs: see `with_variables`. Raises InvalidRequest."""
+        """A script for the shell and the variables that it needs, as in `with_variables`. Raises InvalidRequest."""
         return with_variables(text, self._value)
 
     def _value(self, match: re.Match[str]) -> str:
@@ -83,7 +83,7 @@ class Placeholders:
             return self.values[name]
         if self.prompt is None:
             raise InvalidRequest(
-                f"task {self.values['task_id']!r} has no text for {{prompt}}: say where it is with "
+                f"task {self.values['task_id']!r} has no text for {{prompt}}: name its field with "
                 "--prompt '{data.FIELD}'",
                 param="prompt",
             )

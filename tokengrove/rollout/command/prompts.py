@@ -1,4 +1,4 @@
-"""The text that a task gives to its agent, found in the fields that data sets usually have it in."""
+"""The prompt of a task, found in the usual fields of data sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONVERSATIONS = ("prompt", "messages")
 
 
 def usual_prompt(data: Mapping[str, Any]) -> str | None:
-    """The first of `TEXTS` that is a text, or else the texts of the user's messages; None if there is neither."""
+    """The first field of `TEXTS` with a text, or else the texts of the user's messages; None if there is neither."""
     for name in TEXTS:
         if isinstance(value := data.get(name), str):
             return value

@@ -1,4 +1,4 @@
-"""Values in a text that a shell reads: it gets them as variables, so none of it is read as part of the script."""
+"""Passes values to a shell script as variables, so that the shell does not interpret any part of them as script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _NAME = "TOKENGROVE_VALUE_"
 def with_variables(text: str, value: Callable[[re.Match[str]], str]) -> tuple[str, dict[str, str]]:
     """Return a script with `${...}` in place of its placeholders, and the variables that it needs.
 
-    In single quotes, in which a shell puts in nothing, the quotes end before a value and begin again behind it. Without
-    quotes a value is divided at its spaces, as every variable is. A here-document with a quoted delimiter gets none.
+    In single quotes, where a shell expands nothing, the quotes are closed before a value and opened again after it.
+    Without quotes, the shell splits a value at white space, like every variable. In a here-document with a quoted
+    delimiter, values are not expanded.
     """
     variables: dict[str, str] = {}
-    inside = ""  # the quote, or the # of a comment, that what follows is in
+    inside = ""  # the quote, or the # of a comment, that the following text is in
 
     def part(match: re.Match[str]) -> str:
         nonlocal inside
@@ -34,11 +35,11 @@ def with_variables(text: str, value: Callable[[re.Match[str]], str]) -> tuple[st
 
 
 def _after(inside: str, found: str) -> str:
-    """What the text behind this quote, end of a line, escaped character or # is in."""
+    """The quote or comment that the text after this quote, line end, escaped character or # is in."""
     if inside == "#":
         return "" if found == "\n" else inside
     if inside == "'":
-        return "" if found.endswith("'") else inside  # a backslash is a character like any other there
+        return "" if found.endswith("'") else inside  # a backslash has no special meaning here
     if found == inside:
         return ""
     return found if not inside and found in ("'", '"', "#") else inside

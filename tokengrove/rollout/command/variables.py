@@ -1,7 +1,7 @@
-"""The environment variables of a command: those that SDKs and coding agents read, and what else it may see.
+"""The environment variables of a command: those that SDKs and coding agents read, and variables of the caller.
 
-None of them holds the control key. Of the caller's environment only PATH, the language and certificates are kept, and
-what is named.
+None of them contains the control key. Of the caller's environment, the command gets PATH, language, time zone, library
+path and certificates, and the variables that are passed explicitly.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _QUIET = {
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "COPILOT_OFFLINE": "true",
 }
-"""Coding agents do not look for updates, nor send what they have counted, in each of ten thousand episodes."""
+"""Settings that keep coding agents from checking for updates and sending telemetry in every episode."""
 
 
 def command_variables(episode: Episode, *, model: str = "tokengrove", server_url: str | None = None) -> dict[str, str]:
-    """The variables by which a command finds its session, whatever SDK or coding agent it is."""
+    """The variables from which a command of any SDK or coding agent reads its session."""
     plan = episode.plan
     return {
         **program_variables(addresses_of(episode.session, server_url), model),
@@ -41,7 +41,7 @@ def command_variables(episode: Episode, *, model: str = "tokengrove", server_url
 
 
 def program_variables(addresses: Addresses, model: str) -> dict[str, str]:
-    """The variables by which any SDK or coding agent finds the model at these addresses."""
+    """The variables from which any SDK or coding agent reads the address of the model."""
     found = {name: value for name, value in agent_variables(addresses).items() if value is not None}
     return {
         **_QUIET,
@@ -63,28 +63,28 @@ _TOOLS = {
     "ASDF_DATA_DIR": ".asdf",
     "RUSTUP_HOME": ".rustup",
 }
-"""Where programs on PATH that choose a version find these: by default in HOME, which is another one for a command."""
+"""The folders of version managers, relative to HOME. They are set explicitly, because a command has another HOME."""
 
 
 def tool_variables() -> dict[str, str]:
-    """The folders of version managers, as the caller has them: without them `python` may find no version of itself."""
+    """The variables of the caller's version managers; without them, programs such as `python` may find no version."""
     home = Path(os.path.expanduser("~"))
     places = {name: os.environ.get(name) or str(home / folder) for name, folder in _TOOLS.items()}
     return {name: place for name, place in places.items() if Path(place).is_dir()}
 
 
 def inherited_variables(names: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of this process that a command gets: a few that all programs need, and those that `names` match."""
+    """The variables of this process that a command gets: those that all programs need, and those that match `names`."""
     return passed_variables((*KEPT, *names))
 
 
 def passed_variables(names: Sequence[str]) -> dict[str, str]:
-    """The variables of this process with these names, or with names that these patterns match."""
+    """The variables of this process whose names match these names or patterns."""
     return {name: value for name, value in os.environ.items() if any(fnmatchcase(name, each) for each in names)}
 
 
 def codex_configuration(addresses: Addresses, model: str) -> str:
-    """The text of a config.toml for Codex, which takes no address from variables."""
+    """The content of a config.toml for Codex, which does not read its address from variables."""
     return "\n".join(
         [
             f"model = {_toml(model)}",
@@ -102,11 +102,11 @@ def codex_configuration(addresses: Addresses, model: str) -> str:
 
 
 def _toml(text: str) -> str:
-    return json.dumps(text)  # a basic string of TOML has the escapes of JSON
+    return json.dumps(text)  # TOML's basic strings have the escapes of JSON
 
 
 def _of_opencode(addresses: Addresses, model: str) -> dict[str, str]:
-    """The configuration of opencode, which takes no address from variables but a whole configuration."""
+    """The configuration of opencode, which reads a whole configuration from a variable, but not an address."""
     provider: dict[str, Any] = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": addresses.base_url, "apiKey": addresses.api_key},

@@ -1,8 +1,8 @@
-"""The verifier command of an episode: it runs where the command ran, once nothing of that is left but its files.
+"""Runs the verifier command of an episode, in the place of the command, after all processes of the command have ended.
 
-It has a HOME of its own, its files and the folder of its reward are new, and none of the session's keys is in its
-environment. What it finds there: `VERIFIER_FILES`, `REWARD_FILE`, `TOKENGROVE_TASK_FILE`, `TOKENGROVE_PROMPT_FILE`,
-`AGENT_OUTPUT_FILE`, `AGENT_EXIT_CODE`, and the name of its task and session.
+It has its own HOME on this machine. Its files and the folder of its reward are new, and its environment has no key of
+the session. Its variables: `VERIFIER_FILES`, `REWARD_FILE`, `TOKENGROVE_TASK_FILE`, `TOKENGROVE_PROMPT_FILE` (if the
+task has a prompt), `AGENT_OUTPUT_FILE`, `AGENT_EXIT_CODE`, `TOKENGROVE_TASK_ID` and `TOKENGROVE_SESSION_ID`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokengrove.rollout.sandboxes import CommandResult, Sandbox
 from tokengrove.rollout.threads import in_thread
 
 _NO_COMMAND = (126, 127)
-"""What a shell exits with if it could not run a program."""
+"""The exit codes of a shell that could not run a program."""
 _READ = f"""
 for name in {JSON_FILE} {TEXT_FILE}; do
   file="$0/$name"
@@ -34,13 +34,14 @@ for name in {JSON_FILE} {TEXT_FILE}; do
     echo "$name file"; head -c {REWARD_BYTES + 1} "$file" | base64; exit
   fi
 done"""
-"""Prints the name and kind of the reward file, then its content."""
+"""Prints the name and kind of the reward file, then its content in base64."""
 
 
 async def verify(place: Workplace, ended: CommandResult, output: Path | None) -> dict[str, float]:
     """Run the verifier; return its rewards by name.
 
-    Raises RewardFailed if it cannot be run, runs too long, or its reward cannot be read.
+    Raises RewardFailed if it cannot be run or times out, or if its reward cannot be read, and InvalidRequest for a
+    placeholder without a value.
     """
     assert place.options.verifier is not None
     on_host = place.sandbox is place.host or place.options.verifier_on_host
@@ -48,7 +49,7 @@ async def verify(place: Workplace, ended: CommandResult, output: Path | None) ->
     try:
         await site.prepare()
     except (ValueError, OSError) as error:
-        raise RewardFailed(f"the verifier's files cannot be put in place: {error}") from error
+        raise RewardFailed(f"the verifier's files cannot be copied: {error}") from error
     try:
         command, values = place.values.script(place.options.verifier)
         limit_s = place.options.verifier_timeout_s
@@ -69,7 +70,7 @@ def _timed_out(place: Workplace, limit_s: float) -> dict[str, float]:
 
 
 def _rewards(told: CommandResult, written: dict[str, float] | None) -> dict[str, float]:
-    """What was written counts before what was printed, and that before the exit code."""
+    """The rewards: from the reward file, else from the last printed line, else from the exit code."""
     if written is not None:
         return written
     if told.exit_code in _NO_COMMAND:
@@ -79,7 +80,7 @@ def _rewards(told: CommandResult, written: dict[str, float] | None) -> dict[str,
 
 
 def _printed(output: str) -> float | None:
-    """The number that is the last line of an output. Raises ValueError for one that is not finite."""
+    """The number in the last non-empty line of an output, or None. Raises ValueError if it is not finite."""
     lines = output.split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     try:
@@ -90,7 +91,7 @@ def _printed(output: str) -> float | None:
 
 
 class _Site:
-    """Where the verifier finds its files: `control` is the path of a new folder in `sandbox`."""
+    """The place of a verifier's files. `control`: the path of a new folder in `sandbox`."""
 
     sandbox: Sandbox
     control = ""
@@ -120,7 +121,7 @@ class _Site:
         }
 
     def write_control(self, folder: Path) -> None:
-        """Write what the verifier gets into an empty folder of this machine."""
+        """Write the input of the verifier into an empty folder of this machine."""
         options, values = self.place.options, self.place.values
         (folder / "reward").mkdir()
         write_task(folder, values.data, values.prompt)
@@ -133,7 +134,7 @@ class _Site:
 
 
 class _HostSite(_Site):
-    """On this machine, beside the working folder."""
+    """On this machine, next to the working folder."""
 
     def __init__(self, place: Workplace, ended: CommandResult) -> None:
         super().__init__(place, ended)
@@ -141,7 +142,7 @@ class _HostSite(_Site):
 
     async def prepare(self) -> None:
         def make() -> str:
-            # A name that the command could not know.
+            # A random name, which the command could not know.
             folder = Path(tempfile.mkdtemp(prefix="verifier-", dir=self.place.host.folder))
             self.write_control(folder)
             (folder / "home").mkdir()
@@ -157,7 +158,7 @@ class _HostSite(_Site):
 
 
 class _ContainerSite(_Site):
-    """In the container, in a folder below the working folder, which the containers of both commands have in common."""
+    """In the container, in a folder in the working folder, which the containers of both commands share."""
 
     def __init__(self, place: Workplace, ended: CommandResult) -> None:
         super().__init__(place, ended)
@@ -171,7 +172,7 @@ class _ContainerSite(_Site):
         process = await self.sandbox.launch(unpack, stdin=packed)
         told = await process.wait()
         if told.exit_code:
-            raise RewardFailed(f"the verifier's files cannot be put in place: {told.output[-SHOWN:].strip()}")
+            raise RewardFailed(f"the verifier's files cannot be copied: {told.output[-SHOWN:].strip()}")
 
     def _packed(self) -> bytes:
         packed = io.BytesIO()
@@ -187,7 +188,7 @@ class _ContainerSite(_Site):
         if not name:
             return None
         if kind != "file":
-            raise ValueError(f"{name} is a link" if kind == "link" else f"{name} is no file")
+            raise ValueError(f"{name} is a link" if kind == "link" else f"{name} is not a file")
         decoded = base64.b64decode(content)
         if len(decoded) > REWARD_BYTES:
             raise ValueError(f"{name} has more than {REWARD_BYTES} bytes")

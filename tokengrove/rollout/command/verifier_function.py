@@ -1,13 +1,13 @@
-"""A verifier that is a Python function: it gets what its parameters ask for, by name, and returns the reward.
+"""A verifier that is a Python function: it gets the values that its parameters name, and returns the reward.
 
 | parameter | value |
 |---|---|
 | `task` or `data` | the row of the data |
 | `workdir` | the working folder of the command on this machine, as a `pathlib.Path` |
-| `exit_code`, `output`, `timed_out` | those of the command: a number, the end of what it wrote, whether it was killed |
-| `messages` | the conversation that ends with the last turn of the agent, its reply included, as chat messages |
+| `exit_code`, `output`, `timed_out` | of the command: an integer, the end of its output, whether it timed out |
+| `messages` | the conversation that ends with the last turn of the agent, including its reply, as chat messages |
 | `interaction_ids` | the ids of the complete turns, in order of completion |
-| `session_id`, `task_id`, `sample`, `seed` | those of the episode |
+| `session_id`, `task_id`, `sample`, `seed` | values of the episode |
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ _WAY_OUT = "return a number, a dict of numbers by name, or None"
 
 
 def load_verifier(path: str) -> Callable[..., Any]:
-    """Import the function. Raises InvalidRequest or ConfigurationError for what is none, or wants what there is not."""
+    """Import the function.
+
+    Raises InvalidRequest or ConfigurationError if it is not a function or has an unknown parameter.
+    """
     found = load(path)
     if not callable(found) or isinstance(found, type):
-        raise ConfigurationError(f"--verifier-function {path} is no function")
+        raise ConfigurationError(f"--verifier-function {path} is not a function")
     if missing := unknown(found, _KNOWN):
         raise ConfigurationError(
             f"--verifier-function {path} has the parameter {missing[0]!r}, which is none of {', '.join(_KNOWN)}: "
@@ -75,7 +78,7 @@ def _named(returned: Any, name: str) -> dict[str, float] | None:
         return {"reward": number(returned, told, _WAY_OUT)}
     named = {str(key): number(value, f"{told} {key}:", _WAY_OUT) for key, value in returned.items()}
     if "reward" not in named and len(named) != 1:
-        raise ValueError(f"{told} {', '.join(named) or 'nothing'}, and none of them is called reward")
+        raise ValueError(f"{told} {', '.join(named) or 'nothing'}, and none of them is named reward")
     return named
 
 

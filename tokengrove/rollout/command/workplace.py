@@ -1,4 +1,4 @@
-"""The working folder of one episode and the place where its commands run. Nothing is left of either afterwards."""
+"""The working folder of one episode and the sandbox of its commands. Both are removed at the end."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ from tokengrove.rollout.sandboxes.local_process import LocalProcess
 from tokengrove.rollout.threads import in_thread
 
 _GIT_SETTINGS = "[user]\n\tname = agent\n\temail = agent@localhost\n[safe]\n\tdirectory = *\n"
-"""Commits have an author, and the repository of a worktree may be another user's."""
+"""Gives commits an author, and allows worktrees of a repository that belongs to another user."""
 _log = logging.getLogger(__name__)
 
 
 class Workplace:
-    """`open` and `close`. `host` has the folder of this machine; commands run in `sandbox`: `host` or a container."""
+    """The working folder and sandbox of an episode, between `open` and `close`.
+
+    `host` has the folder on this machine. Commands run in `sandbox`: `host` or a container.
+    """
 
     def __init__(self, options: CommandOptions, episode: Episode) -> None:
         self.options, self.episode = options, episode
@@ -56,10 +59,10 @@ class Workplace:
         return self.host.folder / "home"
 
     async def open(self) -> None:
-        """Make the folders and start the container. Raises InvalidRequest or OSError if that fails."""
+        """Make the folders, start the container and run the setup. Raises InvalidRequest or OSError if that fails."""
         await self.host.start()
         self.values = self._values(container=f"tokengrove-{self.episode.session.session_id}")
-        # A thread cannot be stopped, and what it makes after the folder was removed would stay.
+        # A thread cannot be stopped, and files that it makes after the folder was removed would remain.
         await to_the_end(in_thread(self._fill, "tokengrove-command-folder"))
         self._stop_needed = True
         if self.options.container_start is not None:
@@ -71,7 +74,7 @@ class Workplace:
             await self._set_up(self.options.setup)
 
     async def close(self) -> None:
-        """Kill what runs, stop the container, remove the folders; again: nothing."""
+        """Kill all processes, stop the container and remove the folders. May be called twice."""
         try:
             if self.sandbox is not self.host:
                 sandbox, self.sandbox = self.sandbox, self.host
@@ -80,12 +83,12 @@ class Workplace:
                 self._stop_needed = False
                 await self._here("container_stop", self.options.container_stop)
         except (InvalidRequest, OSError) as error:
-            _log.warning("session %s: its container may be left: %s", self.episode.session.session_id, error)
+            _log.warning("session %s: its container may still exist: %s", self.episode.session.session_id, error)
         finally:
             await self.host.stop()
 
     def variables(self) -> dict[str, str]:
-        """The environment of the command, without what a container has of its own: PATH, HOME, the language."""
+        """The environment of the command. In a container, PATH, HOME and language are the container's own."""
         options = self.options
         own = {name: self.values.fill(value) for name, value in options.env.items()}
         passed = passed_variables(options.pass_env)
@@ -95,7 +98,7 @@ class Workplace:
         return {**tool_variables(), **inherited_variables(), **session, **self._files(), **passed, **own}
 
     def _files(self) -> dict[str, str]:
-        """Variables with the paths of the task and its prompt."""
+        """Variables with the paths of the files of the task and its prompt."""
         folder = self.host.folder / "task"
         found = {"TOKENGROVE_TASK_FILE": str(folder / "task.json")}
         if self.values.prompt is not None:
@@ -119,7 +122,7 @@ class Workplace:
         )
 
     def _fill(self) -> None:
-        """Fill the working folder and HOME."""
+        """Fill the working folder and HOME, and write the files of the task."""
         options = self.options
         if options.copy is not None:
             _copy(self.values.path(options.copy), self.folder)
@@ -159,7 +162,7 @@ class Workplace:
             raise InvalidRequest(f"setup {how_it_ended(told)}: {told.output[-SHOWN:].strip()}", param="setup")
 
     async def _here(self, name: str, command: str) -> None:
-        """Run a command of the user's own on this machine, with all of this process's variables."""
+        """Run a command of the user on this machine, with all variables of this process."""
         script, values = self.values.script(command)
         process = LocalProcess(["/bin/sh", "-c", script], str(self.folder), {**os.environ, **values})
         try:
@@ -171,7 +174,7 @@ class Workplace:
 
 
 def write_task(folder: Path, data: Mapping[str, object], prompt: str | None) -> None:
-    """Write `task.json`, the task's row, and `prompt.txt` into a folder."""
+    """Write `task.json`, the task's row, and `prompt.txt` (if there is a prompt) into a folder."""
     (folder / "task.json").write_text(json.dumps(dict(data), ensure_ascii=False, default=str), "utf-8")
     if prompt is not None:
         (folder / "prompt.txt").write_text(prompt, "utf-8")
@@ -182,13 +185,13 @@ def _whole(path: str) -> str:
 
 
 def _copy(source: str, target: Path) -> None:
-    """Copy a folder; links are copied as links. Raises InvalidRequest for what cannot be copied."""
+    """Copy a folder; links are copied as links. Raises InvalidRequest for a source that cannot be copied."""
     folder = Path(_whole(source))
     if not folder.is_dir():
-        raise InvalidRequest(f"{source} is no folder to copy", param="copy")
+        raise InvalidRequest(f"{source} is not a folder", param="copy")
     if (folder / ".git").is_file():
         raise InvalidRequest(
-            f"{source} is a worktree or submodule, whose copies would share its repository: "
+            f"{source} is a worktree or submodule, and its copies would share its repository: "
             "give the repository as --worktree or --clone",
             param="copy",
         )

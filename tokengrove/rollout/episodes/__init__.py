@@ -1,4 +1,4 @@
-"""One episode: an agent plays one task in one session, which ends with a reward or with the reason why it failed."""
+"""One episode: an agent plays one task in one session, which ends with a reward or with the reason of its failure."""
 
 from tokengrove.rollout.episodes.agent import Agent
 from tokengrove.rollout.episodes.checks import check_functions

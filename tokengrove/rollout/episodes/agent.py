@@ -1,4 +1,4 @@
-"""What every kind of agent is made into."""
+"""The interface that all kinds of agents are adapted to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ Reward = float | Mapping[str, float] | None
 
 
 class Agent(Protocol):
-    """Plays episodes, several at once."""
+    """Plays episodes, several concurrently."""
 
     async def play(self, episode: Episode) -> Reward:
-        """Play one episode to its end and return its reward. What it raises makes the episode a failed one; it is
-        cancelled when the time of the episode is over, and leaves no process or thread behind then.
+        """Play one episode to its end and return its reward.
+
+        An exception makes the episode fail. At the episode's time limit this is cancelled, and must then leave no
+        process or thread behind.
         """
         ...
 
     async def close(self) -> None:
-        """Release what the episodes shared. Nothing is played afterwards."""
+        """Release resources that the episodes shared. No episode is played afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""What the code of an agent may get of its episode, by name: never the control key."""
+"""The values of an episode that an agent's code may request by name. The control key is not among them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ KNOWN = (
     *("task", "data", "session", "base_url", "root_url", "api_key", "session_id", "http_client"),
     *("task_id", "sample", "seed"),
 )
-"""What a function may ask for. `task` and `data` are the row; `session` has the agent's key, for asyncio in a coroutine
-function and blocking in a plain one; `http_client` is an httpx client that also reaches a server in this process."""
+"""The names that a function may request.
+
+`task` and `data`: the row. `session`: a session with the agent's key, for asyncio in a coroutine function and blocking
+in a plain function. `http_client`: an httpx client that also reaches a server in this process.
+"""
 
 
 def agent_access(
     names: Collection[str], episode: Episode, stack: AsyncExitStack, *, blocking: bool = False
 ) -> dict[str, Any]:
-    """The values of these names, of which all others than `KNOWN` are left out. `stack` closes what they hold."""
+    """The values of these names; names that are not in `KNOWN` are ignored. `stack` closes the clients."""
     session, task = episode.session, episode.task
     known: dict[str, Any] = {
         **{"task": task.data, "data": task.data, "task_id": task.task_id},
@@ -57,7 +60,7 @@ def _blocking(names: Collection[str], episode: Episode, stack: AsyncExitStack) -
 
 
 def session_fields(episode: Episode) -> dict[str, Any]:
-    """What a Session is made of for the code of an agent: its only key is the agent's."""
+    """The fields of a Session for the code of an agent: the agent's key also takes the place of the control key."""
     session = episode.session
     return {
         **{"session_id": session.session_id, "base_url": session.base_url, "root_url": session.root_url},

@@ -1,4 +1,4 @@
-"""The run of an agent within its time: whatever it does, its caller gets a result or an exception, and goes on."""
+"""Runs an agent with its time limit. Every failure of the agent becomes an exception that ends only its episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokengrove.rollout.failures import AgentFailed
 
 
 async def run_agent(agent: Agent, episode: Episode) -> Any:
-    """Return what the agent returns. Raises what it raises, and EpisodeEnded (Timeout) after `plan.timeout_s`."""
+    """Return the agent's result. Raises its exception, and EpisodeEnded (Timeout) after `plan.timeout_s` seconds."""
     limit_s = episode.plan.timeout_s
     told = "" if limit_s is None else f"the agent has not ended within {limit_s:g} s (timeout_s)"
     try:
@@ -23,7 +23,7 @@ async def run_agent(agent: Agent, episode: Episode) -> Any:
 
 
 async def _contained(agent: Agent, episode: Episode) -> Any:
-    """Let no exception out that would end the event loop, or be taken for a cancellation of the episode."""
+    """Convert exceptions that would end the event loop, or look like a cancellation of the episode, to AgentFailed."""
     try:
         return await agent.play(episode)
     except Exception:

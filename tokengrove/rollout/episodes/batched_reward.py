@@ -1,4 +1,4 @@
-"""Reward functions in TRL's form: lists of prompts and completions in, a list of rewards out; here a batch of one."""
+"""Reward functions in TRL's format, which map lists of prompts and completions to rewards, with a batch of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = ("prompts", "completions")
 
 
 def is_batched(function: Callable[..., Any]) -> bool:
-    """Whether it takes a batch as TRL gives it. One that takes a `prompt` too is of another system."""
+    """Whether a function takes a batch as TRL passes it. A function that also takes `prompt` has another format."""
     names = {each.name for each in parameters(function)}
     return "completions" in names and "prompt" not in names
 
@@ -19,9 +19,9 @@ def is_batched(function: Callable[..., Any]) -> bool:
 def batch_of_one(
     function: Callable[..., Any], messages: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Its arguments: the conversation, divided where the model first answered, and the fields of the row as columns.
+    """The arguments of the function: the conversation, split before the first answer, and the row's fields as columns.
 
-    As with TRL, a completion is a text if the row's `prompt` is one, and else a list of messages.
+    As in TRL, a completion is a string if the row's `prompt` is a string, and otherwise a list of messages.
     """
     first = next((at for at, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
     prompt: Any = list(messages[:first])
@@ -34,7 +34,7 @@ def batch_of_one(
 
 
 def reward_of_one(result: Any, name: str) -> Any:
-    """The reward of a batch of one. Raises ValueError for a list of another length, and TypeError for no list."""
+    """The reward of a batch of one. Raises ValueError for a list of another length, and TypeError for another type."""
     if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
         raise TypeError(f"{name} returned {type(result).__name__!r}; with a parameter 'completions', return a list")
     if len(result) != 1:

@@ -1,4 +1,4 @@
-"""What can be known of the functions of a run before its first episode."""
+"""Checks of a run's functions before its first episode."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokengrove.rollout.scorers.scoring import check_names
 def check_functions(reward: str | None, scorers: Sequence[str], task: Task) -> None:
     """Import the reward function and the scorers, and check that an episode of this task fills their parameters.
 
-    Raises InvalidRequest for what names no such function, for a parameter that nothing fills, and for two scorers of
-    one name; what an import raises is raised.
+    Raises InvalidRequest for a path that is not such a function, for a parameter that cannot be filled, and for two
+    scorers with the same name. An import may raise any exception.
     """
     if reward is not None:
         RewardFunction.load(reward).check(task)

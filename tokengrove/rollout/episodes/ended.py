@@ -1,4 +1,4 @@
-"""What an adapter raises for an episode that was not played to its end, though its agent did not raise."""
+"""Exceptions of adapters for episodes that were not played to their end although their agent raised no exception."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Unfinished = Literal["Failed", "NoData", "Timeout"]
 
 
 class EpisodeEnded(Exception):
-    """The episode is over with an outcome other than Finished. What was rewarded before stays.
+    """The episode ended with an outcome other than Finished. Earlier rewards remain.
 
-    `outcome` is that of the session, and `message` its reason. NoData: there was nothing to play.
+    `outcome`: the outcome of the session; `message`: its reason. NoData: there was nothing to play.
     """
 
     def __init__(self, outcome: Unfinished, message: str) -> None:
@@ -19,4 +19,4 @@ class EpisodeEnded(Exception):
 
 
 class RewardFailed(Exception):
-    """The agent played, but what should reward it failed, such as its verifier: the failure is `reward`."""
+    """The agent played, but its reward failed, for example in its verifier. The kind of the failure is `reward`."""

@@ -1,4 +1,4 @@
-"""The end of an episode's session: it is sent whatever happened, and says what did."""
+"""Ends an episode's session with its outcome and reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ CANCELLED = Failure("cancelled", "cancelled")
 
 
 async def leave_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
-    """End the session, or withdraw it after a failure that is repeated (`plan.discard`). Return what has failed."""
+    """End the session, or withdraw it if its failure will be retried (`plan.discard`). Return the failure.
+
+    `within_s`: seconds of retries; None: the client's default. If a session without a failure cannot be ended, the
+    failure is `server`.
+    """
     if failure is None or failure.kind not in episode.plan.discard:
         return await end_session(episode, failure, within_s)
     told: WithdrawOptions = {"outcome": failure.outcome, "exit_reason": storable(failure.message)}
@@ -24,16 +28,16 @@ async def leave_session(episode: Episode, failure: Failure | None, within_s: flo
 
 
 async def end_session(episode: Episode, failure: Failure | None, within_s: float | None) -> Failure | None:
-    """End the session, as Finished without a failure; try again for `within_s` seconds (None: as long as
-    the client does) while the server is away.
+    """End the session, as Finished without a failure.
 
-    Return the failure, or that of the end: a session that could not be ended expires at the server.
+    `within_s`: seconds of retries; None: the client's default. Return the failure, or that of the end: a session that
+    could not be ended expires on the server.
     """
     try:
         told: EndOptions = {**episode.ending, **_what_happened(failure)}
         await episode.end(within_s, **told)
         return failure
-    except InvalidRequest as error:  # what the adapter says cannot be stored
+    except InvalidRequest as error:  # the server refuses fields of the adapter
         failure = failure or Failure("agent", exit_reason(error))
     except ProxyError as error:
         return _not_ended(episode, failure, error)

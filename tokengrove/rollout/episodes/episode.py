@@ -1,4 +1,4 @@
-"""A running episode of a plan: its session has been started, and its agent plays."""
+"""A running episode of a plan: its session has started, and its agent plays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tokengrove.rollout.episodes.task import Task
 
 
 class Episode(episode.Episode):
-    """What an agent's adapter needs. `client` has the control key: nothing of it may reach the agent itself, which gets
-    `session.base_url`, `session.root_url` and `session.api_key` only.
+    """The episode that an agent's adapter gets.
 
-    `ending`: fields of the session's end that an adapter knows, such as `metrics`, `exit_reason` and `finished`.
-    `scores`: further values by name that the agent's own verifier gives; the result has them beside those of scorers.
+    `client` and `session` have the control key, so an adapter passes only `session.base_url`, `session.root_url` and
+    `session.api_key` to the agent. `ending`: fields for the end of the session that an adapter sets, such as `metrics`,
+    `exit_reason` and `finished`. `scores`: further values by name from the agent's own verifier, which the result has
+    in addition to the scorers' scores.
     """
 
     def __init__(self, plan: EpisodePlan, session: AsyncSession, client: AsyncClient) -> None:

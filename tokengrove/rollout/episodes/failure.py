@@ -1,4 +1,4 @@
-"""Why an episode was not played to its end: who is to blame, and how its session ends."""
+"""The reasons why an episode failed: the cause, and the outcome of its session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: dict[Unfinished, FailureKind] = {"Failed": "agent", "NoData": "no_data",
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`kind`, `message` and `traceback` are those of the result, `outcome` and `message` those of the session."""
+    """`kind`, `message` and `traceback` go into the result, `outcome` and `message` into the session."""
 
     kind: FailureKind
     message: str
@@ -28,10 +28,10 @@ class Failure:
 
 
 def failure_of_agent(error: BaseException, addresses: Sequence[str]) -> Failure:
-    """The failure that an exception of an agent, or of what adapts it, stands for.
+    """The failure for an exception of an agent or its adapter.
 
-    The server is to blame for its own errors and if no answer came from it, whichever SDK says so. `addresses` are
-    those that it is reached by.
+    It is `server` if the exception, or one that caused it, shows that the server failed (status 429 or 5xx) or did not
+    answer, also through an SDK on httpx. `addresses`: the addresses of the server.
     """
     if isinstance(error, EpisodeEnded):
         traceback = "" if error.__cause__ is None else FailedEpisode.by(error.__cause__, "").traceback
@@ -51,12 +51,12 @@ def _is_of_server(error: BaseException, addresses: Sequence[str]) -> bool:
 
 
 def _host(address: object) -> str:
-    """The host of an address with its port."""
+    """The host and port of an address."""
     return urlsplit(str(address)).netloc
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, those of its group, and those that they were raised from or while handling; each once."""
+    """The exception, the exceptions of its group, and their causes and contexts; each once."""
     seen: set[int] = set()
     left: list[BaseException] = [error]
     while left:
@@ -71,13 +71,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _blames(error: BaseException, hosts: Collection[str]) -> bool:
-    """Whether the server failed, or was not reached, by what its client or an SDK on httpx raised."""
+    """Whether an exception of the client or of an SDK on httpx shows that the server failed or was not reached."""
     if isinstance(error, ProxyError):
         return error.status >= 500 or error.status == 429
     try:
         request: Any = getattr(error, "request", None)
         response: Any = getattr(error, "response", None)
-    except RuntimeError:  # httpx raises it where an error has no request
+    except RuntimeError:  # httpx raises it for an error without a request
         return False
     if request is None or _host(getattr(request, "url", "")) not in hosts:
         return False

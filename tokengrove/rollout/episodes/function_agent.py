@@ -1,4 +1,4 @@
-"""A plain function as an agent: it gets what its parameters ask for, by name, and nothing with the control key."""
+"""A plain function as an agent: it gets the values that its parameters name, without the control key."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tokengrove.rollout.named_arguments import check_arguments, parameters, unkn
 
 
 class FunctionAgent:
-    """Calls a function for each episode: a coroutine function on the event loop, a plain one in a thread of its own.
+    """Calls a function for each episode: a coroutine function on the event loop, a plain function in its own thread.
 
-    Its first parameter is the row, whatever its name, unless it is one of `KNOWN`. `arguments` are further ones.
-    Raises InvalidRequest for an argument that it does not take, and for a parameter that nothing fills.
+    The first parameter gets the row, unless its name is in `KNOWN` or `arguments`. `arguments`: further arguments.
+    Raises InvalidRequest for an argument that the function does not accept, and for a parameter that cannot be filled.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> None:
@@ -29,13 +29,13 @@ class FunctionAgent:
         filled = {*KNOWN, *arguments, *([self._row] if self._row else [])}
         if missing := [name for name in unknown(function, filled) if name != self._row]:
             raise InvalidRequest(
-                f"{name} has the parameter {missing[0]!r}, which nothing fills: known are {', '.join(KNOWN)}; give "
-                "others as arguments of the agent",
+                f"{name} has the parameter {missing[0]!r}, which nothing fills: known names are {', '.join(KNOWN)}; "
+                "give others as arguments of the agent",
                 param=missing[0],
             )
 
     async def play(self, episode: Episode) -> Reward:
-        """Call the function. What it raises is raised."""
+        """Call the function. Raises its exception."""
         names = [name for name in wanted(self._function, KNOWN) if name not in self._arguments]
         row = [episode.task.data] if self._row else []
         with placeholder_key():
@@ -45,11 +45,11 @@ class FunctionAgent:
         return result
 
     async def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: episodes share no resources."""
 
 
 def _row_parameter(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
-    """The name of the first parameter if it gets the row by its place."""
+    """The name of the first parameter if it gets the row by position."""
     for each in parameters(function)[:1]:
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD):
             return None if each.name in KNOWN or each.name in arguments else each.name

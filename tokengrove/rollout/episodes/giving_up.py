@@ -1,7 +1,7 @@
-"""The end of a failed attempt's session, whoever notices the failure: the episode, its executor, or the run.
+"""Ends the session of a failed attempt, for the episode, its executor, or the run.
 
-A claim takes a group as soon as enough of its sessions have ended, whatever their outcome. The session of an attempt
-that will be repeated therefore never ends in its group: it is withdrawn as it ends.
+A claim takes a group as soon as enough of its sessions have ended, with any outcome. The session of an attempt that
+will be retried must not end in its group, so it is withdrawn.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WITHIN_S = 30.0
 
 
 async def give_up(client: AsyncClient, plan: EpisodePlan, failure: FailureKind, message: str) -> bool:
-    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason; withdraw it if
-    `plan.discard` has this failure.
+    """End the session of `plan` as Timeout or Failed, with `message` as its exit reason.
 
-    A session that was never started, or has ended, is left as it is. Return False if the server did not do it within
-    30 s: the session is live then.
+    If `failure` is in `plan.discard`, the session is withdrawn, live or ended. Otherwise an ended session is left
+    unchanged. A session that was never started is ignored. Return False if the server did not confirm this within 30 s;
+    the session may then still be live.
     """
     try:
         await client.run(_left(plan, failure, message), retry_s=_WITHIN_S)
@@ -45,6 +45,6 @@ def _left(plan: EpisodePlan, failure: FailureKind, message: str) -> Steps[None]:
 
 
 def _end(session_id: str, outcome: str, reason: str) -> Steps[None]:
-    """End a session by its id, with the client's own key: its keys may have died with a process."""
+    """End a session by its id, with the client's own key: the session's keys may be lost with a process."""
     body = {"outcome": outcome, "exit_reason": reason}
     yield Call("POST", f"/{session_path(session_id)}/rl/end_session", body)

@@ -1,4 +1,4 @@
-"""All that is needed to play one episode, in this process or in another: plans can be pickled."""
+"""The plan of one episode: everything that this or another process needs to play it. Plans can be pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AgentKind = Literal["path", "command"]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the sessions are started: the server's address, and its admin key if it has one."""
+    """The server of the sessions: its address, and its admin key if it has one."""
 
     url: str
     admin_key: str | None = field(default=None, repr=False)
@@ -23,8 +23,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What plays. `kind` is `path` (`target` names a Python object, `package.module:Name`) or `command` (`words` is the
-    program with its arguments). `arguments` are those of the class, or the options of the command.
+    """The agent that plays. `kind` is `path` or `command`.
+
+    `target`, for `path`: a Python object (`package.module:Name`), a gem environment (`gem:NAME`) or the name of a
+    registered verl loop. `words`, for `command`: the program with its arguments. `arguments`: the arguments of the
+    agent, or the options of the command.
     """
 
     kind: AgentKind
@@ -37,13 +40,13 @@ class AgentSpec:
 class EpisodePlan:
     """One attempt at one episode.
 
-    `sample`: its place in the group of its task, from 0. `attempt`: from 0. `session_id` is chosen by whoever plans it,
-    unused (`rollout.session_start.unused_session_id`), so that a session can be ended for a worker that died.
-    `seed` depends on the run, the task and the sample only. `timeout_s`: how long the agent may run; None: no limit.
-    `reward` and `scorers` name functions, by path; each call of one may take `scoring_timeout_s`. `options` are further
-    fields of `start_session` (`group_id`, `group_size`, `sampling`, `limits`, ...). `validation`: the session measures
-    the policy and is never trained on. `discard`: failures after which the episode is played again, so that the session
-    is withdrawn (see `give_up`).
+    `sample`: the index in the group of its task, from 0. `attempt`: from 0. `session_id`: a new id
+    (`rollout.session_start.unused_session_id`) that the planner chooses, so that it can end the session of a worker
+    that died. `seed` depends only on the run, the task and the sample. `timeout_s`: seconds that the agent may play;
+    None: no limit. `start_timeout_s`: seconds to wait for a place on a full server. `reward` and `scorers`: paths of
+    functions; each call may take `scoring_timeout_s` seconds. `options`: further fields of `start_session` (`group_id`,
+    `group_size`, `sampling`, `limits`, ...). `validation`: the session measures the policy and is never trained on.
+    `discard`: failures after which the episode is retried, so the session is withdrawn (see `give_up`).
     """
 
     task: Task

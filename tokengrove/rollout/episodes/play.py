@@ -1,8 +1,8 @@
-"""Plays one episode: start a session, let the agent play, reward, score, end.
+"""Plays one episode: starts a session, lets the agent play, rewards, scores, and ends the session.
 
-Whatever fails, the session ends, as Failed, Timeout or NoData with the reason, and a result says so: only cancellation
-is raised. A session is Finished exactly if its result has no failure. That of an attempt that will be repeated is
-withdrawn.
+After a failure, the session ends as Failed, Timeout or NoData with the reason, and the result has the failure; only a
+cancellation is raised. A session is Finished exactly if its result has no failure. The session of an attempt that will
+be retried is withdrawn.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tokengrove.rollout.episodes.rewarding import Rewarding
 from tokengrove.rollout.trajectory import complete, read_tree, score_of
 
 _RETRY_CANCELLED_S = 10.0
-"""How long the end of a cancelled episode is tried: its caller waits."""
+"""Seconds in which the end of a cancelled episode is retried, while its caller waits."""
 
 
 async def play(plan: EpisodePlan, agent: Agent, client: AsyncClient | None = None) -> EpisodeResult:
-    """Play an attempt and return what became of it.
+    """Play an attempt and return its result.
 
-    `client`: one of the plan's server with its admin key, used in place of one that is opened and closed here. With
-    one of an application in this process (`AsyncClient(app=...)`) the plan's address is not used.
+    `client`: a client of the plan's server with its admin key; None: a client is opened for this call. If it is a
+    client of an application in this process (`AsyncClient(app=...)`), the plan's address is not used.
 
-    An agent that does not end within ten seconds when it is cancelled is closed where it waits; a blocking one in a
-    thread is left. Its session has ended, and its key opens nothing any more.
+    A cancelled agent that does not end within ten seconds is closed at its current await; a blocking agent is left in
+    its thread. Its session has then ended, so its key has no effect.
     """
     begun = time.monotonic()
     async with _connected(plan, client) as connected:
@@ -79,7 +79,7 @@ class _Playing:
         return _result(self._episode.plan, failure, begun, self._tree, self._reward, self._episode.scores)
 
     async def _failure(self) -> Failure | None:
-        """Play, reward and score; return what failed first. Only cancellation is raised."""
+        """Play, reward and score; return the first failure. Raises only a cancellation."""
         try:
             returned = await run_agent(self._agent, self._episode)
         except Exception as error:
@@ -90,7 +90,7 @@ class _Playing:
             return Failure("server", exit_reason(error))
 
     async def _read(self) -> Failure | None:
-        """Read what the result says of the session, before it ends: what cannot be told has failed."""
+        """Read the session's part of the result before the session ends. Return a failure if it cannot be read."""
         client, session_id = self._episode.client, self._episode.session.session_id
         try:
             self._tree = await read_tree(client, session_id)
@@ -102,7 +102,7 @@ class _Playing:
 
 
 def _options(plan: EpisodePlan) -> SessionOptions:
-    """The fields of the session's start. What the plan says of itself stands in its metadata."""
+    """The fields of the session's start. The metadata contain the task, sample, attempt and seed of the plan."""
     own = {"task_id": plan.task.task_id, "sample": plan.sample, "attempt": plan.attempt, "seed": plan.seed}
     metadata = {**own, **plan.options.get("metadata", {})}
     if plan.validation:

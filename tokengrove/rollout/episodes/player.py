@@ -1,4 +1,4 @@
-"""A class with `play(episode)`, written for this package."""
+"""An agent that is a class with `play(episode)`, written for this package."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _logger = logging.getLogger(__name__)
 
 
 class Player:
-    """Plays with an object that has `play(episode)`, a coroutine function or a plain one, and may have `close()`.
+    """Plays with an object that has `play(episode)`, coroutine function or plain function, and optionally `close()`.
 
-    One object plays all episodes, several at once; a plain `play` runs in threads.
+    One object plays all episodes, several concurrently. A plain `play` runs in threads.
     """
 
     def __init__(self, player: Any, name: str) -> None:
         self._player, self.name = player, name
 
     async def play(self, episode: Episode) -> Reward:
-        """Call its `play`. What it raises is raised."""
+        """Call `play` of the object. Raises its exception."""
         result: Reward = await call(self._player.play, episode)
         return result
 
     async def close(self) -> None:
-        """Call its `close`, if it has one. What that raises is logged: the episodes have been played."""
+        """Call `close` of the object, if it has one. An exception is only logged: the episodes have been played."""
         if not callable(close := getattr(self._player, "close", None)):
             return
         try:

@@ -1,7 +1,7 @@
-"""From the name of an agent to an `Agent`: which kind it is, by a fixed order, and what adapts that kind.
+"""Resolves the name of an agent to an `Agent`: the kind of agent, in a fixed order, and its adapter.
 
-A kind is recognised by its methods and by the names of its bases, and what adapts it is imported only then: a plain
-function needs nothing of verl, ROLL or any other system.
+A kind is recognised by its methods and the names of its base classes, and its adapter is imported only then. A plain
+function needs neither verl, ROLL nor another system.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMMAND = "tokengrove.rollout.command:CommandAgent"
 _SESSIONS = "tokengrove.openenv:is_session_factory", "tokengrove.openenv:SessionFactoryAgent"
 _RESOURCES = "tokengrove.openenv:is_resource_factory", "tokengrove.openenv:ResourceFactoryAgent"
 _HOW = {_RESOURCES[1]: ("max_turns",)}
-"""The arguments of adapters, beside those of the class that they play."""
+"""The arguments of adapters themselves, in addition to the arguments of the class."""
 _GEM = "gem:"
 _KINDS = (
     "a function agent(task, session) or agent(data, base_url, api_key), async or plain, or a class with __call__; "
@@ -37,7 +37,9 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """`is_it` tells by the object; `adapter` names what is called with the object, the arguments and the path."""
+    """`is_it`: recognises an object of this kind. `adapter`: called with the object, the arguments and the agent's
+    path.
+    """
 
     is_it: Callable[[Any], bool]
     adapter: str
@@ -52,7 +54,7 @@ def _inherits(base: str) -> Callable[[Any], bool]:
 
 
 def _is_openenv(found: Any) -> bool:
-    """Whether it is an environment or a client of one by openenv's own classes, which answer otherwise than gem's."""
+    """Whether it is an environment or client of openenv's own classes, whose results differ from gem's."""
     bases = found.__mro__ if isinstance(found, type) else type(found).__mro__
     of_openenv = any(each.__module__.partition(".")[0] == "openenv" for each in bases)
     return of_openenv and _has("reset", "step")(found)
@@ -67,10 +69,10 @@ _OF_SYSTEMS = (
 
 
 def resolve_agent(spec: AgentSpec) -> Agent:
-    """Make the agent that `spec` describes. It plays several episodes at once.
+    """Make the agent that `spec` describes. It plays several episodes concurrently.
 
-    Raises InvalidRequest for a path that names nothing, for what is no kind of agent, and for arguments that do not
-    fit; an import or a constructor that fails raises what it does.
+    Raises InvalidRequest for a path that does not exist, an object that is not an agent, and arguments that do not fit.
+    An import or a constructor may raise any exception.
     """
     target, arguments = spec.target, dict(spec.arguments)
     if spec.kind == "command":
@@ -91,7 +93,7 @@ def resolve_agent(spec: AgentSpec) -> Agent:
 
 
 def is_path(target: str) -> bool:
-    """Whether a target is a path in Python, and no name of gem's or verl's."""
+    """Whether a target is a Python path, not a name of gem or verl."""
     return not target.startswith(_GEM) and not target.isidentifier()
 
 
@@ -102,7 +104,7 @@ def _of_name(target: str, arguments: Mapping[str, Any]) -> Agent:
 
 
 def _of_instance(found: Any, arguments: dict[str, Any], target: str) -> Agent:
-    """The kinds whose classes are made here: AReaL's agents, factories of sessions, and callables."""
+    """The kinds whose classes are instantiated here: AReaL's agents, factories of sessions, and callables."""
     if _has("run")(found):
         return _adapted("tokengrove.kinds.areal_agent:ArealAgent", _made(found, arguments, target), {}, target)
     if _has("create")(found):
@@ -115,7 +117,7 @@ def _of_instance(found: Any, arguments: dict[str, Any], target: str) -> Agent:
     if callable(found) and not isinstance(found, type):
         return FunctionAgent(found, arguments, target)
     what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-    raise InvalidRequest(f"{target!r} is no agent: it is {what}. An agent is {_KINDS}", param="agent")
+    raise InvalidRequest(f"{target!r} is not an agent: it is {what}. An agent is {_KINDS}", param="agent")
 
 
 def _adapted(adapter: str, found: Any, arguments: Mapping[str, Any], target: str) -> Agent:
@@ -123,11 +125,11 @@ def _adapted(adapter: str, found: Any, arguments: Mapping[str, Any], target: str
 
 
 def _made(found: Any, arguments: Mapping[str, Any], target: str) -> Any:
-    """An instance: of a class with the arguments, or the object itself, which takes none."""
+    """An instance: of a class with the arguments, or the object itself, which accepts no arguments."""
     if isinstance(found, type):
         check_construction(found, arguments, target)
         return found(**arguments)
     if arguments:
         wrong = min(arguments)
-        raise InvalidRequest(f"{target} is an instance already, so it takes no argument {wrong!r}", param=wrong)
+        raise InvalidRequest(f"{target} is already an instance, so it takes no argument {wrong!r}", param=wrong)
     return found

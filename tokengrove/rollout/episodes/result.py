@@ -1,4 +1,4 @@
-"""What became of one episode, in JSON's types."""
+"""The result of one episode, in JSON types."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import Any, Literal
 from tokengrove.rollout.failure_log import FailedEpisode
 
 FailureKind = Literal["agent", "timeout", "no_data", "reward", "scorer", "server", "worker", "cancelled"]
-"""Who failed: the agent raised or its command did not end with 0, it ran too long, it ended without a complete turn, a
-reward function or scorer raised, the server could not be reached or refused, the process or node that ran the episode
-died, or the run was ended."""
+"""The kind of a failure:
+
+- `agent`: the agent raised an exception, or its command exited with a code that is a failure
+- `timeout`: the agent exceeded its time limit
+- `no_data`: the episode has no complete turn, or there was nothing to play
+- `reward`: the reward function or verifier failed
+- `scorer`: a scorer failed
+- `server`: the server failed, refused a request or was not reached
+- `worker`: the process or node of the episode died
+- `cancelled`: the run was ended
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """One attempt at one episode. `failure` is None if it was played to its end, and its session is Finished then.
+    """One attempt at one episode. `failure` is None if it was played to its end; its session is then Finished.
 
-    `reward` is the score of its session, None without one. `scores` are the values of scorers by name: of a scorer of
-    turns the mean. `traceback` is that of the exception that has ended it, if one has. Tokens are those of the
-    session's complete turns; `seconds` is the time from its start to its end.
+    `reward`: the score of its session; None without a reward. `scores`: the scorers' values by name; for a scorer of
+    turns, the mean. `traceback`: of the exception that ended it, if any. `turns` and the token counts cover the
+    complete turns; `seconds` is the time from its start to its end.
     """
 
     task_id: str
@@ -39,12 +47,12 @@ class EpisodeResult:
 
     @property
     def failed(self) -> FailedEpisode | None:
-        """The failed episode that this is: with a traceback its type is that of the exception, else `failure`."""
+        """The failed episode; None without a failure. Its type is that of the exception, if any, else `failure`."""
         if self.failure is None:
             return None
         kind, colon, message = (self.message or "").partition(": ")
         if not self.traceback or not colon or not kind.replace(".", "").isidentifier():
-            kind, message = self.failure, self.message or "it said no reason"
+            kind, message = self.failure, self.message or "without a reason"
         about = f"{self.task_id}, sample {self.sample}", self.session_id
         return FailedEpisode(kind, message, *about, self.traceback or "")
 

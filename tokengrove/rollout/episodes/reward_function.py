@@ -1,19 +1,19 @@
-"""A reward function: any function that is named by its path, and gets what its parameters ask for, by name.
+"""A reward function: any function, named by its path. It gets the values that its parameters name.
 
 | parameter | value |
 |---|---|
-| `messages` | the conversation that ends with the last turn of the agent, its reply included, as chat messages |
+| `messages` | the conversation that ends with the last turn of the agent, including its reply, as chat messages |
 | `task` or `data` | the row of the data |
 | `interaction_ids` | the ids of the complete turns, in order of completion |
 | `output`, `solution_str` | the text of the last reply |
 | `turns` | all complete turns (`Turn`) |
 | `session` | the session with its tree (`SessionTree`) |
-| `session_id`, `task_id`, `sample`, `seed` | those of the episode |
-| `agent_reward` | what the agent returned: a float, rewards by interaction id, or None |
-| `ground_truth` | that of the row, or of its `reward_model`, as verl's data has it |
+| `session_id`, `task_id`, `sample`, `seed` | values of the episode |
+| `agent_reward` | the result of the agent: a float, rewards by interaction id, or None |
+| `ground_truth` | `ground_truth` of the row, or of its `reward_model`, as in verl's data |
 | any other name | the field of the row with this name |
 
-One with a parameter `completions` is called as TRL calls it: see `batched_reward`.
+A function with a parameter `completions` is called like TRL's reward functions: see `batched_reward`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Given = tuple[float | dict[str, float] | None, dict[str, float]]
 
 
 class RewardFunction:
-    """A reward function with the name that messages call it by."""
+    """A reward function. `name`: its name in messages."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function, self.name = function, name
 
     @classmethod
     def load(cls, path: str) -> RewardFunction:
-        """Import it. Raises InvalidRequest for a path that names no function."""
+        """Import the function at a path. Raises InvalidRequest if it is not a function."""
         found = load(path)
         if isinstance(found, type) or not callable(found):
-            raise InvalidRequest(f"{path!r} is no function but {type(found).__name__!r}", param="reward")
+            raise InvalidRequest(f"{path!r} is not a function but {type(found).__name__!r}", param="reward")
         return cls(found, path)
 
     def check(self, task: Task) -> None:
@@ -61,7 +61,7 @@ class RewardFunction:
         if missing := unknown(self._function, {*(batched or _KNOWN), *_columns(task)}):
             known = ", ".join(batched or (*_KNOWN, "ground_truth"))
             raise InvalidRequest(
-                f"{self.name} has the parameter {missing[0]!r}, which is none of {known}, and no field of task "
+                f"{self.name} has the parameter {missing[0]!r}, which is none of {known}, and not a field of task "
                 f"{task.task_id!r}: rename it, or give it a default",
                 param="reward",
             )
@@ -69,10 +69,10 @@ class RewardFunction:
     async def reward(
         self, client: AsyncClient, plan: EpisodePlan, tree: SessionTree, agent_reward: Any = None
     ) -> Given:
-        """Call it for an episode; return the rewards, and further values by name.
+        """Call the function for an episode; return the rewards, and further values by name.
 
-        Raises what it raises, TimeoutError after `plan.scoring_timeout_s`, and TypeError or ValueError for what is no
-        reward.
+        Raises the function's exception, TimeoutError after `plan.scoring_timeout_s` seconds, and TypeError or
+        ValueError for a result that is not a reward.
         """
         self.check(plan.task)
         if is_batched(self._function):
@@ -107,7 +107,7 @@ class RewardFunction:
 
 
 def _columns(task: Task) -> dict[str, Any]:
-    """The fields of the row by name, with `ground_truth` if it has one."""
+    """The fields of the row by name, with `ground_truth` if the row has it."""
     columns = {str(name): value for name, value in task.data.items()}
     model = columns.get("reward_model")
     if "ground_truth" not in columns and isinstance(model, Mapping) and "ground_truth" in model:

@@ -1,4 +1,4 @@
-"""What an episode earns once its agent has ended: the agent's reward or that of the reward function, then scores."""
+"""Rewards an episode after its agent has ended: the reward of the agent or of the reward function, then the scores."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ Rewards = float | dict[str, float] | None
 
 
 class Rewarding:
-    """The rewards of one episode. `plan` has the row as it was read, whatever the agent made of its own."""
+    """The rewards of one episode. `plan` has the row as it was read; the agent may have changed its own copy."""
 
     def __init__(self, episode: Episode, plan: EpisodePlan) -> None:
         self._episode, self._plan = episode, plan
 
     async def reward(self, returned: Any) -> Failure | None:
-        """Set the rewards; return what failed. Raises ProxyError if the server does.
+        """Set the rewards; return the first failure. Raises ProxyError if the server does not read or set them.
 
-        With a reward function the agent's own reward counts only if that returns None.
+        Without a complete turn, the failure is `no_data`. With a reward function, the agent's own reward is used only
+        if the function returns None.
         """
         try:
             of_agent = returned_rewards(returned, "the agent")
@@ -51,7 +52,7 @@ class Rewarding:
         )
 
     async def _set_scores(self, scores: Mapping[str, float]) -> Failure | None:
-        """Record further values of the agent or of the reward function as named rewards, so that exports carry them."""
+        """Record further values of the agent or the reward function as named rewards, so that exports contain them."""
         session = self._episode.session
         for name, value in scores.items():
             try:
@@ -66,7 +67,7 @@ class Rewarding:
         return await self._by_function(self._plan.reward, tree, of_agent)
 
     async def _scored(self, tree: SessionTree) -> Failure | None:
-        """Call the scorers of the plan; all that give a score are recorded, whatever the others do."""
+        """Call the scorers of the plan and record their scores, also if some of them fail."""
         episode, plan = self._episode, self._plan
         if not plan.scorers:
             return None
@@ -98,7 +99,9 @@ class Rewarding:
             return await self._set(of_agent, "agent")
         episode.scores.update(scores)
         replaced = episode.ending.pop("score", None)
-        if replaced is not None and not isinstance(given, dict):  # in place of the agent's, whose steps keep theirs
+        if replaced is not None and not isinstance(
+            given, dict
+        ):  # replaces the agent's score; rewards of its steps stay
             episode.ending["score"] = given
         return await self._set_scores(scores) or await self._set(given, "reward")
 
@@ -106,7 +109,7 @@ class Rewarding:
         return replace(self._plan, task=self._plan.task.copied())
 
     async def _set(self, rewards: Rewards, whose: FailureKind) -> Failure | None:
-        """Set rewards; those of turns that there are not are the failure of whoever gave them."""
+        """Set rewards. A reward for a turn that does not exist is a failure of kind `whose`."""
         session = self._episode.session
         try:
             if isinstance(rewards, dict):

@@ -1,4 +1,4 @@
-"""One task of the data: what an episode is about."""
+"""One task of the data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tokengrove.client.options import SessionOptions
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A row of the data. `task_id` is unique in a run; `data` is the row as it was read, in JSON's types.
+    """A row of the data. `task_id` is unique in a run. `data`: the row as it was read, in JSON types.
 
-    `options`: what the sessions of this task have beside those of the run; whoever plans episodes merges them.
+    `options`: options of this task's sessions in addition to the run's; the planner of episodes merges them.
     """
 
     task_id: str
@@ -22,5 +22,5 @@ class Task:
     options: SessionOptions = field(default_factory=SessionOptions)
 
     def copied(self) -> Task:
-        """The task with data of its own: an agent that appends to its messages changes no other episode."""
+        """The task with a copy of its data, so that an agent that changes it does not affect other episodes."""
         return replace(self, data=deepcopy(dict(self.data)))

@@ -1,4 +1,4 @@
-"""What agents of other systems read of a task: the first messages, and a seed that its whole group shares."""
+"""The fields of a task that agents of other systems read: the first messages, and a seed that its group shares."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from tokengrove.rollout.episodes.task import Task
 
 _MESSAGES = ("messages", "raw_prompt", "prompt")
 TEXTS = ("prompt", "instruction", "question", "problem", "problem_statement", "query", "task", "input", "text")
-"""Where data sets have the text of a task, in the order in which they are looked at."""
+"""The fields in which data sets have the text of a task, in order of preference."""
 
 
 def messages_of(task: Task) -> list[dict[str, Any]]:
-    """The messages that a conversation about this task begins with. Raises InvalidRequest for a row without any."""
+    """The messages that begin a conversation about this task. Raises InvalidRequest for a row without any."""
     if (found := first_messages(task.data)) is None:
         raise InvalidRequest(f"task {task.task_id!r} {without_messages(task.data)}", param="data")
     return found
 
 
 def first_messages(data: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The list in `messages`, `raw_prompt` or `prompt` of a row, or a user message with its text (see `TEXTS`)."""
+    """The list in `messages`, `raw_prompt` or `prompt`, or a user message with the row's text (see `TEXTS`); None
+    without.
+    """
     for name in _MESSAGES:
         listed = data.get(name)
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed:
@@ -36,7 +38,7 @@ def first_messages(data: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def without_messages(data: Mapping[str, Any]) -> str:
-    """What is wrong with such a row, as the end of a sentence."""
+    """The reason why a row has no messages, as the end of a sentence."""
     return (
         f"has no messages in {', '.join(_MESSAGES)} and no text in {', '.join(TEXTS)}; it has "
         f"{', '.join(map(str, data)) or 'no field'}"
@@ -44,6 +46,6 @@ def without_messages(data: Mapping[str, Any]) -> str:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of an environment: `seed` of the row, else one that the task's id gives. A group plays one seed."""
+    """The seed of an environment: `seed` of the row, or a hash of the task's id. It is the same for the whole group."""
     given = task.data.get("seed")
     return zlib.crc32(task.task_id.encode()) >> 1 if given is None else int(given)

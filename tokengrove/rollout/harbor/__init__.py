@@ -1,6 +1,6 @@
 """Tasks in Harbor's format: an instruction, an environment, tests that give the reward, and a solution.
 
-The format is the contract: nothing of Harbor itself is needed.
+Only the format is used: Harbor itself need not be installed.
 """
 
 from tokengrove.rollout.harbor.data import is_harbor, tasks

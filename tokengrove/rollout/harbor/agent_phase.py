@@ -1,4 +1,4 @@
-"""What works on a task in its environment: a command, or a coroutine function."""
+"""The agent of a task in its environment: a command or a coroutine function."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class AgentPhase(Protocol):
     async def play(
         self, episode: Episode, stage: Stage, sandbox: HarborSandbox, limit_s: float | None
     ) -> EpisodeEnded | None:
-        """Work on the stage until the end, or until `limit_s` seconds are over; return how it did not end well."""
+        """Play the stage until the agent ends, or for `limit_s` seconds; return its failure, or None."""
         ...
 
 
 class CommandPhase:
-    """Runs an unmodified program. Its placeholders and variables are those of commands elsewhere."""
+    """Runs an unmodified program. Its placeholders and variables are those of other commands."""
 
     def __init__(self, words: Sequence[str], options: CommandOptions) -> None:
-        """Raises ConfigurationError for what is nearly a placeholder."""
+        """Raises ConfigurationError for a misspelt placeholder."""
         self._words, self._options = tuple(words), options
         for word in self._words:
             check_placeholders(word, "the command")
@@ -54,8 +54,8 @@ class CommandPhase:
     ) -> EpisodeEnded | None:
         if episode.client.app is not None:
             raise InvalidRequest(
-                "a command is another process, which does not reach a server in this one: start `tokengrove serve` and "
-                "give its address",
+                "a command is another process, which cannot reach a server in this process: start `tokengrove serve` "
+                "and give its address",
                 param="url",
             )
         options = self._options
@@ -70,12 +70,12 @@ class CommandPhase:
             process = await sandbox.launch(
                 values.words(self._words), self._variables(episode, values), stdin=self._stdin(values), output=output
             )
-        except (OSError, ValueError) as error:  # too long a prompt, a zero in it
+        except (OSError, ValueError) as error:  # a prompt that is too long or has a null character
             return EpisodeEnded("Failed", f"the command cannot be started: {error}")
         ended = await process.wait(limit_s)
         episode.ending["metrics"] = {**episode.ending.get("metrics", {}), "exit_code": float(ended.exit_code)}
         problem = failure_of(ended, "the command", limit_s)
-        if problem is not None:  # the tests decide, and the session says why they may have nothing to look at
+        if problem is not None:  # the tests decide the reward; the session has the reason why they may fail
             episode.ending["exit_reason"] = storable(str(problem))
         return problem
 
@@ -93,17 +93,16 @@ class CommandPhase:
 class FunctionPhase:
     """Calls a coroutine function that works in the environment through `sandbox`.
 
-    Its parameters are filled by their names: `instruction`, `sandbox`, `step` (the step's name or None), and those of
-    other functions that are agents (`session`, `base_url`, `api_key`, `task`, `seed`, ...).
+    Its parameters are filled by name: `instruction`, `sandbox`, `step` (the name of the step or None), and the
+    parameters of other functions that are agents (`session`, `base_url`, `api_key`, `task`, `seed`, ...).
     """
 
     def __init__(self, path: str, arguments: Mapping[str, Any]) -> None:
-        """Raises InvalidRequest or ConfigurationError for what is no such function."""
+        """Raises InvalidRequest or ConfigurationError if it is not such a function."""
         self._function: Callable[..., Any] = load(path)
         if not callable(self._function) or not is_async(self._function):
             raise ConfigurationError(
-                f"{path} cannot play Harbor tasks: that needs a command, or a coroutine function with the parameter "
-                "`sandbox`"
+                f"{path} cannot play Harbor tasks: use a command, or a coroutine function with the parameter `sandbox`"
             )
         check_arguments(self._function, arguments, path)
         self._arguments = dict(arguments)
@@ -129,7 +128,7 @@ class FunctionPhase:
 
 
 def _output(folder: str | None, episode: Episode, stage: Stage) -> Path | None:
-    """The file with the output of a command."""
+    """The file for the output of a command."""
     if folder is None:
         return None
     path = trial_folder(folder, episode.plan.session_id, stage) / "command.log"

@@ -1,6 +1,6 @@
-"""Folders as tar archives, on their way into an environment and out of it.
+"""Copies folders into an environment and out of it as tar archives.
 
-What comes out was made by an agent: of it, only plain files and folders below the target are written.
+An agent may have made the archives that come out, so only regular files and folders below the target are written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
-# Names and times of a file, which are read into memory whole.
+# Headers have names and times of a file, and are read into memory as a whole.
 _MOST_HEADER_BYTES = 2**20
 _HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -22,9 +22,10 @@ _Filter = Callable[[tarfile.TarInfo], tarfile.TarInfo]
 
 
 def pack(entries: Iterable[tuple[Path, str]], file: IO[bytes], mode: int | None = None) -> None:
-    """Write files and folders (whose contents come along) to `file` under the names given, as files of root.
+    """Write files and folders, with their contents, to `file` under the given names, as files of root.
 
-    A link stays one if it leads to a place in its own entry; else what it leads to is packed. `mode` is given to all.
+    A link within its own entry stays a link. Other links are replaced with their targets, and links to a parent folder
+    are omitted. `mode`: the mode of all files; None: their own modes.
     """
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for source, name in entries:
@@ -32,22 +33,22 @@ def pack(entries: Iterable[tuple[Path, str]], file: IO[bytes], mode: int | None 
 
 
 class _Member(tarfile.TarInfo):
-    """A member of an archive, whose own headers are of bounded size."""
+    """A member of an archive with headers of limited size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         found = super().frombuf(buf, encoding, errors)
         if found.type in _HEADERS and found.size > _MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {found.size} bytes; at most {_MOST_HEADER_BYTES} are read")
+            raise tarfile.ReadError(f"a header has {found.size} bytes; the limit is {_MOST_HEADER_BYTES}")
         return found
 
 
 def unpack(file: IO[bytes], target: Path, name: str | None = None) -> None:
-    """Write what `file` has below `target`, as `name` if that is given for its only file.
+    """Write the members of `file` below `target`. `name`: the name of the archive's only file.
 
-    Links, devices, files with holes and names that lead elsewhere are left out. Raises ValueError for what is no
-    archive, for a compressed one, which could hold far more than it seems to, for one with a huge header, and for what
-    cannot be written.
+    Links, devices, sparse files and names that lead out of `target` are omitted. Raises ValueError for data that is not
+    an archive, for a compressed archive, whose size would not be limited, for a header that is too large, and for files
+    that cannot be written.
     """
     target.mkdir(parents=True, exist_ok=True)
     try:
@@ -56,9 +57,9 @@ def unpack(file: IO[bytes], target: Path, name: str | None = None) -> None:
                 if _below(member.name):
                     _unpack(tar, member, target / (name or member.name))
     except tarfile.TarError as error:
-        raise ValueError(f"what came out of the environment is no archive: {error}") from error
-    except OSError as error:  # such as a file below one that is no folder
-        raise ValueError(f"what came out of the environment cannot be written: {error}") from error
+        raise ValueError(f"the environment returned an invalid archive: {error}") from error
+    except OSError as error:  # such as a file in the place of a folder
+        raise ValueError(f"files of the environment cannot be written: {error}") from error
 
 
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
@@ -75,7 +76,7 @@ def _pack(tar: tarfile.TarFile, path: Path, name: str, root: Path, changed: _Fil
     inside = path.resolve()
     link = path.is_symlink() and path != root and inside.is_relative_to(root)
     if path.is_symlink() and path.parent.resolve().is_relative_to(inside):
-        return  # leads to a folder that it lies in
+        return  # a link to one of its parent folders
     tar.dereference = not link
     tar.add(path, name, recursive=False, filter=changed)
     if path.is_dir() and not link:

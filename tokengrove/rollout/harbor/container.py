@@ -1,6 +1,6 @@
-"""A Harbor environment in a container, by the command line of `docker` or `podman`.
+"""A Harbor environment in a container, through the command line of `docker` or `podman`.
 
-The container ends when this process does, also if that was killed: its own process reads from here.
+The container ends when this process ends or is killed, because its main process reads from this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tokengrove.rollout.threads import in_thread
 
 _READY = "ready"
 _OF_THE_CLIENT = ("PATH", "HOME", "DOCKER_", "CONTAINER")
-"""Beginnings of the names of variables by which docker and podman find their programs, settings and server."""
+"""Prefixes of the variables from which docker and podman read their programs, settings and server."""
 _KILL = """
 for look in 1 2 3; do
   for each in /proc/[0-9]*; do
@@ -40,21 +40,21 @@ for look in 1 2 3; do
   done
 done 2> /dev/null
 :"""
-"""Kills all but the first process and the one with the number $0. Three looks: a process may start others meanwhile."""
+"""Kills all processes except the first and process $0. It repeats, because processes may start others meanwhile."""
 
 
 class Images:
-    """The images of one run: each is built or fetched once, however many episodes start at once."""
+    """The images of one run. An image is built once for all episodes. A failed build is repeated by a later episode."""
 
     def __init__(self, program: str) -> None:
-        """`program`: docker or podman. Raises ConfigurationError if there is none."""
+        """`program`: docker or podman. Raises ConfigurationError if it is not installed."""
         if shutil.which(program) is None:
             raise ConfigurationError(f"sandbox={program}: there is no program {program!r} on PATH")
         self.program = program
         self._made: dict[str, asyncio.Task[str]] = {}
 
     async def image(self, blueprint: Blueprint, sandbox: Container) -> str:
-        """The name of the image of an environment. Raises RuntimeError if it cannot be built."""
+        """The name of the image of an environment, ready-made or built. Raises RuntimeError if it cannot be built."""
         if blueprint.table.docker_image:
             return blueprint.table.docker_image
         key = str(blueprint.build)
@@ -63,7 +63,7 @@ class Images:
         return await asyncio.shield(self._made[key])
 
     async def close(self) -> None:
-        """End the builds that still run: nobody waits for them any more."""
+        """Cancel the builds that still run, because no episode waits for them."""
         for build in self._made.values():
             build.cancel()
         await asyncio.gather(*self._made.values(), return_exceptions=True)
@@ -79,14 +79,14 @@ class Images:
 
 
 class Container(HarborSandbox):
-    """`arguments`: further words of `docker run`. The container shares the machine's network unless they name one."""
+    """A container. `arguments`: further arguments of `docker run`. Unless they set a network, it is the machine's."""
 
     def __init__(self, blueprint: Blueprint, images: Images, arguments: Sequence[str] = ()) -> None:
         super().__init__(blueprint)
         self._images, self._program, self._arguments = images, images.program, tuple(arguments)
         self._name = f"tokengrove-{uuid.uuid4().hex[:16]}"
         self._workdir = blueprint.table.workdir or ""
-        self._main = ""  # the number of the process that the container ends with
+        self._main = ""  # the process id of the container's main process
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     @property
@@ -100,7 +100,9 @@ class Container(HarborSandbox):
         line = await holder.ready()
         said, _, self._main = line.partition(" ")
         if said != _READY or not self._main.isdigit():
-            raise RuntimeError(f"the container of {image} says {line!r} in place of {_READY!r}: has it an entry point?")
+            raise RuntimeError(
+                f"the container of {image} printed {line!r} instead of {_READY!r}: does the image have an entry point?"
+            )
         if not self._workdir:
             self._workdir = (await self.run(["pwd"])).output.strip()
         await self.empty(TESTS, AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS)
@@ -108,7 +110,7 @@ class Container(HarborSandbox):
             await self.put([(self.blueprint.build, self._workdir)])
 
     def command_line(self, words: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        # Values stay out of the list of processes, apart from those that the client itself would read.
+        # Values are passed by name, to keep them out of the list of processes, unless the client would read them.
         names = [f"{name}={value}" if name.startswith(_OF_THE_CLIENT) else name for name, value in env.items()]
         given = [word for name in names for word in ("--env", name)]
         user = [] if self.user is None else ["--user", str(self.user)]
@@ -145,7 +147,7 @@ class Container(HarborSandbox):
         return ["run", "-i", "--rm", "--init", "--name", self._name, *network, *limits, *self._arguments, image, *holds]
 
     def _loose_files(self) -> bool:
-        """Whether a ready-made image is completed by the files of the task's folder, as Harbor does it."""
+        """Whether the files of the task's folder are added to a ready-made image, as in Harbor."""
         build = self.blueprint.build
         plain = build.is_dir() and not (build / "Dockerfile").is_file()
         return bool(self.blueprint.table.docker_image) and plain and any(build.iterdir())

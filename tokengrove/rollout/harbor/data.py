@@ -1,6 +1,6 @@
-"""Harbor tasks as the data of a run: one folder, a folder of such folders, or a registry file that names folders.
+"""Harbor tasks as the data of a run: one folder, a folder of such folders, or a registry file that lists folders.
 
-The order is that of the paths, so a task has the same place in every run.
+Tasks are in the order of their paths, so a task has the same position in every run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tokengrove.rollout.episodes.task import Task
 from tokengrove.rollout.harbor.task_folder import CONFIG, BadTask, TaskFolder
 
 FOLDER = "harbor"
-"""The key of a task's data under which its folder is."""
+"""The key of the task's folder in the task's data."""
 
 _DEEPEST = 6
 _SHOWN = 20
 
 
 def is_harbor(path: Path) -> bool:
-    """Whether `path` holds Harbor tasks, as far as one can tell without reading them."""
+    """Whether `path` seems to contain Harbor tasks. The tasks are not read."""
     if path.is_dir():
         return next(_folders(path), None) is not None
     return path.suffix == ".json" and path.is_file() and _registry(path) is not None
@@ -31,8 +31,9 @@ def is_harbor(path: Path) -> bool:
 def tasks(path: Path) -> list[Task]:
     """Read all tasks. `data`: `harbor` (the folder), `instruction`, `name`, `metadata`.
 
-    The id of a task is the path of its folder below `path`, or the folder's name if it is `path` itself.
-    Raises ConfigurationError for a place without tasks, and one error that names every task that cannot be read.
+    The id of a task in a folder is its path below `path`, or the folder's name if it is `path` itself; in a registry
+    file it is the entry's name or path. Raises ConfigurationError if there are no tasks. Tasks that cannot be read are
+    listed in a single error.
     """
     found, wrong = [], []
     for task_id, folder in _named(path):
@@ -44,7 +45,7 @@ def tasks(path: Path) -> list[Task]:
         more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise ConfigurationError("\n".join([*wrong[:_SHOWN], *more]))
     if not found:
-        raise ConfigurationError(f"{path} has no Harbor task: no folder with a {CONFIG} in it")
+        raise ConfigurationError(f"{path} has no Harbor task: no folder with a {CONFIG}")
     return found
 
 
@@ -53,7 +54,7 @@ def _task(task_id: str, folder: TaskFolder) -> Task:
         FOLDER: str(folder.folder),
         "name": folder.name,
         "instruction": folder.instruction,
-        # What JSON cannot hold, such as a date, is written as text.
+        # Values without a JSON type, such as dates, become text.
         "metadata": json.loads(json.dumps(folder.config.metadata, default=str)),
     }
     return Task(task_id, data)
@@ -65,11 +66,11 @@ def _named(path: Path) -> Iterator[tuple[str, Path]]:
         return
     entries = _registry(path) if path.is_file() else None
     if entries is None:
-        raise ConfigurationError(f"{path} is neither a folder with Harbor tasks nor a registry file of them")
+        raise ConfigurationError(f"{path} is neither a folder with Harbor tasks nor a registry file")
     for dataset, entry in entries:
         if entry.get("git_url"):
             raise ConfigurationError(
-                f"{path}: the task {entry.get('name')!r} of {dataset!r} lies in a git repository, {entry['git_url']}; "
+                f"{path}: the task {entry.get('name')!r} of {dataset!r} is in a git repository, {entry['git_url']}; "
                 "clone it and give the folder of the clone"
             )
         yield str(entry.get("name") or entry["path"]), path.parent / str(entry["path"])
@@ -80,7 +81,7 @@ def _id(folder: Path, root: Path) -> str:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folders with tasks at or below `root`, or below its folder `tasks` if that has some."""
+    """The folders of tasks: `root` itself, or folders below it, or below its folder `tasks` if that has tasks."""
     if (root / CONFIG).is_file():
         yield root
         return
@@ -89,7 +90,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders with tasks; in a task is no other one, and links are not followed."""
+    """The folders of tasks below a folder. Tasks are not searched for further tasks, and links are not followed."""
     for each in sorted(folder.iterdir()):
         if each.name.startswith(".") or each.is_symlink() or not each.is_dir():
             continue
@@ -100,7 +101,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _registry(file: Path) -> list[tuple[str, dict[str, Any]]] | None:
-    """The tasks of a registry file with the names of their data sets; None if it is none."""
+    """The tasks of a registry file with the names of their data sets; None if it is not a registry file."""
     try:
         datasets = json.loads(file.read_text(encoding="utf-8"))
         return [(each["name"], {**task, "path": task["path"]}) for each in datasets for task in each["tasks"]]

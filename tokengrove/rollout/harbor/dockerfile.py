@@ -1,6 +1,6 @@
-"""The instructions of a Dockerfile's last stage, as far as they can be followed without docker.
+"""Parses the instructions of a Dockerfile's last stage.
 
-Nothing is run here. What has no meaning without an image is kept, so that it can be named to the user.
+Nothing is run. Instructions that have no meaning without an image are kept, so that they can be reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """A text in the file. `expanded`: variables in it have their values."""
+    """A here-document. `expanded`: variables in it are replaced with their values."""
 
     name: str
     text: str
@@ -41,7 +41,7 @@ class Heredoc:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`value` is what follows the name and the flags, `words` its JSON list if it is one. `where`: file and line."""
+    """`value`: the text after the name and flags. `words`: its JSON list, or None. `where`: the file and line."""
 
     name: str
     value: str
@@ -61,9 +61,9 @@ class Instruction:
 
 
 def instructions(file: Path) -> list[Instruction]:
-    """Those that make the last stage, with those of the stages that it begins with, and the ARGs before all stages.
+    """The instructions of the last stage and of the stages that it is based on, and the ARGs before all stages.
 
-    Raises BadTask for what is no Dockerfile.
+    Raises BadTask for a file that is not a Dockerfile.
     """
     before: list[Instruction] = []
     stages: list[list[Instruction]] = []
@@ -87,7 +87,7 @@ def instructions(file: Path) -> list[Instruction]:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Put in the values of `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}`."""
+    """Replace `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` with their values."""
 
     def value(match: re.Match[str]) -> str:
         escaped, braced, kind, other, plain = match.groups()
@@ -104,7 +104,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def pairs(each: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
-    """The names and values of ENV and LABEL: `A=b "C"=d`, or the older `A b`."""
+    """The names and values of ENV and LABEL: `A=b "C"=d`, or the older form `A b`."""
     if not re.match(r"\w[\w.-]*=", each.value):
         name, _, value = each.value.partition(" ")
         return {name: expand(value.strip(), variables)}
@@ -112,7 +112,7 @@ def pairs(each: Instruction, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def unquoted(text: str, variables: Mapping[str, str]) -> str:
-    """Take the quotes away and put in values, but not those in single quotes."""
+    """Remove quotes and replace variables, except in single quotes."""
     parts = []
     for double, single, escaped, plain in _QUOTED.findall(text):
         parts.append(single or escaped or expand(re.sub(r"\\([\"\\])", r"\1", double) if double else plain, variables))
@@ -150,7 +150,7 @@ def _instruction(text: str, lines: deque[tuple[int, str]], where: str) -> Instru
     name, _, value = text.partition(" ")
     name, value, flags = name.upper(), value.strip(), dict[str, str]()
     if name not in KNOWN:
-        raise BadTask(f"{where}: {name} is no instruction of a Dockerfile")
+        raise BadTask(f"{where}: {name} is not an instruction of a Dockerfile")
     while match := _FLAG.match(value):
         flags[match[1]] = match[2] or ""
         value = value[match.end() :].strip()
@@ -169,4 +169,4 @@ def _heredoc(lines: deque[tuple[int, str]], end: str, tabs: bool, where: str) ->
         if line == end:
             return "".join(f"{each}\n" for each in text)
         text.append(line)
-    raise BadTask(f"{where}: the text up to {end!r} has no end")
+    raise BadTask(f"{where}: the here-document {end!r} has no end")

@@ -1,4 +1,4 @@
-"""Harbor tasks as episodes: an agent that plays whatever task the episode names, in an environment of its own."""
+"""An agent that plays Harbor tasks as episodes, each in its own environment."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from tokengrove.rollout.threads import in_thread
 
 
 class HarborAgent:
-    """`agent`: the words of a command, or the path of a coroutine function. `options` are the fields of
-    `HarborOptions`, some of `CommandOptions`, and for a function its arguments.
+    """Plays the Harbor task that an episode's data names.
+
+    `agent`: the words of a command, or the path of a coroutine function. `options`: the fields of `HarborOptions`, some
+    of `CommandOptions`, and for a function its arguments.
     """
 
     def __init__(self, agent: str | Sequence[str], **options: Any) -> None:
-        """Raises ConfigurationError or InvalidRequest for an agent that cannot be, or an option that does not apply."""
+        """Raises ConfigurationError or InvalidRequest for an invalid agent, or an option that does not apply."""
         here, others = split(options)
         self.options = HarborOptions.read(here if isinstance(agent, str) else options)
         self._phase = _phase(agent, self.options, others)
         self._sandboxes = Sandboxes(self.options)
 
     async def play(self, episode: Episode) -> float:
-        """Play the task's folder, which is `harbor` in the task's data; return its reward.
+        """Play the task in the folder that `harbor` in the task's data names; return its reward.
 
-        Further rewards become scores of the episode. Raises what `Trial.play` does.
+        Further rewards become scores of the episode. Raises the exceptions of `Trial.play`.
         """
         folder = episode.task.data.get(FOLDER)
         if not isinstance(folder, str):
             raise InvalidRequest(
-                f"task {episode.task.task_id!r} is none of Harbor: its data has no folder as {FOLDER!r}", param="data"
+                f"task {episode.task.task_id!r} is not a Harbor task: its data has no folder as {FOLDER!r}",
+                param="data",
             )
         task = await in_thread(lambda: self._sandboxes.task(Path(folder)), "tokengrove-harbor-task")
         work = partial(self._phase.play, episode)
@@ -46,14 +49,16 @@ class HarborAgent:
         )
 
     async def close(self) -> None:
-        """End what is still being built for episodes."""
+        """Cancel builds that still run."""
         await self._sandboxes.close()
 
     def _rewarded(self, found: dict[str, float], episode: Episode) -> float:
-        """The main reward: the one with the name that the options give, or the only one."""
+        """The main reward: the reward with the name `reward_key`, or the only reward."""
         key = self.options.reward_key
         if key not in found and len(found) != 1:
-            raise RewardFailed(f"none of the rewards {', '.join(found) or '(none)'} is {key!r}; name one as reward_key")
+            raise RewardFailed(
+                f"none of the rewards {', '.join(found) or '(none)'} is {key!r}; give one of them as reward_key"
+            )
         main = key if key in found else next(iter(found))
         episode.scores.update({name: value for name, value in found.items() if name != main})
         return found[main]
@@ -63,7 +68,7 @@ _PATH = "tokengrove.rollout.harbor:HarborAgent"
 
 
 def agent_spec(spec: AgentSpec) -> AgentSpec:
-    """How an agent that a user named plays tasks of Harbor: `HarborAgent` with its command or path."""
+    """The specification of an agent for Harbor tasks: a `HarborAgent` with the command or path of `spec`."""
     if spec.target == _PATH:
         return spec
     agent: str | list[str] = list(spec.words) if spec.kind == "command" else spec.target
@@ -74,7 +79,7 @@ def _phase(agent: str | Sequence[str], options: HarborOptions, arguments: dict[s
     if not agent:
         raise ConfigurationError("there is no agent for Harbor tasks: give a command after --, or a path")
     if agent in ("oracle", "nop"):
-        raise ConfigurationError(f"{agent} calls no model, so there is nothing to roll out: run `tokengrove harbor`")
+        raise ConfigurationError(f"{agent} does not call a model: run `tokengrove harbor` instead")
     if not isinstance(agent, str):
         return CommandPhase(agent, options.command)
     return FunctionPhase(agent, arguments)

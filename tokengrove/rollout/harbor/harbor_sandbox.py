@@ -1,6 +1,6 @@
-"""The environment of a Harbor task: a place with the absolute paths that its scripts know.
+"""The environment of a Harbor task: a sandbox with the absolute paths that the task's scripts use.
 
-`/tests`, `/solution` and `/logs` are there and nobody else's; what was started in it is gone after `stop`.
+`/tests`, `/solution` and `/logs` belong to this environment alone. `stop` ends its processes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ AGENT_LOGS, VERIFIER_LOGS, ARTIFACTS = f"{LOGS}/agent", f"{LOGS}/verifier", f"{L
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What an environment is made of: its table, the folder with its Dockerfile, its variables with their values, and
-    the task's folder, which nobody in it should see.
+    """The parts of an environment.
+
+    `table`: its section of the configuration. `build`: the folder with its Dockerfile. `env`: its variables with their
+    values. `task`: the task's folder, which processes in the environment must not see.
     """
 
     table: Environment
@@ -37,9 +39,9 @@ class Blueprint:
 
 
 class HarborSandbox(CommandSandbox):
-    """A subclass builds it in `start`; commands run in its `working_folder` with the blueprint's variables.
+    """A subclass builds the environment in `start`. Commands run in `working_folder` with the blueprint's variables.
 
-    `user`: as whom they run, where there are several users; None is the environment's own.
+    `user`: the user of the commands, if the environment has several users; None: the environment's default.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -48,15 +50,16 @@ class HarborSandbox(CommandSandbox):
         self.user: str | int | None = None
 
     async def put(self, entries: Iterable[tuple[Path, str]], mode: int | None = None) -> None:
-        """Copy files and folders of this machine to whole paths in the environment, over what is there."""
+        """Copy files and folders of this machine to absolute paths in the environment, and overwrite existing files."""
         with tempfile.TemporaryFile() as archive:
             await in_thread(lambda: pack(entries, archive, mode), "tokengrove-harbor-put")
             archive.seek(0)
             await self._piped(["tar", "-xf", "-", "-C", "/", "--no-same-owner"], stdin=archive)
 
     async def get(self, source: str, target: Path, exclude: Iterable[str] = ()) -> None:
-        """Copy a folder or file of the environment to `target`: its contents, or the file itself, without the paths
-        that `exclude` matches. Raises FileNotFoundError, and ValueError for more than DOWNLOAD_BYTES.
+        """Copy the contents of a folder of the environment, or a file, to `target`, except paths that match `exclude`.
+
+        Raises FileNotFoundError, and ValueError for more than DOWNLOAD_BYTES or an invalid archive.
         """
         name = shlex.quote(source.rstrip("/") or "/")
         found = await self.run(f"if test -d {name}; then exit 0; elif test -f {name}; then exit 3; else exit 4; fi")
@@ -76,16 +79,16 @@ class HarborSandbox(CommandSandbox):
             await in_thread(lambda: unpack(archive, *place), "tokengrove-harbor-get")
 
     async def empty(self, *folders: str) -> None:
-        """Make the folders anew, without anything in them, for everybody to write to."""
+        """Replace folders with empty folders that all users can write to."""
         names = shlex.join(folders)
         await self._done(f"rm -rf {names} && mkdir -p {names} && chmod 777 {names}")
 
     def _client_variables(self) -> dict[str, str]:
-        """The variables of the program of this machine that leads into the environment."""
+        """The variables of the program on this machine that enters the environment."""
         return dict(os.environ)
 
     async def _piped(self, words: list[str], stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
-        """Run a command there between two files of this machine. Raises RuntimeError if it fails."""
+        """Run a command in the environment between two files of this machine. Raises RuntimeError if it fails."""
         process = await asyncio.create_subprocess_exec(
             *self.command_line(words, {}),
             env=self._client_variables(),

@@ -1,6 +1,6 @@
-"""The program that holds an environment open: it ends when its stdin does, and with it all that was started there.
+"""The program that keeps an environment running. When its stdin ends, it and all processes in the environment end.
 
-So nothing is left of an environment whose owner was killed.
+So nothing is left of an environment if its owner is killed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ENDS_S = 10.0
 
 
 class Holder:
-    """`command` writes one line when it is ready, or `error: ...`, or nothing and ends."""
+    """The program `command` prints one line when it is ready, or `error: ...`, or ends without a line."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start it. Raises OSError if there is no such program."""
+        """Start the program. Raises OSError if it does not exist."""
         self._process = subprocess.Popen(
             list(command),
             env=dict(env),
@@ -33,21 +33,21 @@ class Holder:
         )
 
     async def ready(self) -> str:
-        """Wait for its line and return it. Raises RuntimeError with what went wrong."""
+        """Wait for the line and return it. Raises RuntimeError with the error."""
         line = await in_thread(self._line, "tokengrove-harbor-start")
         if not line or line.startswith("error: "):
             raise RuntimeError(line.removeprefix("error: ") or self._told())
         return line
 
     def close(self) -> None:
-        """Let it end, and wait for that; one that does not is killed. Again: nothing."""
+        """Close the program's stdin and wait for its end; kill it after ten seconds. May be called twice."""
         self._close(self._process.stdin)
         try:
             self._process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pipe in (self._process.stdout, self._process.stderr):  # not before: it waits for whoever reads from one
+        for pipe in (self._process.stdout, self._process.stderr):  # only now: closing waits for readers of the pipe
             self._close(pipe)
 
     @staticmethod
@@ -64,9 +64,9 @@ class Holder:
             return ""
 
     def _told(self) -> str:
-        """What a program that ended without a line has written to stderr."""
+        """The end of the stderr of a program that ended without a line."""
         assert self._process.stderr is not None
         with contextlib.suppress(ValueError, OSError):
             if text := self._process.stderr.read().strip():
                 return text[-2000:]
-        return "it ended without a word"
+        return "it ended without output"

@@ -1,4 +1,4 @@
-"""The options of an agent that plays Harbor tasks: those of its environment, and those of a command that apply."""
+"""The options of an agent that plays Harbor tasks: those of its environment, and the options of commands that apply."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from tokengrove.rollout.harbor.recipe import RunLines
 
 SandboxKind = Literal["room", "docker", "podman"]
 OF_COMMAND = ("model", "env", "pass_env", "server_url", "stdin", "keep_output")
-"""The options of a command that have a meaning for one that plays a Harbor task."""
+"""The options of a command that also apply to Harbor tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborOptions:
-    """How the environments of Harbor tasks are made, and what counts as played."""
+    """How the environments of Harbor tasks are made, and how their results are judged."""
 
-    sandbox: SandboxKind = option("room", "room (this machine, no containers), docker or podman.")
-    sandbox_args: tuple[str, ...] = option((), "Further words of `docker run`.")
-    dockerfile_run: RunLines = option("run", "What becomes of RUN lines in a room: run, try or skip.")
-    visible: tuple[str, ...] = option(
-        (), "Paths of this machine in its homes, /tmp or /app that a room shows, read-only."
-    )
+    sandbox: SandboxKind = option("room", "room (this machine, without containers), docker or podman.")
+    sandbox_args: tuple[str, ...] = option((), "Further arguments of `docker run`.")
+    dockerfile_run: RunLines = option("run", "RUN lines in a room: run, try (ignore failures) or skip.")
+    visible: tuple[str, ...] = option((), "Paths in homes, /tmp or /app of this machine that a room shows, read-only.")
     accept: tuple[str, ...] = option(
-        (), "What a task asks for in vain and is played without, by name (docker_image, gpus, ...)."
+        (), "Unmet requirements, by name (docker_image, gpus, ...), with which tasks are played nevertheless."
     )
-    reward_key: str = option("reward", "Which of several rewards is the session's; the others become scores.")
+    reward_key: str = option("reward", "Name of the session's reward if there are several; the others become scores.")
     strict: bool = option(
         False,
-        "An agent that ran too long, or did not end with 0, has failed. Otherwise, as in Harbor, the tests decide.",
+        "Fail if the agent timed out or did not exit with 0. By default, as in Harbor, the tests decide.",
     )
     kill_before_tests: bool = option(
-        False, "Kill what the agent has left running before the tests. Tests of servers need it left."
+        False, "Kill processes that the agent has left before the tests. Tests of servers need them."
     )
     timeout_multiplier: float = option(1.0, "Factor of all time limits in task.toml.", above=0)
     command: CommandOptions = field(default_factory=CommandOptions)
 
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> HarborOptions:
-        """Make the options of values in JSON's types. Raises ConfigurationError that names the option."""
+        """Make the options from values of JSON types. Raises ConfigurationError, which names the option."""
         own = options_of(cls)
         read: dict[str, Any] = {}
         of_command: dict[str, Any] = {}
@@ -68,7 +66,7 @@ class HarborOptions:
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide arguments into those that are options here, and the others."""
+    """Divide arguments into options and others."""
     names = {*OF_COMMAND, *options_of(HarborOptions)}
     here = {name: value for name, value in arguments.items() if name in names}
     return here, {name: value for name, value in arguments.items() if name not in names}
@@ -76,6 +74,6 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _unknown(name: str, known: list[str]) -> str:
     if name in options_of(CommandOptions):
-        return f"{flag_of(name)} does not apply to Harbor tasks, which bring their environment and tests along"
+        return f"{flag_of(name)} does not apply to Harbor tasks, which have their own environment and tests"
     near = get_close_matches(name, known, 1) or sorted(known)
-    return f"{flag_of(name)} is no option for Harbor tasks; known: {', '.join(near)}"
+    return f"{flag_of(name)} is not an option for Harbor tasks; known: {', '.join(near)}"

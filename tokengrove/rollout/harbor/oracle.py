@@ -1,4 +1,4 @@
-"""Tries tasks without a model: their own solution, which the tests should reward, or nothing, which they should not."""
+"""Tries tasks without a model: with their own solution, which tests should reward, or without any action."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tokengrove.rollout.harbor.trial import Trial
 from tokengrove.rollout.harbor.variables import resolved
 
 Player = Literal["oracle", "nop"]
-"""The task's own solution, or nothing at all."""
+"""`oracle`: the task's own solution; `nop`: no action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a task. `rewards` is empty if it has none; `problem` says why, or how its solution failed.
+    """The result of a task. `rewards`: empty after a failure. `problem`: the reason, or how the solution failed.
 
-    `seconds`: how long it took.
+    `seconds`: the duration.
     """
 
     task_id: str
@@ -39,7 +39,7 @@ class Tried:
 async def try_tasks(
     tasks: Iterable[Task], player: Player, options: HarborOptions, concurrency: int
 ) -> AsyncIterator[Tried]:
-    """Try each task, so many at once, in the order in which they end. What one raises is its problem."""
+    """Try each task, `concurrency` at once; yield results as they complete. An exception is its task's `problem`."""
     sandboxes = Sandboxes(options)
     places = asyncio.Semaphore(concurrency)
 
@@ -59,9 +59,9 @@ async def try_tasks(
 
 
 async def solve(task: TaskFolder, stage: Stage, sandbox: HarborSandbox, limit_s: float | None) -> EpisodeEnded | None:
-    """Run the solution, as Harbor's oracle does. Raises BadTask if there is none."""
+    """Run the solution, as Harbor's oracle does; return its failure, or None. Raises BadTask without a solution."""
     if stage.solution is None:
-        raise BadTask(f"{task.folder / 'solution' / 'solve.sh'} is missing: it is what the oracle runs")
+        raise BadTask(f"{task.folder / 'solution' / 'solve.sh'} is missing: the oracle runs it")
     await sandbox.empty(SOLUTION)
     await sandbox.put([(stage.solution, SOLUTION)])
     script, log = f"{SOLUTION}/solve.sh", f"{AGENT_LOGS}/oracle.txt"

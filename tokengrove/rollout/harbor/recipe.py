@@ -1,6 +1,6 @@
 """Follows a Dockerfile in an environment that is not an image: its files, folders, variables and commands.
 
-Every instruction is followed, or is named as one that was not, or makes the build fail with its line.
+An instruction that cannot be followed makes the build fail with its line, or is reported by `not_followed`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokengrove.rollout.harbor.harbor_sandbox import HarborSandbox
 from tokengrove.rollout.harbor.task_folder import BadTask
 
 RunLines = Literal["run", "try", "skip"]
-"""What becomes of RUN lines: followed, followed and passed over if they fail, or passed over."""
+"""How RUN lines are handled: run them, run them but ignore failures (`try`), or skip them."""
 
 _SHOWN = 800
 _SHELL = ["/bin/sh", "-c"]
@@ -30,15 +30,17 @@ Say = Callable[[str], None]
 
 
 class Recipe:
-    """`workdir` and `env` are those of the image that the file describes, after `follow`."""
+    """The instructions of `build`/Dockerfile. `workdir` and `env`: those of the described image, set by `follow`."""
 
     def __init__(self, build: Path, run_lines: RunLines, say: Say) -> None:
-        """`say` gets a text for each line that was not followed. Raises BadTask for what cannot be read."""
+        """`say`: called with a message for each RUN line with an ignored failure. Raises BadTask for an invalid
+        Dockerfile.
+        """
         self._build, self._run_lines, self._say = build, run_lines, say
         self.workdir = "/"
         self.env: dict[str, str] = {}
         self._args: dict[str, str] = {}
-        self._before: dict[str, str] = {}  # what ARG says before the first FROM, which later ARGs may take
+        self._before: dict[str, str] = {}  # ARGs before the first FROM, which later ARGs may use
         self._shell = _SHELL
         file = build / "Dockerfile"
         self._instructions = instructions(file) if file.is_file() else []
@@ -46,7 +48,7 @@ class Recipe:
             _check_flags(each)
 
     async def follow(self, sandbox: HarborSandbox, base: Mapping[str, str]) -> None:
-        """Follow all lines. `base`: the variables that the environment has without them. Raises BadTask."""
+        """Follow all instructions. `base`: the variables of the environment without them. Raises BadTask."""
         self._base = dict(base)
         for each in self._instructions:
             await self._one(each, sandbox)
@@ -94,8 +96,8 @@ class Recipe:
             self._say(text)
             return
         raise BadTask(
-            f"{text}\nThe programs of this machine take the place of the image; with dockerfile_run=skip or try such "
-            "lines are passed over, and with sandbox=docker the image is built"
+            f"{text}\nThe programs of this machine replace the image. Use dockerfile_run=try or skip to ignore such "
+            "lines, or sandbox=docker to build the image"
         )
 
     def _words(self, each: Instruction) -> list[str]:
@@ -112,7 +114,7 @@ class Recipe:
     async def _copy(self, each: Instruction, sandbox: HarborSandbox) -> None:
         words = each.words or [unquoted(word, self._known) for word in shlex.split(each.value, posix=False)]
         if len(words) < 2:
-            raise BadTask(f"{each.where}: {each.name} needs what it copies and where to")
+            raise BadTask(f"{each.where}: {each.name} needs a source and a target")
         *sources, target = words
         into = target.endswith("/") or len(sources) > 1 or target in (".", "..")
         target = str(PurePosixPath(self.workdir, target))
@@ -129,7 +131,7 @@ class Recipe:
     def _entries(
         self, each: Instruction, source: str, target: str, into: bool, scratch: Path
     ) -> list[tuple[Path, str]]:
-        """Which files of this machine go where for one source."""
+        """The files of this machine and their targets for one source."""
         for heredoc in each.heredocs:
             if source.strip("<-'\"") == heredoc.name:
                 file = scratch / heredoc.name
@@ -151,7 +153,7 @@ class Recipe:
 
 
 async def _extract(name: str, target: str, sandbox: HarborSandbox) -> None:
-    """What ADD does with an archive of this machine: its contents take its place."""
+    """Extract an archive of this machine, as ADD does."""
     file, folder = shlex.quote(name), shlex.quote(target)
     packed = f"{file}.packed"
     told = await sandbox.run(f"mv {file} {packed} && mkdir -p {folder} && tar -xf {packed} -C {folder} && rm {packed}")
@@ -160,20 +162,20 @@ async def _extract(name: str, target: str, sandbox: HarborSandbox) -> None:
 
 
 def not_followed(build: Path) -> list[tuple[str, str]]:
-    """Which parts of a Dockerfile stay without effect outside of an image, as keys, with a text for the user."""
+    """The parts of a Dockerfile that have no effect without an image: their keys, with a message."""
     file = build / "Dockerfile"
     if not file.is_file():
         return []
     found: list[tuple[str, str]] = []
     for each in instructions(file):
         if each.name == "FROM" and each.value.split()[:1] != ["scratch"]:
-            found.append(("FROM", f"the programs of this machine take the place of the image {each.value.split()[0]}"))
+            found.append(("FROM", f"the programs of this machine replace the image {each.value.split()[0]}"))
         elif each.name == "USER":
-            found.append(("USER", f"all runs as one user, not as {each.value}"))
+            found.append(("USER", f"all commands run as one user, not as {each.value}"))
         elif each.name in ("ENTRYPOINT", "HEALTHCHECK", "ONBUILD"):
             found.append((each.name, f"{each.name} is not run"))
     if (build / ".dockerignore").is_file():
-        found.append((".dockerignore", "COPY brings all files, also those that .dockerignore names"))
+        found.append((".dockerignore", "COPY copies all files, also those in .dockerignore"))
     return found
 
 
@@ -188,7 +190,7 @@ def _check_flags(each: Instruction) -> None:
 
 
 def _script(text: str) -> str:
-    """A text for the shell that runs a script by its own first line, if it has one that names a program."""
+    """A shell text that runs a script with the program of its first line, if it has one."""
     if not text.startswith("#!"):
         return text
     name = f"/tmp/run-{os.urandom(4).hex()}"

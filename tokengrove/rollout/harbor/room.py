@@ -1,7 +1,7 @@
-"""A Harbor environment without containers: a room of this machine, made with Linux's user namespaces.
+"""A Harbor environment without containers: a room on this machine, made with Linux's user namespaces.
 
-It needs neither root nor a daemon. The programs are those of this machine. It keeps tasks apart and leaves nothing
-behind; like other local sandboxes it is no wall against an agent that means harm.
+It needs neither root nor a daemon. Its programs are those of this machine. It separates tasks and leaves nothing
+behind, but like other local sandboxes it does not confine a malicious agent.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ _KEPT = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENTER = ("--user", "--mount", "--pid", "--ipc", "--preserve-credentials")
 _KILL = "look=0; while kill -9 -1 2> /dev/null && [ $look -lt 500 ]; do look=$((look + 1)); sleep 0.01; done"
-"""Kills all but the first process until none is left: one that is killed is there for a moment."""
+"""Kills all but the first process, until none is left: a killed process may exist for a moment."""
 
 
 class Room(HarborSandbox):
-    """`visible`: paths of this machine, in folders that a room does not show (homes, /tmp, /app), that it shows
-    nevertheless, read-only; those of PATH and of this Python are among them.
+    """A room. `visible`: further paths to show, read-only, from folders that a room hides (homes, /tmp, /app).
+
+    The folders of PATH and of this Python are always visible.
     """
 
     local = True
@@ -55,7 +56,9 @@ class Room(HarborSandbox):
     def __init__(
         self, blueprint: Blueprint, run_lines: RunLines = "run", visible: Iterable[str] = (), say: Say = print
     ) -> None:
-        """Raises BadTask for a Dockerfile that cannot be followed, ConfigurationError where there are no rooms."""
+        """Raises BadTask for an invalid Dockerfile, and ConfigurationError on systems other than Linux or without
+        `nsenter`.
+        """
         super().__init__(blueprint)
         self._recipe = Recipe(blueprint.build, run_lines, say)
         self._visible = tuple(visible)
@@ -108,7 +111,7 @@ class Room(HarborSandbox):
         return ["/bin/sh", "-c", 'cd "$0" && exec "$@"', self._workdir, *words]
 
     def _client_variables(self) -> dict[str, str]:
-        """Nothing of the caller's, whose keys a process of the room could read before another program takes over."""
+        """No variables of the caller: a process of the room could read its keys before the program is executed."""
         return {**self._base, MARK: self._mark}
 
     async def _build(self) -> None:
@@ -130,7 +133,7 @@ def _nsenter() -> str:
     found = shutil.which("nsenter")
     if sys.platform != "linux" or found is None:
         raise ConfigurationError(
-            "Harbor tasks run without containers on Linux only, with `nsenter` of util-linux; use sandbox=docker"
+            "Harbor tasks without containers need Linux and `nsenter` of util-linux; use sandbox=docker"
         )
     return found
 
@@ -148,7 +151,7 @@ def _kept(visible: Iterable[str]) -> list[str]:
 
 
 def _with_libraries(folder: str) -> list[str]:
-    """A folder of programs, and where what is linked there usually lies: packages of npm, the libraries of a prefix."""
+    """A folder of programs, and the usual folder of the targets of its links: npm packages, libraries of a prefix."""
     path = Path(folder)
     if path.parts[-2:] == ("node_modules", ".bin"):
         return [str(path.parent)]

@@ -1,12 +1,13 @@
-"""Makes a room of this machine and stays in it as its first process: `python room_init.py ORDER`.
+"""Makes a room on this machine and keeps running as its first process: `python room_init.py ORDER`.
 
-A room has its own processes and its own view of the files: folders such as /app and /tests of its own, system folders
-that can be written without anybody else seeing it, or not at all. It needs Linux and user namespaces, no root. ORDER is
-a file with JSON: `folder` (an empty folder of this machine), `hidden` (folders that the room sees empty) and `kept`
-(paths in hidden folders that it sees nevertheless, read-only). When the room is ready, its process id is written to
-stdout, else a line that begins with `error: `. The room ends, with all its processes, when stdin does.
+A room has its own processes and its own view of the files: it has its own folders such as /app and /tests, and its
+changes to system folders are not visible outside, or the folders are read-only. It needs Linux and user namespaces, but
+not root. ORDER is a JSON file: `folder` (an empty folder of this machine), `hidden` (folders that are empty in the
+room) and `kept` (paths in hidden folders that are shown nevertheless, read-only). When the room is ready, its process
+id is written to stdout, otherwise a line that begins with `error: `. The room ends, with all its processes, when stdin
+ends.
 
-Nothing but the standard library is imported, to start at once.
+It imports only the standard library, to start fast.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(order: str) -> None:
-    """Make the room, say so, and wait for its end in a child, which is the first process of the room."""
+    """Make the room, print its process id, and wait for its end in a child, which is the first process of the room."""
     given = json.loads(Path(order).read_text())
     os.umask(0o022)
     _enter_namespaces()
@@ -79,7 +80,7 @@ def _first_process(given: dict[str, object], tell: int) -> None:
 
 
 def _reap(*_: object) -> None:
-    """Take the exit codes of processes whose parents are gone."""
+    """Collect the exit codes of processes whose parents have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -91,7 +92,7 @@ def _paths(value: object) -> list[Path]:
 
 
 def _build(folder: Path, hidden: list[Path], kept: list[Path]) -> None:
-    """Mount all that the room sees below `folder`/root, and make that its root."""
+    """Mount the files of the room in `folder`/root, and make that the root folder."""
     _mount(None, Path("/"), None, _REC | _PRIVATE)
     root = folder / "root"
     root.mkdir()
@@ -118,7 +119,7 @@ def _build(folder: Path, hidden: list[Path], kept: list[Path]) -> None:
 
 
 def _add(path: Path, root: Path, layer: Path, hidden: bool) -> None:
-    """Show a folder or link of the machine's root: a copy on writing where that is possible, else read-only."""
+    """Show a folder or link of the machine's root: as a copy-on-write overlay if possible, otherwise read-only."""
     seen = root / path.name
     if path.is_symlink():
         seen.symlink_to(path.readlink())
@@ -134,12 +135,12 @@ def _add(path: Path, root: Path, layer: Path, hidden: bool) -> None:
     upper.chmod(path.stat().st_mode & 0o7777)
     try:
         _mount(Path("overlay"), seen, "overlay", 0, f"lowerdir={path},upperdir={upper},workdir={work},userxattr")
-    except OSError:  # no such file system here, or other file systems in the folder
+    except OSError:  # overlays are not supported, or the folder has other file systems
         _read_only(path, seen)
 
 
 def _hide(path: Path, root: Path, empty: Path) -> None:
-    """Put an empty folder over one that is deeper than the root."""
+    """Mount an empty folder over a folder below the top level."""
     seen = root / path.relative_to("/")
     if seen.is_dir() and not seen.is_symlink():
         empty.mkdir(parents=True)
@@ -148,7 +149,7 @@ def _hide(path: Path, root: Path, empty: Path) -> None:
 
 def _keep(path: Path, root: Path) -> None:
     seen = root / path.relative_to("/")
-    if not os.path.exists(path) or seen.exists():  # not `path.exists`, which raises where nobody may look
+    if not os.path.exists(path) or seen.exists():  # not `path.exists`, which raises without permission
         return
     if path.is_symlink() or path.is_file():
         seen.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def _read_only(path: Path, seen: Path) -> None:
 
 
 def _resolver(root: Path) -> None:
-    """Bring the addresses of the name servers along, which are often in a folder that the room has for itself."""
+    """Copy the addresses of the name servers, which are often in a folder that the room hides."""
     file = Path("/etc/resolv.conf")
     if file.is_symlink() and file.exists():
         copy = root / file.resolve().relative_to("/")

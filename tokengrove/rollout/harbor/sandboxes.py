@@ -1,4 +1,4 @@
-"""Makes the environments of tasks as the options say, and reads each task once."""
+"""Makes the environments of tasks from the options, and reads each task once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _log = logging.getLogger(__name__)
 
 
 class Sandboxes:
-    """Those of one agent, whose episodes share images and what was said to the user."""
+    """The sandboxes of one agent, whose episodes share images and logged warnings."""
 
     def __init__(self, options: HarborOptions) -> None:
-        """Raises ConfigurationError if there is no program for the containers."""
+        """Raises ConfigurationError if the program for containers is not installed."""
         self._options = options
         self._images = None if options.sandbox == "room" else Images(options.sandbox)
         self._tasks: dict[Path, TaskFolder] = {}
         self._said: set[str] = set()
 
     def task(self, folder: Path) -> TaskFolder:
-        """Read a task that can be run here. Raises BadTask."""
+        """Read a task and check that it can be run. Raises BadTask."""
         if folder not in self._tasks:
             task = TaskFolder(folder)
             check(task, image=self._images is not None, accepted=self._options.accept)
@@ -40,7 +40,7 @@ class Sandboxes:
         return Room(blueprint, self._options.dockerfile_run, self._options.visible, self._say)
 
     async def close(self) -> None:
-        """End what is still being built."""
+        """Cancel builds that still run."""
         if self._images is not None:
             await self._images.close()
 

@@ -1,7 +1,7 @@
-"""The fields of `task.toml`, of Harbor's schema 1.0 to 1.4, as its own reader takes them.
+"""The fields of `task.toml`, in Harbor's schema 1.0 to 1.4, with the rules of Harbor's own reader.
 
-A field of another type, and a value that Harbor refuses, is refused here. Fields without a meaning are kept, to be
-named.
+A field of another type, or a value that Harbor refuses, is an error. Unknown fields are kept, so that they can be
+reported.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NetworkMode = Literal["no-network", "public", "allowlist"]
 
 
 class Section(BaseModel):
-    """A table of the file. What it has beside its fields is in `model_extra`."""
+    """A table of the file. Unknown fields are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
     def unknown(self, prefix: str = "") -> Iterator[str]:
-        """The names of the fields without a meaning, of this table and those in it."""
+        """The names of the unknown fields of this table and the tables in it."""
         yield from (f"{prefix}{name}" for name in self.model_extra or {})
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 class Healthcheck(Section):
-    """A command that has to end with 0 before the agent starts. Times in seconds."""
+    """A command that must exit with 0 before the agent starts. Times are in seconds."""
 
     command: str
     interval_sec: Seconds = 5.0
@@ -49,17 +49,20 @@ class Healthcheck(Section):
 
 
 def _megabytes(value: Any) -> Any:
-    """Sizes of older files: `4G`, `512M`, `1024K`."""
+    """Convert the sizes of older files, such as `4G`, `512M` and `1024K`, to MiB."""
     text = str(value).strip().upper()
     number, unit = text[:-1], text[-1:]
     try:
         return int(float(number) * _SIZES[unit])
     except (KeyError, ValueError):
-        raise ValueError(f"{value!r} is no size such as 4G, 512M or 1024K") from None
+        raise ValueError(f"{value!r} is not a size such as 4G, 512M or 1024K") from None
 
 
 class Environment(Section):
-    """Where a task runs. Sizes in MiB. `env` may hold `${NAME}` and `${NAME:-default}`, of the caller's variables."""
+    """The environment of a task. Sizes are in MiB.
+
+    `env` may contain `${NAME}` and `${NAME:-default}` for variables of the caller.
+    """
 
     build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
@@ -103,7 +106,7 @@ class Environment(Section):
 
 
 class Agent(Section):
-    """`timeout_sec`: None has no limit."""
+    """`timeout_sec`: seconds that the agent may run; None: no limit."""
 
     timeout_sec: Seconds | None = None
     user: str | int | None = None
@@ -117,7 +120,7 @@ class Agent(Section):
 
 
 class Collect(Section):
-    """A command after the agent's end, whose files the verifier gets as artifacts."""
+    """A command that runs after the agent; the verifier gets its files as artifacts."""
 
     command: str
     service: str = "main"
@@ -126,7 +129,7 @@ class Collect(Section):
 
 
 class Verifier(Section):
-    """`environment_mode` None: separate if it has an `environment`, else that of the task, else shared."""
+    """A missing `environment_mode` means separate if there is an `environment`, else the task's mode, else shared."""
 
     timeout_sec: Seconds = 600.0
     env: dict[str, str] = Field(default_factory=dict)
@@ -139,7 +142,7 @@ class Verifier(Section):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """What this table says, without what it inherits."""
+        """The mode that this table sets, without an inherited mode."""
         return self.environment_mode or (None if self.environment is None else "separate")
 
     @model_validator(mode="after")
@@ -162,7 +165,7 @@ def _inside(source: str) -> str:
 
 
 class Artifact(Section):
-    """A file or folder of the environment that is kept. `destination`: below the folder of the artifacts."""
+    """A file or folder of the environment that is kept. `destination`: a path below the folder of the artifacts."""
 
     source: Annotated[str, AfterValidator(_inside)]
     destination: str | None = None
@@ -186,12 +189,12 @@ Artifacts = list[Annotated[Artifact, BeforeValidator(_as_artifact)]]
 
 def _step_name(name: str) -> str:
     if not name.strip() or name in (".", "..") or name.endswith((".", " ")) or _NO_FILE_NAME.search(name):
-        raise ValueError(f"{name!r} can name no folder")
+        raise ValueError(f"{name!r} cannot be the name of a folder")
     return name
 
 
 class Step(Section):
-    """One of several steps. `min_reward`: what its rewards must reach for the next step to be played."""
+    """One of several steps. `min_reward`: the least reward, or rewards by name, for the next step to be played."""
 
     name: Annotated[str, AfterValidator(_step_name)]
     agent: Agent = Field(default_factory=Agent)
@@ -214,7 +217,7 @@ class Package(Section):
     @classmethod
     def _organisation(cls, value: str) -> str:
         if not _PACKAGE.match(value) or ".." in value:
-            raise ValueError(f"{value!r} has not the form organisation/name")
+            raise ValueError(f"{value!r} must have the form organisation/name")
         return value
 
 
@@ -254,6 +257,6 @@ class TaskConfig(Section):
         for step in steps:
             key = unicodedata.normalize("NFC", step.name).casefold()
             if key in seen:
-                raise ValueError(f"two steps are called {step.name!r}")
+                raise ValueError(f"two steps have the name {step.name!r}")
             seen.add(key)
         return steps

@@ -1,6 +1,6 @@
 """A folder with a Harbor task: `task.toml`, `instruction.md`, `environment/`, `tests/`, `solution/`, `steps/`.
 
-What was read is complete: every file that the run of the task needs is there, and lies in the folder.
+A task that was read is complete: all files that a run of the task needs exist in its folder.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)\Z", re.IGNORECASE)
 
 
 class BadTask(ConfigurationError):
-    """A folder that is no task that can be run; the text names the file and the field."""
+    """A folder is not a task that can be run. The message names the file and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One instruction, and what verifies it: the whole task, or one of its steps (`name` is None for the former).
+    """An instruction and its verification: the whole task (`name` is None), or one of its steps.
 
-    `tests`: the folders whose files the verifier gets, later ones over earlier ones, with `test.sh` in one of them.
-    Times are in seconds; None: no limit. `separate`: the verifier runs in an environment of its own.
+    `tests`: the folders with the files of the verifier, of which later folders overwrite earlier ones; one of them has
+    `test.sh`. Times are in seconds; None: no limit. `separate`: the verifier runs in its own environment.
     """
 
     name: str | None
@@ -46,7 +46,7 @@ class Stage:
 
 
 class TaskFolder:
-    """`name`: that of `[task]`, else the folder's."""
+    """A task. `name`: the name in `[task]`, otherwise the folder's name."""
 
     def __init__(self, folder: Path) -> None:
         """Read the task. Raises BadTask."""
@@ -59,18 +59,18 @@ class TaskFolder:
 
     @property
     def environment(self) -> Path:
-        """The folder that the environment is made from; it need not exist for a ready-made image."""
+        """The folder from which the environment is built; with a ready-made image, it need not exist."""
         return self.folder / "environment"
 
     @cached_property
     def instruction(self) -> str:
-        """That of the first stage."""
+        """The instruction of the first stage."""
         return self.stages[0].instruction
 
     def verifier_environment(self, stage: Stage) -> tuple[Environment, Path]:
-        """What a separate verifier's environment is made of: its table, and the folder with its Dockerfile.
+        """The table and the folder with the Dockerfile of a separate verifier's environment.
 
-        A Dockerfile or image of its own has the tests in it; without one it is the agent's environment once more.
+        A verifier's own Dockerfile or image contains the tests; without one, the agent's environment is built again.
         """
         tables = [(self.config.verifier.environment, self.folder / "tests")]
         if stage.step is not None:
@@ -88,7 +88,7 @@ class TaskFolder:
             yield self._stage(step, self.folder / "steps" / step.name)
 
     def _stage(self, step: Step | None, folder: Path) -> Stage:
-        """Read one stage, whose instruction, tests and solution are in `folder`; those of the task stand in."""
+        """Read a stage from `folder`. The task's solution and settings are used where the step has none."""
         task = self.config
         agent, verifier = (task.agent, task.verifier) if step is None else (step.agent, step.verifier)
         separate = (verifier.mode or task.verifier.mode or "shared") == "separate"
@@ -109,14 +109,14 @@ class TaskFolder:
 
     def _complete(self, stage: Stage, folder: Path) -> None:
         if self.config.environment.os == "windows":
-            return  # refused when it is to be run; its files end with .bat
+            return  # refused before it is run; its files end with .bat
         own_tests = stage.separate and self.verifier_environment(stage)[1] != self.environment
         if not own_tests and not any((tests / "test.sh").is_file() for tests in stage.tests):
-            raise BadTask(f"{folder / 'tests' / 'test.sh'} is missing: it is what gives the task its reward")
+            raise BadTask(f"{folder / 'tests' / 'test.sh'} is missing: it gives the task its reward")
 
 
 def has_build(folder: Path) -> bool:
-    """Whether a folder says how an environment is built."""
+    """Whether a folder has a Dockerfile or docker-compose.yaml."""
     return any((folder / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
 
 
@@ -148,13 +148,13 @@ def _instruction(folder: Path) -> str:
     try:
         return without_canary(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadTask(f"{file} is missing: it is what the agent is told") from None
+        raise BadTask(f"{file} is missing: it is the agent's instruction") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadTask(f"{file}: {error}") from None
 
 
 def without_canary(text: str) -> str:
-    """Leave out the first lines that mark a file as one of a benchmark, as Harbor does, and empty lines after them."""
+    """Remove the canary lines of a benchmark at the beginning, as Harbor does, and the empty lines after them."""
     lines = text.split("\n")
     first = 0
     while first < len(lines) and _CANARY.match(lines[first].strip()):
@@ -165,7 +165,7 @@ def without_canary(text: str) -> str:
 
 
 def _first(*folders: Path) -> Path | None:
-    """The first of the folders that has a `solve.sh`; None if none has."""
+    """The first folder that has a `solve.sh`; None if none has."""
     for folder in folders:
         if (folder / "solve.sh").is_file():
             return folder
@@ -173,7 +173,7 @@ def _first(*folders: Path) -> Path | None:
 
 
 def _all_inside(path: Path, root: Path) -> None:
-    """Refuse a link out of the task's folder, which would bring other files of this machine into its environment."""
+    """Raise BadTask for a link out of the task's folder, which would copy other local files into the environment."""
     for each in [path, *path.rglob("*")]:
         if each.is_symlink() and not each.resolve().is_relative_to(root):
             raise BadTask(f"{each} leads out of the task's folder, to {each.resolve()}")

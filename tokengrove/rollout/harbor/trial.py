@@ -1,6 +1,7 @@
-"""One episode of a Harbor task: its environment, the agent, the tests, stage by stage.
+"""One episode of a Harbor task: its environment, and for each stage the agent and the tests.
 
-Nothing of the environment is left. The agent sees neither tests nor solution, and the tests see no key of the session.
+The environment is removed at the end. The agent sees neither tests nor solution, and the tests see no key of the
+session.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _SHOWN = 500
 _log = logging.getLogger(__name__)
 MakeSandbox = Callable[[Blueprint], HarborSandbox]
 Work = Callable[[Stage, HarborSandbox, float | None], Awaitable[EpisodeEnded | None]]
-"""Works on a stage until it is done, or until so many seconds are over; returns how it did not end well."""
+"""Works on a stage until it is done or the given seconds are over (None: no limit); returns its failure, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`play` once. `name` is that of its folder in `keep_output`."""
+    """One trial of a task; call `play` once. `name`: the name of its folder in `keep_output`."""
 
     task: TaskFolder
     name: str
@@ -47,10 +48,12 @@ class Trial:
     make_sandbox: MakeSandbox
 
     async def play(self) -> dict[str, float]:
-        """Play all stages and return the rewards by name: of steps, the mean of those played, or the last one's.
+        """Play all stages and return the rewards by name.
 
-        Raises RewardFailed if tests gave no reward, BadTask if the environment cannot be made, and with `strict`
-        EpisodeEnded for an agent that did not end well.
+        With several steps, they are the means over the played steps, or the rewards of the last played step
+        (`multi_step_reward_strategy`). Raises RewardFailed if tests gave no reward, BadTask, ConfigurationError or
+        RuntimeError if the environment cannot be made, and EpisodeEnded if it is not ready in time or, with `strict`,
+        if the agent failed.
         """
         config = self.task.config
         found: list[dict[str, float]] = []
@@ -63,7 +66,7 @@ class Trial:
         return found[-1] if config.multi_step_reward_strategy == "final" else _means(found)
 
     async def _prepare(self, number: int, stage: Stage, sandbox: HarborSandbox) -> None:
-        """Bring a step's files and run its setup; what an earlier step's tests left is taken away first."""
+        """Copy the files of a step and run its setup, after files of the previous step's tests have been removed."""
         if number:
             await sandbox.empty(AGENT_LOGS, VERIFIER_LOGS, TESTS, ARTIFACTS)
         if stage.step is None:
@@ -86,7 +89,7 @@ class Trial:
         if problem is not None:
             if self.options.strict:
                 raise problem
-            _log.info("%s: %s; its tests say", self.name, problem)
+            _log.info("%s: %s; the tests decide", self.name, problem)
         if self.options.kill_before_tests:
             await sandbox.kill_all()
         with TemporaryDirectory(prefix="tokengrove-harbor-") as scratch:
@@ -98,7 +101,10 @@ class Trial:
                 raise RewardFailed(f"{error} (before, {problem})" if problem else str(error)) from None
 
     async def _collect(self, stage: Stage, sandbox: HarborSandbox, folder: Path) -> None:
-        """Keep what the agent has left: its logs and artifacts. What is not there is left out, as in Harbor."""
+        """Run the `collect` commands. Keep the agent's logs and artifacts for `keep_output` or a separate verifier.
+
+        Missing files are omitted, as in Harbor.
+        """
         sandbox.user = None
         for hook in [*self.task.config.verifier.collect, *(stage.step.verifier.collect if stage.step else ())]:
             await sandbox.run(hook.command, timeout_s=hook.timeout_sec)
@@ -141,13 +147,13 @@ class Trial:
 
 
 def trial_folder(folder: str, name: str, stage: Stage) -> Path:
-    """Where the files of one stage of a trial are kept."""
+    """The folder for the files of one stage of a trial."""
     trial = Path(folder).expanduser() / name
     return trial if stage.name is None else trial / "steps" / stage.name
 
 
 class _Place:
-    """An environment for a block: started in its time and healthy, and gone afterwards."""
+    """An environment for a block: it is started within its time limit, checked, and removed at the end."""
 
     def __init__(self, blueprint: Blueprint, trial: Trial) -> None:
         self._blueprint = blueprint
@@ -174,7 +180,7 @@ class _Place:
 async def healthy(
     sandbox: HarborSandbox, check: Healthcheck, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Wait until a command ends with 0. Raises BadTask after as many failures as it has retries."""
+    """Wait until a command exits with 0. Raises BadTask after `retries` failures, without those in the start period."""
     begun, failures = time.monotonic(), 0
     while True:
         early = time.monotonic() < begun + check.start_period_sec
@@ -187,7 +193,7 @@ async def healthy(
 
 
 def _artifacts(stage: Stage) -> list[Artifact]:
-    """Those of the stage, and the folder in which agents publish theirs."""
+    """The artifacts of the stage, and the folder in which agents publish artifacts."""
     named = list(stage.artifacts)
     if not any(each.source.rstrip("/") == ARTIFACTS for each in named):
         named.insert(0, Artifact(source=ARTIFACTS))
@@ -195,7 +201,7 @@ def _artifacts(stage: Stage) -> list[Artifact]:
 
 
 def _place(folder: Path, artifact: Artifact) -> Path:
-    """Where an artifact is kept on this machine: below its path in the environment, or where the task says."""
+    """The path of an artifact in `folder`/artifacts: its `destination`, or its path in the environment."""
     return folder / "artifacts" / (artifact.destination or artifact.source.strip("/"))
 
 
@@ -207,7 +213,7 @@ async def _kept(sandbox: HarborSandbox, source: str, target: Path, exclude: tupl
 
 
 async def _brought(sandbox: HarborSandbox, artifact: Artifact, kept: Path) -> None:
-    """Bring an artifact to its old place in another environment."""
+    """Copy an artifact to its original path in another environment."""
     if _is_dir(kept):
         await sandbox.empty(artifact.source)
     if kept.exists():  # noqa: ASYNC240 a look at a folder of this machine
@@ -223,7 +229,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _reaches(found: Mapping[str, float], stage: Stage) -> bool:
-    """Whether the next step is played."""
+    """Whether the rewards suffice for the next step."""
     least = stage.step.min_reward if stage.step else None
     if least is None:
         return True
@@ -232,6 +238,6 @@ def _reaches(found: Mapping[str, float], stage: Stage) -> bool:
 
 
 def _means(found: list[dict[str, float]]) -> dict[str, float]:
-    """The mean of each value over the steps played, a missing one being 0."""
+    """The mean of each value over the played steps; a missing value counts as 0."""
     names = dict.fromkeys(name for each in found for name in each)
     return {name: sum(each.get(name, 0.0) for each in found) / len(found) for name in names}

@@ -1,4 +1,4 @@
-"""The variables in `task.toml`: values, or `${NAME}` and `${NAME:-default}` for those of the caller."""
+"""The variables in `task.toml`: values, or `${NAME}` and `${NAME:-default}` for variables of the caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 
 
 def resolved(env: Mapping[str, str], where: str) -> dict[str, str]:
-    """The values. `where` names the table. Raises BadTask for a variable that the caller lacks."""
+    """The values of the variables. `where`: the table's name. Raises BadTask if a variable of the caller is missing."""
     return {name: _value(name, value, where) for name, value in env.items()}
 
 
@@ -22,5 +22,5 @@ def _value(name: str, value: str, where: str) -> str:
         return value
     found = os.environ.get(match[1], match[2])
     if found is None:
-        raise BadTask(f"{where}.env: {name} = {value!r}, but there is no variable {match[1]}; set it")
+        raise BadTask(f"{where}.env: {name} = {value!r}, but the variable {match[1]} is not set")
     return found

@@ -1,6 +1,6 @@
-"""Runs a task's tests where the agent worked, or in an environment of their own, and reads the rewards they wrote.
+"""Runs a task's tests where the agent worked, or in a separate environment, and reads the rewards that they wrote.
 
-The tests come there only now, and nothing that the agent put in their place, or in that of their reward, stays.
+The tests are copied only now, and files that the agent put in the place of the tests or their reward are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ async def rewards(
 ) -> dict[str, float]:
     """Run `test.sh` and return the rewards by name. `upload`: the tests are not in the environment yet.
 
-    `output` gets what is in /logs/verifier then. Raises RewardFailed if they give none.
+    `output`: the folder for the content of /logs/verifier; None: it is not kept. Raises RewardFailed if the tests time
+    out or give no reward.
     """
     await sandbox.empty(VERIFIER_LOGS)
     if upload:
@@ -37,11 +38,11 @@ async def rewards(
     told = await sandbox.run(f"chmod +x {script}; ({script}) > {log} 2>&1", env, limit_s)
     with tempfile.TemporaryDirectory(prefix="tokengrove-verifier-") as scratch:
         folder = output or Path(scratch)
-        shutil.rmtree(folder, ignore_errors=True)  # an earlier trial of this name may have left its reward there
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier trial with this name may have left a reward
         try:
             await sandbox.get(VERIFIER_LOGS, folder)
         except (FileNotFoundError, ValueError) as error:
-            raise RewardFailed(f"what the tests wrote cannot be read: {error}") from None
+            raise RewardFailed(f"the output of the tests cannot be read: {error}") from None
         if told.timed_out:
             raise RewardFailed(f"the tests have not ended within {limit_s:g} s{_end(folder)}")
         return _read(folder, told.exit_code)
@@ -51,7 +52,7 @@ def _read(folder: Path, exit_code: int) -> dict[str, float]:
     try:
         found = read_reward(folder)
     except (ValueError, OSError) as error:
-        raise RewardFailed(f"the tests wrote no reward but something else: {error}") from None
+        raise RewardFailed(f"the tests wrote an invalid reward: {error}") from None
     if found is None:
         files = " nor ".join(shlex.quote(f"{VERIFIER_LOGS}/{name}") for name in (TEXT_FILE, JSON_FILE))
         raise RewardFailed(f"the tests, which exited with {exit_code}, wrote neither {files}{_end(folder)}")
@@ -59,7 +60,7 @@ def _read(folder: Path, exit_code: int) -> dict[str, float]:
 
 
 def _end(folder: Path) -> str:
-    """The end of what the tests have written, for a reason."""
+    """The end of the tests' output, for a message."""
     file = folder / STDOUT
     text = file.read_bytes()[-4 * _SHOWN :].decode(errors="replace")[-_SHOWN:].strip() if file.is_file() else ""
     return f": {text}" if text else ""

@@ -1,6 +1,6 @@
-"""Places in which programs run: a folder of this machine, or whatever a subclass of `Sandbox` makes of it.
+"""Sandboxes for programs: a folder of this machine, or any place that a subclass of `Sandbox` provides.
 
-What is started in a sandbox is gone after its `stop`, and no sandbox sees the files of another.
+Each sandbox has its own files, and `stop` ends its processes and removes its files.
 """
 
 from tokengrove.rollout.sandboxes.command_sandbox import CommandSandbox

@@ -1,4 +1,4 @@
-"""A sandbox that a program of this machine leads into: `docker exec`, `kubectl exec`, `ssh`."""
+"""A sandbox that a program of this machine enters: `docker exec`, `kubectl exec`, `ssh`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.rollout.sandboxes.cleaning import MARK
 from tokengrove.rollout.sandboxes.local_process import LocalProcess
 from tokengrove.rollout.sandboxes.sandbox import DOWNLOAD_BYTES, Command, CommandResult, Sandbox, too_large
 
-_PART = 48 * 1024  # what a command line and the kept end of an output have room for
+_PART = 48 * 1024  # fits into a command line and into the stored end of an output
 KILL = """
 for look in 1 2 3 4 5 6 7 8 9; do
   found=
@@ -26,15 +26,16 @@ for look in 1 2 3 4 5 6 7 8 9; do
   test -z "$found" && break
 done 2>/dev/null
 :"""
-"""Kills all processes with a variable that begins with its argument, where there is a /proc, as on Linux."""
+"""Kills all processes with an environment variable that begins with its argument, on systems with /proc, such as Linux.
+"""
 
 
 class CommandSandbox(Sandbox):
-    """A subclass has `start`, `stop`, `working_folder`, and says in `command_line` how a command is run there.
+    """A subclass implements `start`, `stop`, `working_folder`, and `command_line`, which runs a command in the sandbox.
 
-    Files go through commands, too, so the place needs a shell, `base64`, `head` and `tail`. A command that is killed is
-    cut off from here, and what still runs of it ends with `kill_all` or with the place: wrap it in `timeout` where that
-    is too late.
+    Files are also transferred by commands, so the sandbox needs a shell, `base64`, `head` and `tail`. To kill a command
+    ends only its program on this machine; its processes in the sandbox end with `kill_all` or with the sandbox. If they
+    must end earlier, wrap the command in `timeout`.
     """
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
@@ -44,7 +45,7 @@ class CommandSandbox(Sandbox):
 
     @abstractmethod
     def command_line(self, words: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        """The program of this machine, with its arguments, that runs `words` there with these variables."""
+        """The program of this machine, with its arguments, that runs `words` in the sandbox with these variables."""
 
     async def launch(
         self, command: Command, env: Mapping[str, str] | None = None, *, stdin: bytes = b"", output: Path | None = None
@@ -81,8 +82,9 @@ class CommandSandbox(Sandbox):
         return b"".join(parts)
 
     async def on_this_machine(self, command: Sequence[str]) -> CommandResult:
-        """Run a program here, such as the one that starts a container. Raises RuntimeError if it fails. If this is
-        cancelled, the program is killed.
+        """Run a program on this machine, such as the program that starts a container. Raises RuntimeError if it fails.
+
+        If this is cancelled, the program is killed.
         """
         process = self._here(command)
         try:

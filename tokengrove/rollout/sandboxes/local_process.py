@@ -1,4 +1,4 @@
-"""A command on this machine: its output is read until nobody can write any more, and its end is kept."""
+"""A command on this machine. Its output is read until no process can write to it; the end of the output is kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tokengrove.rollout.sandboxes.sandbox import CommandResult, SandboxProcess
 
 OUTPUT_BYTES = 256 * 1024
 KEPT_BYTES = 64 * 2**20
-"""How much of an output goes to a file: one that never ends should not fill the disk."""
+"""The maximum size of an output in a file, so that endless output does not fill the disk."""
 _LOOK_MS = 50
 
 
 class LocalProcess(SandboxProcess):
-    """Runs in a session of its own. What it leaves running keeps its output, which is read and dropped."""
+    """A command in its own process session. Output of processes that it leaves running is read and discarded."""
 
     def __init__(
         self,
@@ -35,8 +35,9 @@ class LocalProcess(SandboxProcess):
         stdin: bytes = b"",
         output: Path | None = None,
     ) -> None:
-        """Start it. `stdin` is all that it can read there. `output`: the file that its output is added to, as far as
-        KEPT_BYTES. Raises OSError if there is no such program, or the file cannot be written.
+        """Start the command. Raises OSError if the program does not exist or the file cannot be written.
+
+        `stdin`: its whole input. `output`: a file to which its output is appended, up to KEPT_BYTES.
         """
         with _kept(output) as self._file, _readable(stdin) as source:
             self._process = subprocess.Popen(
@@ -74,13 +75,13 @@ class LocalProcess(SandboxProcess):
         return CommandResult(code, self.output)
 
     def kill(self) -> None:
-        with self._lock:  # its number is its own until it is waited for
+        with self._lock:  # the process id is not reused before the process is waited for
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
 
     def _follow(self) -> None:
-        """Read the output until its end; note the end of the process as soon as it comes."""
+        """Read the output to its end; set the result as soon as the process ends."""
         assert self._process.stdout is not None
         with self._process.stdout as pipe, _Exit(self.pid) as exit:
             os.set_blocking(pipe.fileno(), False)
@@ -105,7 +106,7 @@ class LocalProcess(SandboxProcess):
             return self._process.poll() is not None
 
     def _read(self, fd: int) -> bool:
-        """Read what there is; return whether there may be more."""
+        """Read the available output; return whether more may follow."""
         try:
             while data := os.read(fd, 65536):
                 if not self.ended:
@@ -117,7 +118,7 @@ class LocalProcess(SandboxProcess):
         return False
 
     def _keep(self, data: bytes) -> None:
-        """Add it to the file, as long as there is room and the disk takes it."""
+        """Append data to the file, up to the maximum size and until a write fails."""
         if self._file is not None and self._room > 0:
             try:
                 self._file.write(data[: self._room])
@@ -128,7 +129,7 @@ class LocalProcess(SandboxProcess):
 
 @contextmanager
 def _kept(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """The file, open; closed only if the block fails."""
+    """The open file, which is closed only if the block fails."""
     file = None if path is None else path.open("ab", buffering=0)
     try:
         yield file
@@ -140,7 +141,7 @@ def _kept(path: Path | None) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def _readable(content: bytes) -> Iterator[IO[bytes] | int]:
-    """What a process reads as its input, without anybody who has to write meanwhile."""
+    """The input of a process, as a file, so that it need not be written while the process runs."""
     if not content:
         yield subprocess.DEVNULL
         return
@@ -151,7 +152,7 @@ def _readable(content: bytes) -> Iterator[IO[bytes] | int]:
 
 
 class _Exit:
-    """Wakes a poll when a child has ended: by its descriptor on Linux, elsewhere by looking again soon."""
+    """Wakes a poll when a child has ended: by a process descriptor on Linux, elsewhere by short intervals."""
 
     def __init__(self, pid: int) -> None:
         self._fd: int | None = None

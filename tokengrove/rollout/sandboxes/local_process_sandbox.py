@@ -1,6 +1,6 @@
-"""A sandbox of processes on this machine, in a folder of its own.
+"""A sandbox of processes on this machine, in its own folder.
 
-It keeps jobs apart and leaves nothing behind; it is no wall against an agent that means harm, which a container is.
+It separates jobs and leaves nothing behind, but does not confine a malicious agent, as a container does.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class LocalProcessSandbox(Sandbox):
-    """Commands see temporary folders as their working folder, HOME and TMPDIR, and of the caller's variables none but
-    PATH, the language and certificates: no keys. `python` is the interpreter of this process.
+    """A temporary folder of this machine with the working folder, HOME and TMPDIR of its commands.
 
-    `stop` kills the processes: on Linux all that were started from here, but for those that have both cleared their
-    environment and left the folder; elsewhere those that share the process group of a running command. It also happens
-    if nobody calls it, when the object or the process ends, or is killed.
+    Of the caller's variables, commands get only those in KEPT, so no keys. `python` is the interpreter of this process.
+
+    `stop` kills the processes: on Linux, all processes that were started here, except those that have both cleared
+    their environment and left the folder; on other systems, those in the process group of a command. It also happens
+    without a call, when the object is collected or this process ends or is killed.
     """
 
     local = True
@@ -48,12 +49,12 @@ class LocalProcessSandbox(Sandbox):
 
     @property
     def folder(self) -> Path:
-        """The folder that all of it lies in: `work`, `home`, `tmp`, and whatever else is put beside them."""
+        """The folder of the sandbox, with `work`, `home`, `tmp` and further files of its user."""
         return self._started()
 
     @property
     def mark(self) -> str:
-        """The value of the variable MARK in all of its processes."""
+        """The value of the variable MARK in all processes of the sandbox."""
         return self._mark
 
     @property
@@ -84,7 +85,7 @@ class LocalProcessSandbox(Sandbox):
 
     async def download(self, path: str) -> bytes:
         file = self._file(path)
-        if not file.is_file():  # a pipe would wait for somebody who writes
+        if not file.is_file():  # reading a pipe would wait for a writer
             raise FileNotFoundError(path)
         with file.open("rb") as opened:
             content = opened.read(DOWNLOAD_BYTES + 1)
@@ -137,7 +138,7 @@ _said: set[str] = set()
 
 
 def _say_unused(environment: Mapping[str, Any]) -> None:
-    """Say once for each key that a process on this machine has no use for it."""
+    """Log once for each key of `environment` that this sandbox does not use."""
     unused = sorted(str(name) for name, value in environment.items() if value and name not in _USED | _said)
     if unused:
         _said.update(unused)

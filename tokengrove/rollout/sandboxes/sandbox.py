@@ -1,4 +1,4 @@
-"""Where a job runs: on this machine, in a container, or in a cluster. A remote one is a subclass of `Sandbox`."""
+"""The interface of sandboxes, in which jobs run: on this machine, in a container, or in a cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from tokengrove.errors import InvalidRequest
 
 Command = str | Sequence[str]
-"""A program with its arguments, or a text for the shell."""
+"""A program with its arguments, or a script for the shell."""
 
 DOWNLOAD_BYTES = 64 * 2**20
-"""The largest file that is read from a sandbox."""
+"""The maximum size of a file that is read from a sandbox."""
 
 
 class CommandResult(NamedTuple):
-    """`exit_code` is negative for a signal. `output`: the end of what was written to stdout and stderr."""
+    """The result of a command. `exit_code`: negative for a signal. `output`: the end of its stdout and stderr."""
 
     exit_code: int
     output: str
@@ -37,90 +37,95 @@ class SandboxProcess(ABC):
     @property
     @abstractmethod
     def output(self) -> str:
-        """The end of what it has written so far."""
+        """The end of the output so far."""
 
     @abstractmethod
     async def wait(self, timeout_s: float | None = None) -> CommandResult:
-        """Wait until the command ends; after `timeout_s` seconds it is killed, and the result is `timed_out`."""
+        """Wait until the command ends. After `timeout_s` seconds it is killed, and the result is `timed_out`."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill the command and what it has started, if they run."""
+        """Kill the command and the processes that it has started, if they run."""
 
 
 class Sandbox(ABC):
-    """A place for one job: files and processes that no other job sees, and that are gone after `stop`.
+    """A place for one job, with its own files and processes, which `stop` removes.
 
-    Paths are those in the sandbox; relative ones begin at its working folder, in which commands run, too.
+    Paths are paths in the sandbox. Relative paths begin at its working folder, in which commands also run.
     """
 
     local = False
-    """Whether it shares this machine's ports, files and Python with others, so that a port may be taken."""
+    """Whether it shares this machine's ports, files and Python with other jobs, so that a port may be in use."""
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
-        """`environment`: the section of that name in the job's configuration. `env` in it is set for all commands."""
+        """`environment`: the section with this name in the job's configuration. Its `env` is set for all commands."""
         self.environment = environment
 
     @property
     @abstractmethod
     def working_folder(self) -> str:
-        """The whole path of the folder in which commands run."""
+        """The absolute path of the folder in which commands run."""
 
     @property
     def scratch_folder(self) -> str:
-        """The whole path of a folder for what is none of the agent's work."""
+        """The absolute path of a folder for files that are not part of the agent's work."""
         return "/tmp"
 
     @abstractmethod
     async def start(self) -> None:
-        """Make it ready to run commands."""
+        """Make the sandbox ready to run commands."""
 
     @abstractmethod
     async def launch(
         self, command: Command, env: Mapping[str, str] | None = None, *, stdin: bytes = b"", output: Path | None = None
     ) -> SandboxProcess:
-        """Start a command with these variables beside those of all commands. `stdin` is all that it can read there;
-        `output` is a file of this machine that its output is added to. A subclass for jobs, which give neither, may
-        leave both out.
+        """Start a command with these variables in addition to those of all commands.
+
+        `stdin`: the whole input of the command. `output`: a file of this machine to which the output is appended. A
+        subclass that only runs jobs, which use neither, may omit both.
         """
 
     @abstractmethod
     async def upload(self, path: str, content: bytes) -> None:
-        """Write a file; its folders are made."""
+        """Write a file and create its folders."""
 
     @abstractmethod
     async def download(self, path: str) -> bytes:
-        """Read a file. Raises FileNotFoundError, also for a path that is no file, and ValueError for a larger one than
+        """Read a file.
+
+        Raises FileNotFoundError if it does not exist or is not a file, and ValueError if it is larger than
         DOWNLOAD_BYTES.
         """
 
     def address(self, port: int) -> str | None:
-        """The URL by which this program reaches what listens on `port` of 127.0.0.1 in the sandbox.
+        """The URL at which this program reaches a server on `port` of 127.0.0.1 in the sandbox.
 
-        None, the default, if nothing leads there but commands.
+        None, the default, if the sandbox is reached only by commands.
         """
         return None
 
     async def kill_all(self) -> None:
-        """Kill what runs in the sandbox, and keep the files. Raises InvalidRequest where a subclass cannot."""
-        raise InvalidRequest(f"{type(self).__name__} cannot kill the processes of its agent alone: give it `kill_all`")
+        """Kill all processes in the sandbox and keep its files. Raises InvalidRequest if a subclass cannot do this."""
+        raise InvalidRequest(f"{type(self).__name__} cannot kill the processes of its agent: implement `kill_all`")
 
     @abstractmethod
     async def stop(self) -> None:
-        """Kill all processes of the sandbox and remove its files; also if it did not start. Again: nothing."""
+        """Kill all processes of the sandbox and remove its files, also after a failed start. May be called twice."""
 
     async def run(
         self, command: Command, env: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> CommandResult:
-        """Run a command until it ends, or is killed after `timeout_s` seconds."""
+        """Run a command until it ends. After `timeout_s` seconds it is killed."""
         process = await self.launch(command, env)
         return await process.wait(timeout_s)
 
     async def read_file(self, path: str) -> str:
-        """Read a file of text, as `download` does. Raises ValueError for bytes that are no UTF-8."""
+        """Read a text file, like `download`. Raises ValueError for content that is not UTF-8."""
         return (await self.download(path)).decode()
 
 
 def too_large(path: str) -> ValueError:
-    """The error of a file with more than DOWNLOAD_BYTES."""
-    return ValueError(f"{path} has more than {DOWNLOAD_BYTES} bytes, which is all that is read from a sandbox")
+    """The error for a file with more than DOWNLOAD_BYTES."""
+    return ValueError(
+        f"{path} has more than {DOWNLOAD_BYTES} bytes, the maximum size of a file that is read from a sandbox"
+    )

@@ -1,4 +1,4 @@
-"""The folders of this process's sandboxes, which are cleaned up whenever and however the process ends."""
+"""The folders of this process's sandboxes. They are removed when the process ends, in any way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokengrove.rollout.sandboxes import cleaning
 
 
 class _Folders:
-    """`parent` has the folders of one process; `mark` is what the marks of its sandboxes begin with."""
+    """The folders of one process. `parent`: their parent folder. `mark`: the prefix of the marks of its sandboxes."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -24,7 +24,7 @@ class _Folders:
         self.parent = Path(tempfile.mkdtemp(prefix="tokengrove-sandboxes-")).resolve()
         self.numbers = itertools.count()
         command = [sys.executable, "-E", "-S", cleaning.__file__, str(self.parent), self.mark]
-        # A session of its own, since whoever ends this process may end its group.
+        # Its own session, because this process may be killed together with its process group.
         self.cleaner = subprocess.Popen(
             command,
             cwd="/",
@@ -41,10 +41,10 @@ _lock = threading.Lock()
 
 
 def new_folder() -> tuple[Path, str]:
-    """A new folder with work, home and tmp in it, and the mark of the processes that belong to it."""
+    """A new folder with work, home and tmp, and the mark of its processes."""
     global _folders
     with _lock:
-        if _folders is None or _folders.pid != os.getpid():  # a fork is another process
+        if _folders is None or _folders.pid != os.getpid():  # a fork needs its own folders
             _folders = _Folders()
         number = next(_folders.numbers)
         folder = _folders.parent / str(number)

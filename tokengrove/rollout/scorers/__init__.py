@@ -1,6 +1,6 @@
-"""Scorers: functions that look at a turn or at a whole trajectory; what they return are named rewards.
+"""Scorers: functions that score a turn or a whole trajectory. Their results are recorded as named rewards.
 
-They run on the environment's side, with the control key, while an episode is played or after its session has ended.
+They run in the environment, with the control key, while an episode is played or after its session has ended.
 """
 
 from tokengrove.rollout.scorers.scored import Scored, ScorerFailure

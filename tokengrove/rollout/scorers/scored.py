@@ -1,4 +1,4 @@
-"""What scorers made of one session."""
+"""The results of scorers for one session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ScorerFailure:
-    """A call of a scorer that gave no score. `interaction_id`: the turn, None for a scorer of trajectories."""
+    """A call of a scorer that failed. `interaction_id`: the turn; None for a scorer of trajectories."""
 
     scorer: str
     interaction_id: str | None
@@ -21,8 +21,10 @@ class ScorerFailure:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """`scores` by the scorer's name: of a scorer of turns, or one that scored several turns, the mean. `failures` are
-    the calls that failed; the scores of all others are recorded.
+    """The scores of a session.
+
+    `scores`: by the scorer's name; the mean if a scorer scored several turns. `failures`: the calls that failed. The
+    scores of all other calls are recorded.
     """
 
     session_id: str

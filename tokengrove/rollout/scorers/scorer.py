@@ -1,16 +1,16 @@
-"""A scorer: a function with a name, which is called for each turn or once for a trajectory.
+"""A scorer: a function with a name, called for each turn or once for a trajectory.
 
-What it gets, by the names of its parameters, of which the first may have any name:
+Its arguments, by the names of its parameters; the first parameter may have any name:
 
-| parameter | of a turn | of a trajectory |
+| parameter | for a turn | for a trajectory |
 |---|---|---|
 | `turn`, or the first one | the turn (`Turn`) | |
-| `trajectory`, or the first one | the trajectory | the trajectory (`Trajectory`) |
-| `messages` | those of the request | the conversation that ends with the last turn, its reply included |
-| `output` | the text of the reply | that of the last reply |
+| `trajectory`, or the first one | the trajectory (only by its name) | the trajectory (`Trajectory`) |
+| `messages` | of the request | the conversation that ends with the last turn, including its reply |
+| `output` | the text of the reply | the text of the last reply |
 | `reply`, `tool_calls`, `interaction_id`, `index` | of the turn | |
-| `turns`, `interaction_ids` | | of all complete turns |
-| `reward`, `rewards` | the main one and the named ones of the turn | their sums |
+| `turns`, `interaction_ids` | | all complete turns, and their ids |
+| `reward`, `rewards` | the main reward and the named rewards of the turn | their sums over the turns |
 | `task` or `data`, `session_id`, `session` | the row of the data, and the session | the same |
 | `client` | the `AsyncClient` with the admin key, for coroutine functions | the same |
 | any other name | the field of the row with this name | the same |
@@ -37,7 +37,7 @@ from tokengrove.rollout.trajectory import Trajectory, Turn
 Per = Literal["turn", "trajectory"]
 F = TypeVar("F", bound=Callable[..., Any])
 CONCURRENCY = 16
-"""How many calls of one scorer run at once in a process, unless it says otherwise."""
+"""The default number of concurrent calls of one scorer in an event loop."""
 _NAME = re.compile(r"[\w.:+/-]{1,100}", re.ASCII)
 _SHARED = ("trajectory", "messages", "output", "reward", "rewards", "task", "data", "session", "session_id", "client")
 _KNOWN: dict[Per, tuple[str, ...]] = {
@@ -48,10 +48,12 @@ _KNOWN: dict[Per, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Scorer:
-    """`function` returns a number, or None for no score; one of a trajectory may return numbers by interaction id.
+    """A function that scores turns or trajectories.
 
-    It is a coroutine function, or a plain one that is called in a thread. At most `concurrency` calls run at once in a
-    process, each for `timeout_s` seconds (None: the time that the run gives). A Scorer can be called as the function.
+    `function` returns a number, or None for no score; for a trajectory, it may return numbers by interaction id. It is
+    a coroutine function, or a plain function that is called in a thread. At most `concurrency` calls run at once in an
+    event loop. Each call may take `timeout_s` seconds (None: the limit of the run). Calling a Scorer calls its
+    function.
     """
 
     function: Callable[..., Any]
@@ -66,7 +68,8 @@ class Scorer:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequest(
-                f"{self.name!r} is no name of a scorer: 1 to 100 characters of A-Z a-z 0-9 _ . : + / -", param="name"
+                f"{self.name!r} is not a valid name of a scorer: 1 to 100 characters of A-Z a-z 0-9 _ . : + / -",
+                param="name",
             )
         if self.concurrency < 1:
             raise InvalidRequest(f"scorer {self.name}: 'concurrency' must be at least 1", param="concurrency")
@@ -77,22 +80,24 @@ class Scorer:
         return self.function(*arguments, **named)
 
     def check(self, task: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest if it has a parameter that neither a trajectory nor this row fills."""
+        """Raise InvalidRequest if the function has a parameter that neither a trajectory nor this row fills."""
         known = {*_KNOWN[self.per], *map(str, task)}
         if first := self._first():
             known.add(first)
         if missing := unknown(self.function, known):
             raise InvalidRequest(
                 f"scorer {self.name} has the parameter {missing[0]!r}, which is none of "
-                f"{', '.join(_KNOWN[self.per])}, and no field of the task: rename it, or give it a default",
+                f"{', '.join(_KNOWN[self.per])}, and not a field of the task: rename it, or give it a default",
                 param="scorers",
             )
 
     async def score_turn(
         self, turn: Turn, trajectory: Trajectory, timeout_s: float | None, client: AsyncClient | None = None
     ) -> float | None:
-        """The score of one turn. Raises what the function raises, TimeoutError, and TypeError or ValueError for what is
-        no number.
+        """The score of one turn.
+
+        Raises the function's exception, TimeoutError, and TypeError or ValueError for a result that is not a finite
+        number.
         """
         given = {
             **{"turn": turn, "messages": turn.messages, "reply": turn.reply, "output": turn.text},
@@ -134,18 +139,18 @@ class Scorer:
             return await call_within(limit_s, self.name, self.function, *place, **{each: known[each] for each in names})
 
     def _first(self) -> str | None:
-        """The first parameter if it gets the turn or the trajectory by its place: its name says nothing else."""
+        """The first parameter if it gets the turn or the trajectory by position: without a default or a known name."""
         for each in parameters(self.function)[:1]:
             if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty:
                 return None if each.name in _KNOWN[self.per] else each.name
         return None
 
     def _places(self) -> asyncio.Semaphore:
-        """Those of the running event loop."""
+        """The semaphore of the running event loop."""
         return self._room.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
 
     def _number(self, value: Any) -> float:
-        return number(value, f"scorer {self.name} returned", "return a number, or None for none")
+        return number(value, f"scorer {self.name} returned", "return a number, or None for no score")
 
 
 @overload
@@ -161,7 +166,7 @@ def turn_scorer(
     timeout_s: float | None = None,
     concurrency: int = CONCURRENCY,
 ) -> Any:
-    """Make a scorer of turns of the decorated function. `name` is by default that of the function."""
+    """Make a scorer of turns from the decorated function. `name`: by default the name of the function."""
     return _decorator("turn", function, name, timeout_s, concurrency)
 
 
@@ -178,7 +183,7 @@ def trajectory_scorer(
     timeout_s: float | None = None,
     concurrency: int = CONCURRENCY,
 ) -> Any:
-    """Make a scorer of trajectories of the decorated function. `name` is by default that of the function."""
+    """Make a scorer of trajectories from the decorated function. `name`: by default the name of the function."""
     return _decorator("trajectory", function, name, timeout_s, concurrency)
 
 
@@ -192,20 +197,20 @@ def _decorator(
 
 
 def load_scorer(path: str) -> Scorer:
-    """The scorer that a path names: a Scorer, or a function whose attribute or first parameter says what it scores.
+    """The scorer at a path: a Scorer, or a function that declares whether it scores turns or trajectories.
 
-    `function.per` is "turn" or "trajectory"; without it the first parameter is named so. Raises InvalidRequest for
-    others.
+    A function declares it by its attribute `per` ("turn" or "trajectory"), or by the name of its first parameter.
+    Raises InvalidRequest for other objects.
     """
     return as_scorer(load(path), path)
 
 
 def as_scorer(found: Any, name: str) -> Scorer:
-    """A scorer as it is, or one of a function; `name` stands in errors."""
+    """A Scorer unchanged, or the scorer of a function. `name`: its name in errors. Raises InvalidRequest otherwise."""
     if isinstance(found, Scorer):
         return found
     if isinstance(found, type) or not callable(found):
-        raise InvalidRequest(f"{name!r} is no scorer but {type(found).__name__!r}", param="scorers")
+        raise InvalidRequest(f"{name!r} is not a scorer but {type(found).__name__!r}", param="scorers")
     first = next((each.name for each in parameters(found)), None)
     per = getattr(found, "per", first)
     if per not in _KNOWN:
@@ -219,7 +224,7 @@ def as_scorer(found: Any, name: str) -> Scorer:
 
 @cache
 def _of_function(function: Callable[..., Any], per: Per) -> Scorer:
-    """One scorer for each function, so that all episodes of a process share its places."""
+    """One scorer for each function, so that all episodes of a process share its semaphore."""
     return Scorer(function, _name_of(function), per)
 
 

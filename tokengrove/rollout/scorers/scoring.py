@@ -1,4 +1,4 @@
-"""All scorers of one trajectory, at once: each score is recorded as a named reward, whatever becomes of the others."""
+"""Calls all scorers of one trajectory concurrently, and records each score as a named reward, even if others fail."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ async def score_trajectory(
     timeout_s: float | None = None,
     client: AsyncClient | None = None,
 ) -> Scored:
-    """Call all scorers, and record what they return; a call may take `timeout_s` seconds. `client` is
-    what scorers get by this name.
+    """Call all scorers and record their results.
 
-    The score of a trajectory is recorded on its last turn. Raises InvalidRequest for two scorers of one name, and what
-    `record` raises, apart from a turn that there is not, which is the scorer's failure.
+    `timeout_s`: seconds that a call may take, unless the scorer has its own limit. `client`: passed to scorers with
+    this parameter. The score of a trajectory is recorded on its last turn. Raises InvalidRequest for two scorers with
+    the same name, and the exceptions of `record`, except InvalidRequest and NotFound, which are failures of the scorer.
     """
     check_names(scorers)
     calls = [_Call(scorer, turn) for scorer in scorers for turn in _parts(scorer, trajectory)]
@@ -49,19 +49,19 @@ async def score_trajectory(
 
 
 def check_names(scorers: Sequence[Scorer]) -> None:
-    """Raise InvalidRequest for two scorers of one name: their rewards could not be told apart."""
+    """Raise InvalidRequest for two scorers with the same name."""
     names = [scorer.name for scorer in scorers]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidRequest(f"two scorers have the name {twice!r}: give one of them another", param="scorers")
+        raise InvalidRequest(f"two scorers have the name {twice!r}: rename one of them", param="scorers")
 
 
 def _parts(scorer: Scorer, trajectory: Trajectory) -> Sequence[Turn | None]:
-    """The turns that a scorer is called for; None: once for all. Where there is no turn, there is nothing to score."""
+    """The turns for which a scorer is called; [None]: once for the trajectory. Empty if there are no turns."""
     return trajectory.turns if scorer.per == "turn" or not trajectory.turns else [None]
 
 
 class _Call:
-    """One call of a scorer: its values, or why it has none."""
+    """One call of a scorer: its values, or its failure."""
 
     def __init__(self, scorer: Scorer, turn: Turn | None) -> None:
         self.scorer, self._turn = scorer, turn

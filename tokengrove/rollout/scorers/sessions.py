@@ -1,4 +1,4 @@
-"""Scores of sessions that have ended, or still run, whoever played them: for environments that are not runs."""
+"""Scores sessions that have ended or still run, for environments that are not runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ async def score_sessions(
     timeout_s: float | None = 600.0,
     again: bool = False,
 ) -> list[Scored]:
-    """Score the sessions that `filter` selects (None: all that have ended), and record the scores as named rewards.
+    """Score the sessions that `filter` selects (None: all ended sessions), and record the scores as named rewards.
 
-    `client` has the admin key. `scorers` are scorers, functions or their paths. `tasks` gives the row of a session's
-    task, by task id or as a function of the session; a session without one has its metadata in its place. At most
-    `concurrency` sessions are scored at once. Scorers whose rewards a session has already are not called, unless
-    `again`: so a call that was interrupted can be repeated.
+    `client`: has the admin key. `scorers`: scorers, functions or their paths. `tasks`: the rows by task id, or a
+    function from a session to its row; without a row, a session's metadata are used. `concurrency`: the number of
+    sessions that are scored at once. `timeout_s`: seconds that a call of a scorer may take. A scorer whose rewards a
+    session already has is not called, unless `again` is true, so an interrupted call can be repeated.
 
-    The result has an entry for each session, in the order of the list. A session that cannot be read has a failure.
-    Raises InvalidRequest for what are no scorers, and the server's errors for the list itself.
+    The result has an entry for each session, in the order of the server's list. If the server refuses to read a session
+    or to record its scores, the entry has a failure. Raises InvalidRequest for invalid scorers, and the server's errors
+    for the list itself.
     """
     made = [load_scorer(each) if isinstance(each, str) else as_scorer(each, _name(each)) for each in scorers]
     check_names(made)
@@ -77,7 +78,7 @@ async def _scored(
 
 
 def recorder(client: AsyncClient, session_id: str) -> Callable[[Mapping[str, Any]], Any]:
-    """What records rewards of a session by the key of the client."""
+    """A function that records rewards of a session with the client's key."""
 
     async def record(body: Mapping[str, Any]) -> None:
         await client.run(_set_reward(session_id, body))
@@ -90,7 +91,7 @@ def _set_reward(session_id: str, body: Mapping[str, Any]) -> Steps[None]:
 
 
 def _has(trajectory: Trajectory, scorer: Scorer) -> bool:
-    """Whether the scorer has scored this: all turns, or any for one of trajectories."""
+    """Whether the scorer has scored this trajectory: all turns, or any turn for a scorer of trajectories."""
     scored = [scorer.name in turn.rewards for turn in trajectory.turns]
     return bool(scored) and (all(scored) if scorer.per == "turn" else any(scored))
 

@@ -103,7 +103,7 @@ def test_a_variable_without_a_value_is_refused() -> None:
 
 def test_wrong_options_of_a_command_end_the_run_before_it_starts(tmp_path: Path) -> None:
     words = ["rollout", "--data", "tasks.jsonl", "--url", "http://127.0.0.1:9"]
-    with pytest.raises(ConfigurationError, match=r"--copy .*no-such is no folder"):
+    with pytest.raises(ConfigurationError, match=r"--copy .*no-such is not a folder"):
         CliRunner().invoke(app, [*words, "--copy", "no-such", "--", "true"], catch_exceptions=False)
     with pytest.raises(ConfigurationError, match="there is no program 'no-such' on PATH"):
         CliRunner().invoke(app, [*words, "--", "no-such"], catch_exceptions=False)

@@ -220,7 +220,7 @@ async def test_a_runner_that_hangs_is_left_and_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "arguments", "told"),
     [
-        (f"{HERE}:Factory", {}, "is no agent: it is the class Factory. An agent is a function"),
+        (f"{HERE}:Factory", {}, "is not an agent: it is the class Factory. An agent is a function"),
         (f"{HERE}:Calling", {"price": 1}, "takes no argument 'price'; it takes reward"),
         ("tests.unit.tokengrove.roll.roll_players:Player", {}, "is an environment manager of ROLL: give its YAML"),
         (f"{HERE}:Calling", {}, "needs the argument 'reward'"),

@@ -158,7 +158,7 @@ async def test_a_container_of_its_own_is_started_entered_and_stopped(
 async def test_what_is_no_reward_file_is_refused_in_a_container_too(
     commands: Commands, docker: Path, forged: str
 ) -> None:
-    with pytest.raises(RewardFailed, match=r"reward\.txt is (a link|no file)"):
+    with pytest.raises(RewardFailed, match=r"reward\.txt is (a link|not a file)"):
         await commands.rewarded("true", container=RUN, verifier=forged)
 
 

@@ -76,7 +76,7 @@ async def test_a_field_is_a_command_where_the_verifier_runs_it_as_one(commands: 
 
 
 async def test_files_that_a_verifier_lacks_are_named(commands: Commands) -> None:
-    with pytest.raises(RewardFailed, match=r"verifier.s files cannot be put in place: .*/nonexistent/Name a tree\."):
+    with pytest.raises(RewardFailed, match=r"verifier.s files cannot be copied: .*/nonexistent/Name a tree\."):
         await commands.rewarded("true", verifier="true", verifier_files="/nonexistent/{data.prompt}")
 
 
@@ -90,15 +90,15 @@ async def test_named_values_are_scores_beside_the_reward(commands: Commands) -> 
     ("verifier", "message"),
     [
         ("no-such-test", "the verifier exited with 127: .*no-such-test"),
-        ("echo inf", "inf is no finite number"),
-        ('echo nan > "$REWARD_FILE"', "reward.txt: nan is no finite number"),
+        ("echo inf", "inf is not a finite number"),
+        ('echo nan > "$REWARD_FILE"', "reward.txt: nan is not a finite number"),
         ('echo well > "$REWARD_FILE"', "reward.txt: could not convert"),
         ('ln -s /etc/hostname "$REWARD_FILE"', "reward.txt is a link"),
-        ('mkfifo "$REWARD_FILE"', "reward.txt is no file"),
-        ('mkdir "$REWARD_FILE"', "reward.txt is no file"),
+        ('mkfifo "$REWARD_FILE"', "reward.txt is not a file"),
+        ('mkdir "$REWARD_FILE"', "reward.txt is not a file"),
         ('head -c 100000 /dev/zero > "$REWARD_FILE"', "reward.txt has more than 65536 bytes"),
-        ("""echo '{"a": 1, "b": 2}' > "${REWARD_FILE%.txt}.json\"""", "none of the values is called reward: a, b"),
-        ("""echo '{"reward": "1"}' > "${REWARD_FILE%.txt}.json\"""", "reward.json: '1' is no finite number"),
+        ("""echo '{"a": 1, "b": 2}' > "${REWARD_FILE%.txt}.json\"""", "no value is named reward: a, b"),
+        ("""echo '{"reward": "1"}' > "${REWARD_FILE%.txt}.json\"""", "reward.json: '1' is not a finite number"),
     ],
 )
 async def test_a_verifier_that_cannot_say_is_a_failure_of_the_reward(
@@ -215,7 +215,7 @@ async def test_a_function_may_verify_and_gets_what_it_asks_for(commands: Command
     [
         ("broken", "broken: KeyError: 'expected'"),
         ("no_number", "returned 'good' of type str; return a number"),
-        ("nameless", "returned style, tests, and none of them is called reward"),
+        ("nameless", "returned style, tests, and none of them is named reward"),
     ],
 )
 async def test_a_function_that_fails_is_a_failure_of_the_reward(commands: Commands, name: str, message: str) -> None:
@@ -229,7 +229,7 @@ def asks_too_much(task: Mapping[str, Any], secret: str) -> float:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [(f"{HERE}:asks_too_much", "parameter 'secret', which is none of task"), (f"{HERE}:HERE", "is no function")],
+    [(f"{HERE}:asks_too_much", "parameter 'secret', which is none of task"), (f"{HERE}:HERE", "is not a function")],
 )
 def test_a_function_that_cannot_be_called_is_refused_before_the_run(path: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -244,5 +244,5 @@ def test_the_main_reward_is_the_one_of_that_name_or_the_only_one(tmp_path: Path)
         main_reward(parse_reward("reward.json", b"{}"))
     with pytest.raises(ValueError, match=r"reward\.json"):
         parse_reward("reward.json", b"[" * 100_000)
-    with pytest.raises(ValueError, match="no finite number"):
+    with pytest.raises(ValueError, match="not a finite number"):
         parse_reward("reward.json", b"1" + b"0" * 400)

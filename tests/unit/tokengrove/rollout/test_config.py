@@ -137,7 +137,7 @@ def test_defaults_may_refer_to_what_was_given() -> None:
         ("${b}", "b is not in the configuration"),
         ("${a}", "leads to itself"),
         ("${hydra:run.dir}", "oc.select"),
-        ("${b", "not closed"),
+        ("${b", "lacks a closing brace"),
         ("${oc.env:TOKENGROVE_NO_SUCH_VARIABLE}", "TOKENGROVE_NO_SUCH_VARIABLE"),
     ],
 )

@@ -294,7 +294,7 @@ async def test_named_values_of_a_reward_function_are_scores_beside_the_reward(cl
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        ("unscored", "a dict in which 'score' is 'good' of type str; it has to be a number"),
+        ("unscored", "a dict in which 'score' is 'good' of type str; it must be a number"),
         ("endless", "9999...; a reward must be a finite number"),
         ("broken", "LookupError: no such tree"),
         ("exits", "SystemExit: 2"),
@@ -304,7 +304,7 @@ async def test_named_values_of_a_reward_function_are_scores_beside_the_reward(cl
         ("wants_more", "has the parameter 'rubric', which is none of messages, "),
         ("too_many", "returned 2 rewards for one completion"),
         ("no_list", "returned 'float'; with a parameter 'completions', return a list"),
-        ("constant", "is no function but 'int'"),
+        ("constant", "is not a function but 'int'"),
         ("missing", "has no 'missing'"),
     ],
 )

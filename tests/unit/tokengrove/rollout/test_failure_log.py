@@ -111,7 +111,7 @@ def test_three_groups_worth_is_the_default(group_size: int, most: int) -> None:
 
 @pytest.mark.parametrize("most", [0, -2, True, "3", 1.5])
 def test_another_number_is_refused_by_name(most: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"max_failed_episodes is .*-1 for no end") as caught:
+    with pytest.raises(InvalidRequest, match=r"max_failed_episodes is .*-1 for no limit") as caught:
         FailureLog(most)
     assert caught.value.param == "max_failed_episodes"
 

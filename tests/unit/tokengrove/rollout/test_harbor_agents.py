@@ -138,7 +138,7 @@ def synchronous(sandbox: HarborSandbox) -> None: ...
 @pytest.mark.parametrize(
     ("agent", "options", "told"),
     [
-        (["x"], {"sandbax": "room"}, "--sandbax is no option for Harbor tasks; known: sandbox"),
+        (["x"], {"sandbax": "room"}, "--sandbax is not an option for Harbor tasks; known: sandbox"),
         (["x"], {"sandbox": "vm"}, "--sandbox must be one of room, docker, podman, not 'vm'"),
         (["x"], {"copy": "/tmp"}, "--copy does not apply to Harbor tasks"),
         (["x"], {"dockerfile_run": "never"}, "--dockerfile-run must be one of"),
@@ -147,7 +147,7 @@ def synchronous(sandbox: HarborSandbox) -> None: ...
         (["x", "{promt}"], {}, "did you mean {prompt}"),
         ([], {}, "there is no agent for Harbor tasks"),
         ("oracle", {}, "run `tokengrove harbor`"),
-        (f"{HERE}:synchronous", {}, "needs a command, or a coroutine function"),
+        (f"{HERE}:synchronous", {}, "use a command, or a coroutine function"),
         (f"{HERE}:works", {"speed": 1}, "takes no argument 'speed'"),
     ],
 )
@@ -161,14 +161,14 @@ async def test_a_task_of_other_data_is_told_apart(url: str) -> None:
     spec = agent_spec(AgentSpec("command", words=("true",)))
     plan = EpisodePlan(Task("t", {"prompt": "x"}), 0, 0, Server(url, KEY), spec, "harbor-other")
     result = await play(plan, resolve_agent(spec))
-    assert result.failure == "agent" and "'t' is none of Harbor" in str(result.message)
+    assert result.failure == "agent" and "'t' is not a Harbor task" in str(result.message)
 
 
 @pytest.mark.parametrize(
     ("config", "name", "told"),
     [
         ("[environment]\ngpus = 1", "gpus", "gpus = 1"),
-        ("[environment]\nmcp_servers = [{name = 'a', url = 'b'}]", "mcp_servers", "the agent is not told of them"),
+        ("[environment]\nmcp_servers = [{name = 'a', url = 'b'}]", "mcp_servers", "they are not passed to the agent"),
         ("artifacts = [{source = '/x', service = 'db'}]", "artifacts.service", "only one container is run"),
         ("[environment]\nos = 'windows'", "os", "need Windows"),
     ],
@@ -188,7 +188,7 @@ async def test_an_image_without_a_dockerfile_is_refused_where_there_are_no_image
     folder = task(tmp_path / "one", "[environment]\ndocker_image = 'org/image'")
     assert await tried(folder, shell("echo right > answer.txt")) == {"reward": 1.0}  # its Dockerfile says the same
     (folder / "environment" / "Dockerfile").unlink()
-    with pytest.raises(BadTask, match=r"what is in the image is missing.*sandbox=docker.*accept=docker_image"):
+    with pytest.raises(BadTask, match=r"the content of the image is missing.*sandbox=docker.*accept=docker_image"):
         await tried(folder, shell("true"))
     agent = "mkdir /app && echo right > /app/answer.txt"
     assert await tried(folder, shell(agent), accept="docker_image,gpus") == {"reward": 1.0}

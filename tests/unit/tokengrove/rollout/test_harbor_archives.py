@@ -49,7 +49,7 @@ def test_links_devices_and_names_that_lead_elsewhere_are_left_out(tmp_path: Path
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_an_archive_with_a_header_of_many_bytes_is_refused_before_that_is_read(tmp_path: Path, kind: bytes) -> None:
     given = archive((member("header", kind), bytes(2**20 + 1)), (member("kept"), b"kept"))
-    with pytest.raises(ValueError, match="a header of 1048577 bytes; at most 1048576 are read"):
+    with pytest.raises(ValueError, match="a header has 1048577 bytes; the limit is 1048576"):
         unpack(given, tmp_path)
     assert given.tell() < 2**20
 
@@ -70,7 +70,7 @@ def test_a_file_of_holes_is_left_out_since_it_would_fill_the_disk(tmp_path: Path
     ids=["no archive", "compressed"],  # compressed bytes have the time in them, and workers must collect the same names
 )
 def test_what_is_no_plain_archive_is_an_error_that_says_so(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ValueError, match="is no archive"):
+    with pytest.raises(ValueError, match="invalid archive"):
         unpack(io.BytesIO(content), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

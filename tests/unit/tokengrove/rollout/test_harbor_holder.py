@@ -26,6 +26,6 @@ async def test_one_that_never_is_ready_nor_ends_is_killed_while_somebody_waits_f
     waiting = asyncio.ensure_future(held.ready())
     await reading.wait()
     await asyncio.to_thread(held.close)
-    with pytest.raises(RuntimeError, match="it ended without a word"):
+    with pytest.raises(RuntimeError, match="it ended without output"):
         await waiting
     held.close()

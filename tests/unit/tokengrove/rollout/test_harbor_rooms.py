@@ -86,9 +86,9 @@ async def test_a_dockerfile_is_followed_without_an_image(tmp_path: Path) -> None
         ("COPY --from=builder /a /b", "line 2: COPY --from=builder needs another image"),
         ("ADD https://example.org/x /x", "needs an image"),
         ("RUN --mount=type=secret,id=a true", "needs an image"),
-        ("COPY one", "needs what it copies and where to"),
-        ("FETCH x", "FETCH is no instruction"),
-        ("RUN <<END\nnever", "the text up to 'END' has no end"),
+        ("COPY one", "needs a source and a target"),
+        ("FETCH x", "FETCH is not an instruction"),
+        ("RUN <<END\nnever", "the here-document 'END' has no end"),
     ],
 )
 async def test_a_line_that_cannot_be_followed_is_named(tmp_path: Path, line: str, message: str) -> None:

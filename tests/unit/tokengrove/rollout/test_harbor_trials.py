@@ -42,7 +42,7 @@ async def test_several_rewards_come_from_json_before_text(tmp_path: Path) -> Non
         ),
         ("> /logs/verifier/reward.txt", "reward.txt"),
         ("echo nan > /logs/verifier/reward.txt", "finite"),
-        ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "'1' is no finite number"),
+        ('echo \'{"reward": "1"}\' > /logs/verifier/reward.json', "'1' is not a finite number"),
         ("ln -s /etc/hostname /logs/verifier/reward.txt", "wrote neither"),
         ("echo slow; sleep 100", "have not ended within 0.5 s: slow"),
     ],
@@ -107,7 +107,7 @@ async def test_variables_are_those_of_the_task_and_of_the_phase(
     folder = task(tmp_path / "one", config, {"tests/test.sh": tests})
     assert await tried(folder, shell('test "$A$B$SECRET_KEY" = theirs')) == {"reward": 1.0}
     missing = task(tmp_path / "two", '[environment]\nenv = {A = "${ABSENT}"}')
-    with pytest.raises(BadTask, match="there is no variable ABSENT"):
+    with pytest.raises(BadTask, match="the variable ABSENT is not set"):
         await tried(missing, shell("true"))
 
 
@@ -189,7 +189,7 @@ async def test_a_reward_that_an_earlier_trial_has_left_in_the_kept_output_does_n
 
 async def test_tests_that_remove_the_place_of_their_reward_are_to_blame(tmp_path: Path) -> None:
     folder = task(tmp_path / "one", files={"tests/test.sh": "rm -r /logs/verifier"})
-    with pytest.raises(RewardFailed, match="what the tests wrote cannot be read: /logs/verifier"):
+    with pytest.raises(RewardFailed, match="the output of the tests cannot be read: /logs/verifier"):
         await tried(folder, shell("true"))
 
 

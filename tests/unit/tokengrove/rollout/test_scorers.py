@@ -134,7 +134,8 @@ async def test_a_scorer_that_fails_leaves_the_scores_of_the_others() -> None:
     assert [str(failure) for failure in scored.failures] == [
         "scorer slow: TimeoutError: slow has not ended within 0.01 s",
         "scorer odd of turn-0: ValueError: scorer odd returned nan; a reward must be a finite number",
-        "scorer odd of turn-1: TypeError: scorer odd returned 'good' of type str; return a number, or None for none",
+        "scorer odd of turn-1: TypeError: scorer odd returned 'good' of type str; "
+        "return a number, or None for no score",
         "scorer breaks: LookupError: the judge is away",
     ]
 
@@ -170,8 +171,8 @@ def test_a_scorer_can_be_called_as_the_function_that_it_is() -> None:
     ("make", "told"),
     [
         (lambda: load_scorer(f"{HERE}:unmarked"), "does not say what it scores: decorate it with turn_scorer"),
-        (lambda: load_scorer(f"{HERE}:Turn"), "is no scorer but 'type'"),
-        (lambda: Scorer(len, "two words", "turn"), "no name of a scorer"),
+        (lambda: load_scorer(f"{HERE}:Turn"), "is not a scorer but 'type'"),
+        (lambda: Scorer(len, "two words", "turn"), "not a valid name of a scorer"),
         (lambda: Scorer(len, "length", "turn", concurrency=0), "'concurrency' must be at least 1"),
         (lambda: Scorer(len, "length", "turn", timeout_s=0), "'timeout_s' must be above 0"),
         (lambda: check(None, [f"{HERE}:plain"], Task("t", {})), "has the parameter 'answer', which is none of"),

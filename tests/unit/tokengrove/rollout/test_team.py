@@ -152,7 +152,7 @@ async def test_a_failure_in_the_block_fails_every_session(client: AsyncClient, s
     listed = [entry for entry in await client.sessions() if entry["session_id"] in team.session_ids]
     said = [(entry["status"], entry["outcome"], entry["exit_reason"]) for entry in listed]
     assert said == [("ended", "Failed", "RuntimeError: the tests hang")] * len(team.session_ids)
-    with pytest.raises(ValueError, match="make another one"):
+    with pytest.raises(ValueError, match="make another Team"):
         async with team:
             pass
 
@@ -224,8 +224,8 @@ async def test_a_team_plays_in_process(tmp_path: Path) -> None:
         ([], {}, "at least one agent"),
         ("coder", {}, "must be a list"),
         (["a", "a"], {}, "the same name"),
-        (["a/b"], {}, "'a/b' is no name of an agent"),
-        (["a~b"], {}, "is no name"),
+        (["a/b"], {}, "'a/b' is not a valid name of an agent"),
+        (["a~b"], {}, "is not a valid name"),
         (["a", "b"], {"api_key": "sk-chosen"}, "'api_key' can belong to one session only"),
         (["a"], {"metadata": {"episode": 1}}, "'metadata.episode' is set by the team"),
     ],
