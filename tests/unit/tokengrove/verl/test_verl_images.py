@@ -165,7 +165,7 @@ async def test_ids_that_no_turn_had_are_cut_off_or_refused(tmp_path: Path, model
     async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
         manager = AgentLoopManager(LONG, client)
         if changed:
-            with pytest.raises(Exception, match="nobody knows which tokens are its images"):
+            with pytest.raises(Exception, match="so the tokens of its images are unknown"):
                 await manager.generate_sequences([row])
             return
         made = await manager.generate_sequences([row])
@@ -189,7 +189,7 @@ class Short(ByHand):
 async def test_a_loop_that_returns_less_than_its_images_is_refused(tmp_path: Path, model: Model) -> None:
     async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
         manager = AgentLoopManager(LONG, client)
-        with pytest.raises(Exception, match="recorded an image behind them: return all of the trajectory"):
+        with pytest.raises(Exception, match="recorded an image after them: return all of the trajectory"):
             await manager.generate_sequences([{"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:Short"}])
 
 

@@ -76,7 +76,7 @@ def test_what_verl_writes_by_default_needs_no_warning() -> None:
         ({"over_sample_rate": 0.2}, "over_sample_rate=0.2 has no effect: every sample"),
         ({"do_sample": False, "temperature": 0.7}, "rollout.temperature=0.7 has no effect: do_sample is false"),
         ({"val_kwargs": {"do_sample": False, "top_k": 4}}, "val_kwargs.top_k=4 has no effect: do_sample is false"),
-        ({"val_kwargs": {"do_sample": True}}, "val_kwargs.temperature is 0, which is greedy, though do_sample is true"),
+        ({"val_kwargs": {"do_sample": True}}, "val_kwargs.temperature is 0, which is greedy, although do_sample is true"),
     ],
 )
 def test_a_setting_that_has_no_effect_is_named_with_the_reason(rollout: dict[str, Any], told: str) -> None:
