@@ -231,7 +231,7 @@ async def test_rows_without_pictures_stand_beside_rows_with_them(tmp_path: Path,
 async def test_a_prompt_with_pictures_is_never_cut(tmp_path: Path, model: Model) -> None:
     config = {"actor_rollout_ref": {"rollout": {**ROLLOUT, "prompt_length": 8}}}
     async with seeing(tmp_path, model, says()) as (_, client):
-        with pytest.raises(Exception, match=r"a prompt with images has 24 tokens, and .*prompt_length is 8"):
+        with pytest.raises(Exception, match=r"a prompt with images has 24 tokens, but .*prompt_length is 8"):
             await AgentLoopManager(config, client).generate_sequences([{"raw_prompt": asked(FIRST)}])
 
 
