@@ -277,7 +277,7 @@ def test_a_defaults_list_has_groups_packages_options_and_an_order(tmp_path: Path
     ("text", "message"),
     [
         ("defaults: [nowhere]", "names 'nowhere', but there is no file"),
-        ("defaults: [main]", "leads? to the file itself"),
+        ("defaults: [main]", "includes? the file itself"),
         ("defaults: [../x]", "there is no file"),
         ("defaults: {a: 1}", "must be a list"),
         ("defaults: [[a]]", "Unsupported type in defaults"),
