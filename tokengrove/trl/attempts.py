@@ -1,4 +1,4 @@
-"""An episode is played again when it fails; the sessions of failed attempts are withdrawn."""
+"""Retries of failed episodes; the sessions of failed attempts are discarded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tokengrove.rollout.executors import Executor
 from tokengrove.rollout.session_start import unused_session_id
 
 AGAIN: frozenset[FailureKind] = frozenset({"agent", "no_data", "reward", "scorer", "server", "timeout", "worker"})
-"""Failures after which another attempt may go well."""
+"""Failures after which an episode is retried."""
 
 
 async def play_until_it_ends(executor: Executor, plan: EpisodePlan, retries: int) -> EpisodeResult:
-    """Play an episode, at most `retries` times more; return the result of the last attempt."""
+    """Play an episode, with up to `retries` retries; return the result of the last attempt."""
     for attempt in range(retries):
         result = await executor.play(replace(_numbered(plan, attempt), discard=AGAIN))
         if result.failure not in AGAIN:
@@ -22,7 +22,7 @@ async def play_until_it_ends(executor: Executor, plan: EpisodePlan, retries: int
 
 
 def _numbered(plan: EpisodePlan, attempt: int) -> EpisodePlan:
-    """The plan of an attempt: each has a session of its own."""
+    """The plan of an attempt: each has its own session."""
     if not attempt:
         return plan
     return replace(plan, attempt=attempt, session_id=unused_session_id(plan.session_id))
