@@ -17,11 +17,11 @@ from tokengrove.errors import InvalidRequest
 class TokenOutput(list[int]):
     """The sampled token ids of one call: a list with the attributes of verl's TokenOutput.
 
-    `log_probs`: one for each id; None if they were not requested or are unknown. `stop_reason`: `completed` or
-    `aborted`. `finish_reason`: `stop`, `length`, `abort` or `content_filter`. `versions`: the weight version of each
-    id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and `max_global_steps`, None if
-    nothing was sampled, and `num_cached_tokens`. `interaction_id`: the id of the recorded turn, or of the call outside
-    sessions. `num_preempted` and `routed_experts` are None: no engine here reports them.
+    `log_probs`: one for each id; None if they were not requested or are unknown. `stop_reason`: `completed`,
+    `aborted` or `content_filter`. `finish_reason`: `stop`, `length`, `abort` or `content_filter`. `versions`: the
+    weight version of each id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and
+    `max_global_steps`, None if nothing was sampled, and `num_cached_tokens`. `interaction_id`: the id of the recorded
+    turn, or of the call outside sessions. `num_preempted` and `routed_experts` are None: no engine here reports them.
     """
 
     def __init__(
