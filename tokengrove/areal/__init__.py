@@ -1,6 +1,6 @@
 """Agents and training loops of AReaL, with AReaL's names.
 
-`OpenAIProxyClient` is one session; its results are `InteractionWithTokenLogpReward`s by interaction id.
+`OpenAIProxyClient` is one session. Its exports are `InteractionWithTokenLogpReward`s by interaction id.
 """
 
 from tokengrove.areal.client import OpenAIProxyClient

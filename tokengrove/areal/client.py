@@ -1,7 +1,7 @@
 """One session with the methods of AReaL's `OpenAIProxyClient`.
 
-The session starts and ends with the `async with` block. Whatever happens in the block, its end is sent, and the block's
-own exception is the one that leaves it.
+The session starts and ends with the `async with` block. It is ended however the block is left, and an exception of the
+block takes precedence over an error of the end.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ STYLES = {"individual": results.individual, "concat": results.concat}
 
 
 class OpenAIProxyClient:
-    """One session of a server, by AReaL's names; use it in an `async with` block.
+    """One session of a server, with AReaL's names; use it in an `async with` block.
 
-    AReaL's arguments are `base_url` (the server's address), `task_id` and `admin_api_key`. `session` is accepted as
-    AReaL has it, an `aiohttp.ClientSession`, and not used: the client makes connections of its own, and closes them
-    with the block. Instead of address and key, `client` may be an `AsyncClient`, which stays open; an
+    AReaL's arguments are `base_url` (the server's address), `task_id` and `admin_api_key`. `session`, AReaL's
+    `aiohttp.ClientSession`, is accepted and ignored: the client opens its own connections, and closes them at the end
+    of the block. Instead of an address and a key, `client` may be an `AsyncClient`, which stays open;
     `AsyncClient(app=...)` runs in process. All other arguments are fields of `start_session`: `group_id`, `metadata`,
     `discount`, `credit`, `limits` and so on.
 
-    The start waits up to `start_timeout_s` seconds for room (429) and for a server that restarts; AReaL waits for ever.
-    Raises InvalidRequest for arguments that contradict each other.
+    The start waits up to `start_timeout_s` seconds while the server is full (429) or restarts; AReaL waits without a
+    limit. Raises InvalidRequest for arguments that contradict each other.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OpenAIProxyClient:
         **options: Unpack[SessionOptions],
     ) -> None:
         if task_id is None:
-            raise InvalidRequest("'task_id' is missing: the name of what the session works on", param="task_id")
+            raise InvalidRequest("'task_id' is missing: the name of the task of the session", param="task_id")
         if client is None and base_url is None:
             raise InvalidRequest("give 'base_url', the address of a server, or 'client'", param="base_url")
         if client is not None and (base_url is not None or admin_api_key is not None):
@@ -63,7 +63,7 @@ class OpenAIProxyClient:
 
     @property
     def session(self) -> AsyncSession:
-        """The session itself, for what AReaL has no method for. Raises ValueError before the start."""
+        """The session, for operations that AReaL has no method for. Raises ValueError before the start."""
         return self.episode.session
 
     @property
@@ -75,20 +75,20 @@ class OpenAIProxyClient:
 
     @property
     def session_url(self) -> str:
-        """The session's address for its agent, without /v1, as AReaL's: for OpenAI's and Anthropic's SDKs alike.
+        """The session's address for its agent, without /v1 like AReaL's: for both OpenAI's and Anthropic's SDKs.
 
-        `session.base_url` has /v1, for clients that need it. Raises ValueError before the start.
+        `session.base_url` ends in /v1, for clients that need it. Raises ValueError before the start.
         """
         return self.session.root_url
 
     @property
     def session_api_key(self) -> str:
-        """The agent's key, which opens this session only. Raises ValueError before the start."""
+        """The agent's key, which is valid for this session only. Raises ValueError before the start."""
         return self.session.api_key
 
     async def __aenter__(self) -> OpenAIProxyClient:
         if self._episode is not None:
-            raise ValueError(f"session {self.session_id!r} was started by this client: make another one")
+            raise ValueError(f"this client has already started session {self.session_id!r}: create another client")
         self._client = self._given or AsyncClient(str(self.base_url), self._admin_api_key)
         try:
             self._episode = await Episode.start(
@@ -110,7 +110,7 @@ class OpenAIProxyClient:
             await self._close()
 
     async def set_reward(self, completion_id: str, reward: float) -> None:
-        """Set the reward of one turn, also after the block; setting it again replaces it.
+        """Set the reward of one turn, also after the block; a second call replaces the reward.
 
         Raises NotFound for an unknown id (AReaL only logs it), and InvalidRequest for a reward that is not finite.
         """
@@ -120,17 +120,17 @@ class OpenAIProxyClient:
     async def set_last_reward(self, reward: float) -> None:
         """Set the reward of the last complete turn of the main agent, also after the block.
 
-        A call that failed, or runs, is no turn; with AReaL its reward would be lost. Raises InvalidRequest if there is
-        no turn.
+        Calls that failed or are still running are not turns; AReaL would give the reward to such a call and lose it.
+        Raises InvalidRequest if there is no turn.
         """
         session = self.session
         await self._run(operations.set_reward(session, reward, {}))
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> Discounted:
-        """Let the exports that follow use this discount. Awaited, it returns what AReaL's returns: all interactions.
+        """Use this discount in all later exports. Awaiting the result returns all interactions, as in AReaL.
 
-        Rewards that are set later count as well. Raises RuntimeError if it was called before, as AReaL does, and
-        InvalidRequest for a discount outside of 0 to 1.
+        Rewards that are set later are discounted in the same way. Raises RuntimeError on a second call, as AReaL does,
+        and InvalidRequest for a discount outside 0 to 1.
         """
         if self._discount is not None:
             raise RuntimeError("apply_reward_discount should only be called once.")
@@ -147,20 +147,20 @@ class OpenAIProxyClient:
         credit: str | None = None,
         timeout_s: float = 60.0,
     ) -> Interactions:
-        """Return the complete turns by id, in order of completion; calls that failed or run are left out.
+        """The complete turns by id, in order of completion; calls that failed or are still running are left out.
 
-        Style individual: every turn, with its return as reward. `discount` (0 to 1) is by default that of
-        `apply_reward_discount`, else the session's, else 1. `credit` is `tree` (the default: a turn's return is its
-        reward plus the discounted mean of its children's) or `linear` (AReaL's rule: along the order of completion,
-        through all branches).
+        Style individual: every turn, with its return as reward. `discount` (0 to 1) defaults to that of
+        `apply_reward_discount`, then to the session's, then to 1. `credit` is `tree` (the default: a turn's return is
+        its reward plus the discounted mean of the returns of its children) or `linear` (AReaL's rule: along the order
+        of completion, across all branches).
 
-        Style concat: one entry for each path of the conversation, whose tensors train all its turns. Its reward is the
-        sum of the rewards on its path, undiscounted; AReaL returns the last turn's alone and loses the others.
+        Style concat: one entry for each path of the conversation, whose tensors train all turns of the path. Its reward
+        is the undiscounted sum of the rewards on its path; AReaL returns the last turn's reward and loses the others.
 
-        It can be repeated, with other arguments too. Within the block it returns what is complete so far. Outside, it
-        waits up to `timeout_s` seconds (at most 600) for the session's end. Raises RequestTimeout if it does not come,
-        ValueError for an unknown style and before the start, and InvalidRequest for a discount that differs from that
-        of `apply_reward_discount`.
+        The call can be repeated, also with other arguments. Within the block it returns the turns that are complete so
+        far. After the block it waits up to `timeout_s` seconds (at most 600) for the session to end. Raises
+        RequestTimeout if the session does not end in that time, ValueError for an unknown style and before the start,
+        and InvalidRequest for a discount that differs from that of `apply_reward_discount`.
         """
         check_style(style)
         if self.session_id is None:
@@ -197,7 +197,7 @@ class OpenAIProxyClient:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:
-        """The client of the block; outside of it, one of its own."""
+        """The client of the block; outside the block, a client that is closed after use."""
         if self._client is not None:
             yield self._client
         else:
@@ -211,13 +211,13 @@ class OpenAIProxyClient:
 
 
 def check_style(style: str) -> None:
-    """Raise ValueError for an unknown style of exports."""
+    """Raise ValueError for an unknown export style."""
     if style not in STYLES:
         raise ValueError(f"there is no export style {style!r}; the styles are {' and '.join(STYLES)}")
 
 
 class Discounted:
-    """The result of `apply_reward_discount`; awaiting it exports, so that those who do not await it need no server."""
+    """The result of `apply_reward_discount`. Only awaiting it exports, so without `await` no request is made."""
 
     def __init__(self, client: OpenAIProxyClient) -> None:
         self._client = client

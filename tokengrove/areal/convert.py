@@ -1,4 +1,4 @@
-"""Results as objects of AReaL's own class, for AReaL's trainer, which asks for that class."""
+"""Results as objects of AReaL's own class, which AReaL's trainer requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tokengrove.client.libraries import library
 def to_areal(interactions: Mapping[str, InteractionWithTokenLogpReward]) -> dict[str, Any]:
     """The same interactions, with their parents, as AReaL's `InteractionWithTokenLogpReward`.
 
-    Fields that AReaL's class lacks are left out. The tensors are made here. Raises InvalidRequest without areal.
+    Fields that AReaL's class does not have are left out. The tensors are created here. Raises InvalidRequest if areal
+    is not installed.
     """
     kinds = library("areal.experimental.openai.types")
     made: dict[int, Any] = {}
@@ -21,7 +22,7 @@ def to_areal(interactions: Mapping[str, InteractionWithTokenLogpReward]) -> dict
 
 
 def _converted(interaction: InteractionWithTokenLogpReward, kinds: Any, made: dict[int, Any]) -> Any:
-    """`made`: what was converted already, by the id of the object."""
+    """`made`: the converted interactions, by the `id()` of their originals."""
     if id(interaction) not in made:
         parent, response = interaction.parent, interaction.model_response
         given = {
@@ -35,6 +36,6 @@ def _converted(interaction: InteractionWithTokenLogpReward, kinds: Any, made: di
 
 
 def _shared(value: Any, kind: Any) -> dict[str, Any]:
-    """The fields of `value` that the dataclass `kind` has too."""
+    """The fields of `value` that the dataclass `kind` also has."""
     names = {field.name for field in fields(value)} & {field.name for field in fields(kind)}
     return {name: getattr(value, name) for name in names}

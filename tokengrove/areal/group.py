@@ -1,4 +1,4 @@
-"""The group that the episodes of a task belong to: whoever runs them sets it, and each session is started in it."""
+"""The group of the episodes of a task: the caller that runs them sets it, and every session is started in it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _group: ContextVar[str | None] = ContextVar("group", default=None)
 
 
 def current_group() -> str | None:
-    """The `group_id` of the sessions that start here; None without a group."""
+    """The `group_id` of sessions that are started in this context; None without a group."""
     return _group.get()
 
 
 @contextmanager
 def group_set(group_id: str) -> Iterator[None]:
-    """Let the sessions that are started in the block, and in the tasks that are created in it, be of one group."""
+    """Put all sessions that are started in the block, and in tasks created in it, into one group."""
     token = _group.set(group_id)
     try:
         yield

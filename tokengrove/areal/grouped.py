@@ -1,7 +1,7 @@
-"""Several episodes of one task at once: a group, whose rewards are compared with each other.
+"""Groups: several concurrent episodes of one task, whose rewards are compared with each other.
 
-An episode that fails is left out like one without a result, and the others are kept. AReaL raises its exception, by
-which the results of the others are lost.
+By default a failed episode is left out, like an episode without a result, and the others are kept. AReaL raises its
+exception and loses the results of the others.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from tokengrove.rollout.scheduler import Scheduler
 
 
 class GroupResult(dict[str, Any]):
-    """The interactions of a group by id, or its tensors. `failed_episodes`: how many of its `episodes` are missing."""
+    """The interactions of a group by id, or its tensors. `failed_episodes`: how many of `episodes` have no result."""
 
     episodes: int = 0
     failed_episodes: int = 0
 
 
 class GroupedRolloutWorkflow(RolloutWorkflow):
-    """Runs `workflow` on the same data `group_size` times at once; the sessions have a `group_id` in common.
+    """Runs `workflow` on the same data `group_size` times concurrently; the sessions share a `group_id`.
 
-    `on_failure` says what an exception of one episode means: `drop`, the others are the group; or `raise`, it ends the
-    others and is raised. `failures` counts the episodes without a result: those of an OpenAIProxyWorkflow are its own.
-    After `max_failed_episodes` of them in a row (default: the workflow's, or else those of three groups; -1: never)
-    `arun_episode` raises TooManyFailedEpisodes. Raises ValueError for a group of none, and for another word.
+    `on_failure`: `drop` leaves a failed episode out of the group; `raise` cancels the other episodes and raises its
+    exception. `failures` counts the episodes without a result; an OpenAIProxyWorkflow shares its own log. After
+    `max_failed_episodes` of them in a row (default: the workflow's limit, else three groups; -1: no limit)
+    `arun_episode` raises TooManyFailedEpisodes. Raises ValueError for a `group_size` below 1 or an unknown
+    `on_failure`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         if group_size < 1:
             raise ValueError(f"group_size must be >= 1, got {group_size}")
         if on_failure not in ("drop", "raise"):
-            raise ValueError(f"on_failure is {on_failure!r}; it has to be 'drop' or 'raise'")
+            raise ValueError(f"on_failure must be 'drop' or 'raise', not {on_failure!r}")
         self.workflow, self.group_size = workflow, group_size
         self.logger = logger or logging.getLogger(__name__)
         self._on_failure = on_failure
@@ -57,11 +58,10 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         self.failures.set_most(max_failed_episodes, group_size)
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run the group; return the interactions of all its episodes by id, or their tensors one below the other, as a
-        `GroupResult`.
+        """Run the group; return a `GroupResult`: the interactions of all episodes by id, or their concatenated tensors.
 
-        Tensors of different lengths are padded with zeros on the right. None if no episode has a result. If all have
-        failed, the first exception is raised, or TooManyFailedEpisodes.
+        Tensors of different lengths are padded with zeros on the right. None if no episode has a result. If no episode
+        has a result and some failed, the first exception is raised. TooManyFailedEpisodes is always raised.
         """
         results = await self._results(engine, data)
         failures = [result for result in results if isinstance(result, Exception)]
@@ -83,7 +83,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         return group
 
     async def _episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """One episode, noted unless the workflow does so itself."""
+        """Run one episode, and record its outcome unless the workflow records it."""
         given = data.get("task_id") if isinstance(data, Mapping) else None
         task = type(self.workflow).__name__ if given is None else str(given)
         try:
@@ -94,7 +94,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                 self.failures.note(FailedEpisode.by(error, task))
             raise
         if self._counts:
-            missing = FailedEpisode("NoResult", "the workflow has returned None", task)
+            missing = FailedEpisode("NoResult", "the workflow returned None", task)
             self.failures.note(missing if result is None else None)
         return result
 
@@ -115,12 +115,12 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
 
 
 def _merged(results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """One dict of all results; None if they hold nothing."""
+    """All results in one dict; None if they are empty."""
     if not all(_are_interactions(result) for result in results):
         return concat_padded_tensors(results) or None
     return {name: interaction for result in results for name, interaction in result.items()} or None
 
 
 def _are_interactions(result: Mapping[str, Any]) -> bool:
-    """Whether these are interactions, ours or AReaL's, and not tensors."""
+    """Whether the values are interactions, ours or AReaL's, and not tensors."""
     return all(hasattr(value, "to_tensor_dict") for value in result.values())

@@ -23,7 +23,7 @@ _MEDIA = "multi_modal_input"
 
 
 class ApiType(StrEnum):
-    """Which of its attributes `completion` and `response` an interaction has."""
+    """Which of the attributes `completion` and `response` an interaction has."""
 
     COMPLETION = "completion"
     RESPONSE = "response"
@@ -34,19 +34,19 @@ class ApiType(StrEnum):
 class InteractionWithTokenLogpReward:
     """One complete turn.
 
-    `reward` is what is trained: the return of the turn, or in style concat the sum of the rewards of its path;
-    `original_reward` is what was set for this turn, None if nothing was. `parent` is the turn that it continues.
-    `messages` are those of the whole request and `output_message_list` has the answer, in the form of chat completions.
-    `completion` is the reply as OpenAI's `ChatCompletion`; a turn of `/v1/responses` has `response`, a `Response`.
-    Without the package openai they are objects of the same shape. `reply` is the body that the client got, in the form
-    of its own API.
+    `reward` is the reward to train with: the return of the turn, or in style concat the sum of the rewards of its path.
+    `original_reward` is the reward that was set for this turn; None if none was set. `parent` is the turn that this one
+    continues. `messages` are the messages of the whole request and `output_message_list` contains the answer, in the
+    format of chat completions. `completion` is the reply as OpenAI's `ChatCompletion`; a turn of `/v1/responses` has
+    `response`, a `Response`, instead. Without the package openai they are objects with the same attributes.
+    `reply` is the body that the client received, in the format of its own API.
 
-    `multi_modal_input` has the tensors of the images of the prompt, and `image_spans` says which tokens are theirs, as
-    pairs of the first and of how many; both are None if the model does not see.
+    `multi_modal_input` contains the tensors of the images of the prompt, and `image_spans` their tokens as pairs
+    (start, length). Both are None unless the model is a vision model.
 
-    `output_mask` has 1 for each sampled token that is trained; None: all are. `chat_template_type` "concat" makes
-    `to_tensor_dict` train the turns above too, where their tokens are the beginning of this one's; for results of
-    `export_interactions` the style decides that.
+    `output_mask` is 1 for each sampled token that is trained; None: all are trained. With `chat_template_type`
+    "concat", `to_tensor_dict` also trains the turns above if this turn's tokens begin with theirs; for results of
+    `export_interactions` the style has decided this already.
     """
 
     model_response: ModelResponse | None = None
@@ -82,14 +82,14 @@ class InteractionWithTokenLogpReward:
 
     @property
     def api_type(self) -> ApiType:
-        """Whether this is a chat completion or a response; turns of other APIs are shown as chat completions."""
+        """Whether this is a chat completion or a response; turns of other APIs appear as chat completions."""
         if self.is_completion:
             return ApiType.COMPLETION
         return ApiType.RESPONSE if self.is_response else ApiType.NONE
 
     @property
     def interaction_id(self) -> str | None:
-        """The id of the reply; for one of several choices, that of the choice."""
+        """The id of the reply; for one of several choices, the id of the choice."""
         if self._interaction_id is None:
             shown = self.completion or self.response
             return None if shown is None else str(shown.id)
@@ -101,7 +101,7 @@ class InteractionWithTokenLogpReward:
 
     @property
     def created_at(self) -> float | None:
-        """When the reply says that it was made, in Unix seconds."""
+        """The time of creation that the reply contains, in Unix seconds."""
         if self.is_completion:
             return float(self.completion.created)
         return float(self.response.created_at) if self.is_response else None
@@ -113,25 +113,24 @@ class InteractionWithTokenLogpReward:
 
     @property
     def parent_data(self) -> Any:
-        """The input of the parent; None without one."""
+        """The input of the parent; None without a parent."""
         return None if self.parent is None else self.parent.current_data
 
     @property
     def remaining_messages(self) -> list[dict[str, Any]]:
-        """The messages that this turn adds to its parent's and the parent's answer."""
+        """The messages that this turn adds to those of its parent and the parent's answer."""
         if self.parent is None:
             return self.messages
         return self.messages[len(self.parent.messages) + len(self.parent.output_message_list or ()) :]
 
     def to_tensor_dict(self) -> dict[str, torch.Tensor]:
-        """Return AReaL's tensors, for L tokens of prompt and answer.
+        """AReaL's tensors, for L tokens of prompt and answer.
 
-        `input_ids`, `loss_mask` and `versions` (-1 where nothing is trained) int64 [1, L], `logprobs` (0 there)
-        float32 [1, L], `attention_mask` bool [1, L], `rewards` float32 [1]: `reward`, or 0 if it is None. These are the
-        dtypes of AReaL 1.0.4; its documentation prints int32. Of a vision model also `mm_token_type_ids` int64
-        [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict, as of AReaL's vision workflow.
-        Raises ValueError without tokens, and InvalidRequest
-        without torch.
+        `input_ids`, `loss_mask` and `versions` (-1 for tokens that are not trained) are int64 [1, L], `logprobs` (0 for
+        them) float32 [1, L], `attention_mask` bool [1, L], and `rewards` float32 [1]: `reward`, or 0 if it is None.
+        These are the dtypes of AReaL 1.0.4; its documentation prints int32. Turns of a vision model also have
+        `mm_token_type_ids`, int64 [1, L], 1 for the tokens of images, and `multi_modal_input`, a list of one dict, as
+        in AReaL's vision workflow. Raises ValueError without tokens, and InvalidRequest if torch is not installed.
         """
         torch = library("torch")
         rewards = np.array([self.reward or 0.0], np.float32)
@@ -175,14 +174,14 @@ class InteractionWithTokenLogpReward:
         return types
 
     def _add_parent(self, columns: dict[str, Array], start: int) -> None:
-        """Train what the parent trains too, if its tokens are the beginning of this prompt of `start` tokens."""
+        """Also train what the parent trains, if this prompt of `start` tokens begins with the parent's tokens."""
         assert self.parent is not None
         told = self.parent._columns()
         above = {name: np.asarray(told[name]) for name in ("input_ids", "loss_mask", "logprobs", "versions")}
         length = above["input_ids"].shape[1]
         if length > start or not np.array_equal(above["input_ids"], columns["input_ids"][:, :length]):
             logger.warning(
-                "interaction %s does not begin with the tokens of its parent %s, which is left as context",
+                "interaction %s does not begin with the tokens of its parent %s, which are not trained",
                 self.interaction_id,
                 self.parent.interaction_id,
             )

@@ -1,4 +1,4 @@
-"""What the engine sampled in one turn, with the names of AReaL's `ModelResponse`."""
+"""The tokens that the engine sampled in one turn, with the names of AReaL's `ModelResponse`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ModelResponse:
 
     `output_logprobs` (natural logarithms) and `output_versions` (weight versions) have one entry for each of
     `output_tokens`. `stop_reason` is length, stop, tool_calls or abort. `latency` and `ttft` are the seconds from the
-    request to the complete answer and to its first token; infinity if they are not known. `tokenizer` is None unless
-    the caller sets it. `input_images` are those of the prompt in base64, as they came. The server stores no times
-    between tokens and no routed experts, so these are empty.
+    request to the complete answer and to its first token; infinity if unknown. `tokenizer` is None unless the caller
+    sets it. `input_images` are the images of the prompt, in base64 and otherwise unchanged. The server stores neither
+    times between tokens nor routed experts, so `itl` is empty and `routed_experts` is None.
     """
 
     input_tokens: list[int] = field(default_factory=list)
@@ -47,9 +47,9 @@ class ModelResponse:
 
     @property
     def output_tokens_without_stop(self) -> list[int]:
-        """The sampled tokens without end tokens behind them, if the model ended the turn.
+        """The sampled tokens without trailing end tokens, if the model ended the turn.
 
-        A turn that a stop string ended has none. Raises ValueError without a tokenizer.
+        A turn that ended at a stop string has no end tokens. Raises ValueError without a tokenizer.
         """
         stops, end = self._stops(), self.output_len
         if self.stop_reason in ("length", "abort"):
@@ -60,5 +60,5 @@ class ModelResponse:
 
     def _stops(self) -> set[int]:
         if self.tokenizer is None:
-            raise ValueError("which tokens end a turn is known by 'tokenizer' only, which is None: set it first")
+            raise ValueError("'tokenizer' is None, but its end and padding tokens are needed: set it first")
         return {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}

@@ -1,6 +1,6 @@
-"""Sessions that others drive: users or services start them, reward them and end them, and this side waits for one.
+"""Sessions that are driven from outside: users or services start, reward and end them, and this side waits for one.
 
-What has ended is leased to one episode, so that none is exported twice, and given back if the episode does not take it.
+An ended session is leased to one episode, so that it is exported once. It is released if the episode fails.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WAIT_S = 600.0
 async def ended_sessions(
     client: AsyncClient, which: SessionFilter | None, timeout_s: float | None, grants: bool
 ) -> AsyncIterator[list[str]]:
-    """Wait until a session has ended that `which` selects and nobody else has claimed; the block gets its id.
+    """Wait for an ended session that `which` selects and nobody else has claimed; the block gets the session ids.
 
-    Those of its group come with it, if it was started with a `group_size`; those that failed are left out. All are
-    acknowledged after the block, or given back if it raises. With `grants` one more session may start meanwhile
-    (`--capacity-control`), unless the wait fails. Raises TimeoutError after `timeout_s` seconds.
+    The other sessions of its group come with it, if it was started with a `group_size`; failed sessions are left out.
+    All are acknowledged after the block, or released if it raises. With `grants` the server may start one more session
+    (`--capacity-control`); the grant is withdrawn if the wait fails. Raises TimeoutError after `timeout_s` seconds.
     """
     claim_id = f"online-{secrets.token_hex(8)}"
     if grants:
@@ -50,7 +50,7 @@ async def ended_sessions(
 
 
 async def _claimed(client: AsyncClient, which: SessionFilter | None, claim_id: str) -> list[str]:
-    """Ask for the claim, by its own id, until it holds something."""
+    """Repeat the claim, always with the same id, until it contains a session."""
     while True:
         claim = await client.claim(filter=which, claim_id=claim_id, wait_s=_WAIT_S)
         if claim.sessions:
@@ -58,7 +58,7 @@ async def _claimed(client: AsyncClient, which: SessionFilter | None, claim_id: s
 
 
 async def _left(client: AsyncClient, claim_id: str, grants: bool) -> None:
-    """Give back what was claimed and granted; a server that is gone has neither."""
+    """Release the claim and withdraw the grant; if the server is unavailable, both are lost anyway."""
     with suppress(ProxyError):
         gone: ClaimOptions = {"claim_id": claim_id, "renew": True, "lease_s": 0.0}
         await client.run(operations.claim(None, gone), retry_s=LEAVE_S)

@@ -1,4 +1,4 @@
-"""Replies as objects of the package openai, or of the same shape where it is not installed."""
+"""Replies as objects of the package openai, or with the same attributes if it is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = Any
 
 
 class Reply(SimpleNamespace):
-    """An object with the attributes of OpenAI's types; `model_dump` is its JSON."""
+    """An object with the attributes of OpenAI's types; `model_dump` returns its JSON."""
 
     def model_dump(self) -> dict[str, Json]:
         """The fields as dicts and lists."""

@@ -1,4 +1,4 @@
-"""What a trainer may give as its workflow: a workflow or an agent, as an instance, a class, or the name of one."""
+"""The workflow that a trainer is given: a workflow or an agent, as an instance, a class, or an import path."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def resolve_workflow(
     proxy_addr: str | None = None,
     **options: Any,
 ) -> Any:
-    """Return an object with `arun_episode(engine, data)` for what a trainer was given, by AReaL's rules.
+    """An object with `arun_episode(engine, data)` for the workflow or agent of a trainer, by AReaL's rules.
 
-    A name (`package.module.Name` or `package.module:Name`) is imported. A class is called with `workflow_kwargs`; for
-    an instance they are left out, with a warning. What has `arun_episode` is a workflow; anything else is an agent, for
-    `OpenAIProxyWorkflow(agent=..., proxy_addr=proxy_addr, **options)`. None stands for mode `online`. With a
-    `group_size` above 1 the workflow is run so many times at once (`GroupedRolloutWorkflow`).
+    A string (`package.module.Name` or `package.module:Name`) is imported. A class is called with `workflow_kwargs`; for
+    an instance they are ignored, with a warning. An object with `arun_episode` is a workflow; any other object is an
+    agent, and becomes `OpenAIProxyWorkflow(agent=..., proxy_addr=proxy_addr, **options)`. None means mode `online`. A
+    `group_size` above 1 runs the workflow that many times concurrently (`GroupedRolloutWorkflow`).
 
-    Raises ValueError for a name that cannot be imported, and for an agent without `proxy_addr` or `client`; otherwise
-    as OpenAIProxyWorkflow.
+    Raises ValueError for a string that cannot be imported, and for an agent without `proxy_addr` or `client`; otherwise
+    the errors of OpenAIProxyWorkflow.
     """
     found = _instance(_imported(workflow), workflow_kwargs)
     if not callable(getattr(found, "arun_episode", None)):
@@ -37,7 +37,7 @@ def resolve_workflow(
 
 
 def _imported(workflow: Any) -> Any:
-    """What a name stands for, which may be another name; anything else as it is."""
+    """The object that a string names, which may be another string; any other value unchanged."""
     while isinstance(workflow, str):
         try:
             workflow = imports.load(workflow)
@@ -56,7 +56,7 @@ def _instance(found: Any, arguments: dict[str, Any] | None) -> Any:
 
 def _wrapped(agent: Any, proxy_addr: str | None, options: dict[str, Any]) -> OpenAIProxyWorkflow:
     if proxy_addr is None and options.get("client") is None:
-        raise ValueError(f"proxy_addr is required for agent workflows, the server's address. Got workflow={agent!r}")
+        raise ValueError(f"proxy_addr is required for agent workflows: the server's address. Got workflow={agent!r}")
     if agent is None and options.get("mode") != "online":
-        raise ValueError("workflow is None, which stands for mode='online'. Provide a workflow or set the mode")
+        raise ValueError("workflow is None, which requires mode='online'. Provide a workflow or set the mode")
     return OpenAIProxyWorkflow(agent=agent, proxy_addr=proxy_addr or "", **options)

@@ -1,8 +1,8 @@
 """The complete turns of a session as interactions.
 
-One export in layout concat has each token once and each turn's place in its path; the session's tree has the logprobs
-of what is not trained, the times and the replies. An interaction's tokens are cut from its path, so they are exactly
-those of layout individual.
+One export in layout concat contains each token once, and the position of each turn in its path. The session's tree
+contains the logprobs of untrained tokens, the times and the replies. The tokens of an interaction are a slice of its
+path, so they are exactly those of layout individual.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Interactions = dict[str, InteractionWithTokenLogpReward]
 INCLUDE = ("logprobs", "reply", "times")
 """The parts of the tree that `individual` and `concat` need."""
 _STOPPED = {"stop_string": "stop", "content_filter": "stop"}
-"""What AReaL has no word for."""
+"""AReaL's stop reasons for finish reasons that it does not have."""
 
 
 def individual(export: Export, tree: SessionTree) -> Interactions:
-    """All turns by id, in order of completion. `export` has layout concat and messages, `tree` the parts `INCLUDE`."""
+    """All turns by id, in order of completion. `export`: in layout concat, with messages. `tree`: with `INCLUDE`."""
     nodes = {node.id: node for node in tree.interactions}
     found: Interactions = {}
     for sample in export.samples:
@@ -45,7 +45,7 @@ def concat(export: Export, tree: SessionTree) -> Interactions:
 
 
 def _add(found: Interactions, interaction: InteractionWithTokenLogpReward) -> None:
-    """Add a turn. One that several samples share is trained in one of them, and has the mask that it has there."""
+    """Add a turn. A turn that several samples share is trained in one of them: the masks are combined."""
     name = interaction.interaction_id
     assert name is not None
     if (known := found.setdefault(name, interaction)) is not interaction:
@@ -86,7 +86,7 @@ def _turns(
 
 
 def _media(sample: Sample, end: int) -> dict[str, Any]:
-    """The fields of the images before token `end`; none if the model does not see."""
+    """The fields of the images before token `end`; empty unless the model is a vision model."""
     if not vision.has_vision([sample]):
         return {}
     spans = [(image["start"], image["length"]) for image in sample.images if image["start"] < end]
@@ -117,7 +117,7 @@ def _seconds(began: float | None, ended: float | None) -> float:
 
 
 def _as_chat(node: TreeNode, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply of a turn of another API in the form of a chat completion."""
+    """The reply of a turn of another API in the format of a chat completion."""
     return {
         "id": node.id,
         "object": "chat.completion",

@@ -1,4 +1,4 @@
-"""Batches of tensors put one below the other."""
+"""Batches of tensors, concatenated along their rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def concat_padded_tensors(tensor_dicts: Sequence[Mapping[str, Any]], pad_value: float = 0.0) -> dict[str, Any]:
-    """Join batches of the same columns: tensors [B, ...] along their rows, padded to one shape; lists too.
+    """Join batches of the same columns: tensors [B, ...] along their rows, padded to one shape, and lists.
 
-    Of any other value the first batch's is kept. The padding is behind the values: 0 in `attention_mask`, `pad_value`
-    in the others. Raises ValueError for batches of different columns, and InvalidRequest without torch.
+    Other values are taken from the first batch. Padding follows the values: 0 in `attention_mask`, `pad_value` in other
+    columns. Raises ValueError for batches with different columns, and InvalidRequest if torch is not installed.
     """
     names = list(tensor_dicts[0]) if tensor_dicts else []
     for batch in tensor_dicts:

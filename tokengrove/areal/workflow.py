@@ -1,7 +1,7 @@
-"""One episode of an agent as AReaL runs it: start a session, run the agent in it, reward, end, export.
+"""One episode of an agent, in AReaL's order: start a session, run the agent in it, set its reward, end it, export it.
 
-Whatever fails, the session ends, as Failed with the reason, and the server may start as many sessions as before. The
-agent gets the addresses and the key of its own session only.
+After a failure the session ends as Failed with the reason, and its place on the server is free again. The agent
+receives the addresses and the key of its own session only.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from tokengrove.rollout.returned_rewards import returned_rewards
 from tokengrove.rollout.script import stop_import
 from tokengrove.rollout.session_start import unused_session_id
 
-"""How long rewards are sent again while the server restarts; they may be repeated."""
-
 Mode = Literal["inline", "subproc", "online"]
 Interactions = dict[str, InteractionWithTokenLogpReward]
 
 
 class OpenAIProxyWorkflow(RolloutWorkflow):
-    """Runs an agent: any object with `async def run(self, data, **extra)`, which makes its calls as it likes.
+    """Runs an agent: any object with `async def run(self, data, **extra)`, which calls the model with any client.
 
-    Mode `inline` awaits `run` here, or calls it in a thread if it is a plain function, with `base_url`, `api_key` and
-    `http_client` as far as it takes them. As in AReaL, `base_url` has no /v1 and is for OpenAI's and Anthropic's SDKs
-    alike; here it carries the session, so that any key will do. Mode `subproc` calls `run` in one of
-    `subproc_max_workers` processes, where it may block, with the same except `http_client`, and with the variables of
-    `tokengrove.rollout.environment`; agent and data have to be picklable. Mode `online` runs no agent: an episode waits
-    for the end of a session that somebody else drives, which `filter` selects, claims it, and returns its interactions.
-    The server is its own gateway, so `proxy_gateway_addr` is not needed.
+    Mode `inline` awaits `run` in this process, or calls it in a thread if it is a plain function. It passes `base_url`,
+    `api_key` and `http_client`, as far as `run` accepts them. As in AReaL, `base_url` has no /v1, and both OpenAI's and
+    Anthropic's SDKs accept it; it identifies the session, so any API key works. Mode `subproc` calls `run` in one of
+    `subproc_max_workers` processes, where it may block, with the same arguments except `http_client` and with the
+    environment variables of `tokengrove.rollout.environment`; agent and data must be picklable. Mode `online` runs no
+    agent: an episode waits for the end of a session that is driven from outside and that `filter` selects, claims it,
+    and returns its interactions. The server is its own gateway: `proxy_gateway_addr` is only used as the address if
+    `proxy_addr` is missing.
 
     The arguments up to `proxy_gateway_addr` are AReaL's, in its order. `proxy_addr` is the server's address and
-    `admin_api_key` its admin key, if it has one; instead of both, `client` may be an `AsyncClient`, also one of an
+    `admin_api_key` its admin key, if it has one. Instead of both, `client` may be an `AsyncClient`, also one of an
     application in this process (`AsyncClient(app=...)`).
 
-    `timeout_s`: how long an agent may run, or an episode of mode `online` waits; None: for ever. `start_timeout_s`: how
-    long an episode waits for a place on the server. `task_id`: what the sessions are named after, by default
-    `data["task_id"]` or the agent's class. `is_eval`: the sessions measure the policy and are never trained on.
-    `grant_capacity`: each episode brings the grant for its own session, as AReaL's do; with False it waits for one
+    `timeout_s`: seconds that an agent may run, or that an episode of mode `online` waits; None: no limit.
+    `start_timeout_s`: seconds that an episode waits for a place on the server. `task_id`: the task of the sessions, by
+    default `data["task_id"]` or the agent's class. `is_eval`: the sessions are validation sessions and never trained.
+    `grant_capacity`: each episode grants the capacity for its own session, as in AReaL; False: it waits for a grant
     (`--capacity-control`). After `max_failed_episodes` failed episodes in a row `arun_episode` raises
-    TooManyFailedEpisodes (default: those of three groups; -1: never); `failures` counts them. All other arguments are
-    fields of `start_session`: `group_id`, `metadata`, `sampling`, `limits` and so on.
+    TooManyFailedEpisodes (default: three groups; -1: no limit); `failures` counts them. All other arguments are fields
+    of `start_session`: `group_id`, `metadata`, `sampling`, `limits` and so on.
 
-    Raises ValueError or TypeError for arguments that make no workflow.
+    Raises ValueError or TypeError for invalid arguments.
     """
 
     def __init__(
@@ -91,12 +90,12 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         if client is not None and (proxy_addr or admin_api_key is not None):
             raise ValueError("client has an address and a key: leave out proxy_addr and admin_api_key")
         if client is None and not proxy_addr.startswith(("http://", "https://")):
-            raise ValueError(f"proxy_addr is {proxy_addr!r}; give the server's address, which begins with http://")
+            raise ValueError(f"proxy_addr must be an address that begins with http://, not {proxy_addr!r}")
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
-            raise TypeError(f"OpenAIProxyWorkflow has no argument {min(unknown)!r}, and neither has start_session")
+            raise TypeError(f"OpenAIProxyWorkflow has no argument {min(unknown)!r}, and start_session has none either")
         if mode == "subproc":
             _check_reachable(client)
-            shared_pool(subproc_max_workers)  # refuses a number that is none
+            shared_pool(subproc_max_workers)  # raises ValueError for an invalid number
         self.agent: Any = agent
         self.mode, self.proxy_addr = mode, proxy_addr
         self.discount, self.export_style, self.subproc_max_workers = discount, export_style, subproc_max_workers
@@ -111,10 +110,10 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Interactions | None:
         """Run an episode; return its interactions by id in order of completion, or None if the agent made no call.
 
-        `engine` is not used. What the agent raises is raised, after the session has ended as Failed; so are
-        TimeoutError after `timeout_s` seconds, TypeError and ValueError for a result that is no reward, and NotFound
-        for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start, and
-        TooManyFailedEpisodes that so many episodes in a row have raised or made no call.
+        `engine` is not used. Exceptions of the agent are raised after the session has ended as Failed. Also raises
+        TimeoutError after `timeout_s` seconds, TypeError and ValueError for a result that is not a reward, NotFound for
+        the reward of an unknown id, TooManyRequests and ServerUnreachable if no session could start, and
+        TooManyFailedEpisodes if too many episodes in a row failed or made no call.
         """
         stop_import()
         async with self._connected() as client:
@@ -141,7 +140,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         return interactions if rewarded and interactions else None
 
     async def _wait(self, client: AsyncClient) -> Interactions | None:
-        """Export what others have done."""
+        """Wait for sessions that are driven from outside, and export them."""
         grants, found = self._options["grant_capacity"], Interactions()
         async with ended_sessions(client, self.filter, self.timeout_s, grants) as session_ids:
             for session_id in session_ids:
@@ -154,9 +153,10 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         return await session.export_interactions(discount=self.discount, style=self.export_style)
 
     def close(self) -> None:
-        """End the processes of mode subproc that are idle; another episode would start new ones.
+        """End the idle processes of mode subproc; a later episode would start new ones.
 
-        Workflows with equal `subproc_max_workers` share their processes, and those that run for another one go on.
+        Workflows with equal `subproc_max_workers` share their processes. Processes that run another workflow's agents
+        are not ended.
         """
         if self.mode == "subproc":
             shared_pool(self.subproc_max_workers).close()
@@ -189,7 +189,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:
-        """The client of an episode: the caller's, or one that is closed afterwards."""
+        """The client of an episode: the caller's, or a client that is closed afterwards."""
         if self._client is not None:
             yield self._client
         else:
@@ -197,7 +197,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
                 yield client
 
     def _session(self, client: AsyncClient, data: Any) -> OpenAIProxyClient:
-        """A session with an id that nobody else uses, so that a start whose answer is lost can be repeated."""
+        """A session with an unused id, so that the start can be retried if its answer is lost."""
         given = data.get("task_id") if isinstance(data, Mapping) else None
         agent = "online" if self.agent is None else type(self.agent).__name__
         task_id = str(next(name for name in (self.task_id, given, agent) if name is not None))
@@ -212,13 +212,13 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
 
 
 def _check_numbers(discount: float, timeout_s: float | None, start_timeout_s: float) -> None:
-    """Refuse before the agent runs what would be refused after it."""
+    """Raise ValueError for numbers that would otherwise be errors only after the agent has run."""
     if not 0 <= discount <= 1:
-        raise ValueError(f"discount is {discount!r}; it has to be from 0 to 1")
+        raise ValueError(f"discount is {discount!r}; it must be between 0 and 1")
     if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s is {timeout_s!r}; it has to be above 0, or None for no limit")
+        raise ValueError(f"timeout_s is {timeout_s!r}; it must be above 0, or None for no limit")
     if not start_timeout_s >= 0:
-        raise ValueError(f"start_timeout_s is {start_timeout_s!r}; it has to be 0 or more")
+        raise ValueError(f"start_timeout_s is {start_timeout_s!r}; it must be 0 or more")
 
 
 def _check_agent(agent: Any, mode: str) -> None:
@@ -229,7 +229,7 @@ def _check_agent(agent: Any, mode: str) -> None:
     if agent is None:
         raise ValueError("agent is required when mode is 'inline' or 'subproc'")
     if isinstance(agent, type):
-        raise TypeError(f"agent is the class {agent.__name__}; give an instance of it")
+        raise TypeError(f"agent is the class {agent.__name__}; pass an instance")
     if not callable(getattr(agent, "run", None)):
         raise TypeError(f"Agent must have a callable 'run' method; {type(agent).__name__} has none")
 
@@ -243,12 +243,12 @@ def _check_reachable(client: AsyncClient | None) -> None:
 
 
 def _addresses(session: OpenAIProxyClient) -> dict[str, str]:
-    """What an agent needs to reach its session. Anthropic's SDK adds /v1, and OpenAI's does without."""
+    """The address and key of a session, for its agent. Anthropic's SDK adds /v1; OpenAI's works without it."""
     return {"base_url": session.session_url, "api_key": session.session_api_key}
 
 
 async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: float | dict[str, float] | None) -> bool:
-    """Set what the agent returned. If there is a reward and no turn at all, end the session as NoData: return False."""
+    """Set the rewards that the agent returned. False if a reward has no turn: then the session ends as NoData."""
     try:
         if isinstance(rewards, dict):
             if rewards:

@@ -1,4 +1,4 @@
-"""A coroutine for callers that block: it runs in a thread, since the caller's may have an event loop that runs."""
+"""Coroutines for blocking callers. They run in a thread, since the caller's thread may have a running event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_blocking(step: Coroutine[Any, Any, T]) -> T:
-    """Run `step` to its end; return or raise what it does."""
+    """Run `step` to its end; return its result or raise its exception."""
     done: Future[T] = Future()
 
     def run() -> None:

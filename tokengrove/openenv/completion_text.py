@@ -1,4 +1,4 @@
-"""The text of a completion as the contract hands it over: a `str` that also knows what it was read as."""
+"""The text of a completion in the contract: a `str` with the message that the server parsed from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 class CompletionText(str):
     """The output as the model wrote it, without its end token.
 
-    `message`: the assistant message that the server read it as. `finish_reason`: that of a chat completion. Both are
-    lost once the text is copied; whoever gets a plain `str` does without them.
+    `message`: the assistant message that the server parsed. `finish_reason`: the reason of the chat completion. Copies
+    of the text are plain `str`s and lose both; recipients must also accept a plain `str`.
     """
 
     interaction_id: str
@@ -19,7 +19,7 @@ class CompletionText(str):
 
     @classmethod
     def of(cls, reply: Mapping[str, Any]) -> CompletionText:
-        """The first choice of a chat completion that was asked for with `return_completion_text`."""
+        """The first choice of a chat completion that was requested with `return_completion_text`."""
         choice = reply["choices"][0]
         text = cls(choice["completion_text"])
         text.interaction_id, text.finish_reason = reply["id"], choice["finish_reason"]
@@ -29,5 +29,5 @@ class CompletionText(str):
 
 
 def message_of(text: str) -> dict[str, Any]:
-    """The assistant message of a completion: as it was read, or else with the whole text as its content."""
+    """The assistant message of a completion: the parsed message, or for a plain `str` the whole text as content."""
     return dict(text.message) if isinstance(text, CompletionText) else {"role": "assistant", "content": str(text)}

@@ -1,4 +1,4 @@
-"""Factories of OpenEnv as agents of episodes: what they ask for is sampled in the session of the episode."""
+"""OpenEnv's factories as agents of episodes: their requests are sampled in the session of the episode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SessionFactoryAgent:
             await to_the_end(in_thread(session.close))
 
     async def close(self) -> None:
-        """Close the factory, if it can be closed."""
+        """Close the factory, if it has `close`."""
         await _closed(self._factory)
 
 
@@ -52,8 +52,8 @@ async def _play(session: AgentSession, episode: Episode) -> Reward:
 
 
 class ResourceFactoryAgent:
-    """Plays openenv's `ResourceSessionFactory`: the ReAct harness with the model of the episode, at most `max_turns`
-    turns long. The environment's `verify` gives the reward.
+    """Plays openenv's `ResourceSessionFactory`: the ReAct harness with the model of the episode, for up to `max_turns`
+    turns. The environment's `verify` returns the reward.
     """
 
     def __init__(self, factory: Any, max_turns: int = 10) -> None:
@@ -73,12 +73,12 @@ class ResourceFactoryAgent:
             await to_the_end(in_thread(resource.close))
 
     async def close(self) -> None:
-        """Close the factory, if it can be closed."""
+        """Close the factory, if it has `close`."""
         await _closed(self._factory)
 
 
 async def _made(create: Any) -> Any:
-    """What `create` makes, in a thread; if this is cancelled meanwhile, what it still makes is closed."""
+    """The result of `create`, which runs in a thread. After a cancellation its late result is closed."""
     making = asyncio.ensure_future(in_thread(create))
     try:
         return await asyncio.shield(making)

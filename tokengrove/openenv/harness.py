@@ -1,4 +1,4 @@
-"""What can be intercepted: a function or a command that runs an agent, which is left as it is."""
+"""Harnesses that can be intercepted: an unmodified agent, run by a function or a command."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tokengrove.rollout.sandboxes import LocalProcessSandbox
 _TASK, _CODEX = "task.json", "../home/.codex/config.toml"
 _MODEL = "tokengrove"
 _SHOWN = 2000
-"""Characters of a command's output that its error shows: the end, where the reason is."""
+"""Characters of a command's output in its error: the end of the output, which has the reason."""
 
 
 class Harness(Protocol):
-    """Runs an agent. It is cancelled when nobody waits for it any more, and leaves no process behind."""
+    """Runs an agent. It is cancelled when its session is closed, and must leave no process behind."""
 
     async def run(self, task: Any, access: Interception) -> Any:
-        """Run the agent on `task` to its end. What it raises, its session fails with."""
+        """Run the agent on `task` to its end. An exception fails its session."""
         ...
 
 
 class FunctionHarness:
-    """Calls `function(task, ...)`, a coroutine function or a plain one, which runs in a thread.
+    """Calls `function(task, ...)`, a coroutine function or a plain function, which runs in a thread.
 
-    It gets by name what its signature takes of `base_url`, `root_url`, `api_key` and `http_client` (an httpx client
-    that also reaches a server of this process). A plain function cannot be stopped; its next call of the model fails
-    once its session has ended.
+    The function receives, by name, the arguments that its signature accepts of `base_url`, `root_url`, `api_key` and
+    `http_client` (an httpx client that also reaches a server of this process). A plain function cannot be stopped, but
+    its next call of the model fails after its session has ended.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -50,12 +50,12 @@ class FunctionHarness:
 
 
 class CommandHarness:
-    """Runs a command in a folder of its own, with the variables and files by which SDKs and coding agents find their
-    server.
+    """Runs a command in its own folder, with the variables and files by which SDKs and coding agents find their server.
 
-    `words` is a program with its arguments, in which placeholders (`{prompt}`, `{base_url}`, `{data.FIELD}`, ...) stand
-    for values of the rollout, or a text for the shell, which stays as it is. `TASK_FILE` names a file with the task as
-    JSON. `variables` are further ones. Raises ConfigurationError for what is nearly a placeholder.
+    `words` is a program with its arguments, in which placeholders (`{prompt}`, `{base_url}`, `{data.FIELD}`, ...) are
+    replaced by values of the rollout, or a text for the shell, without placeholders. `TASK_FILE` is the path of a file
+    with the task as JSON. `variables`: additional environment variables. Raises ConfigurationError for a misspelt
+    placeholder.
     """
 
     def __init__(self, words: Sequence[str] | str, variables: Mapping[str, str] | None = None) -> None:
@@ -64,7 +64,7 @@ class CommandHarness:
             check_placeholders(word, "the command")
 
     async def run(self, task: Any, access: Interception) -> str:
-        """Return the end of its output. Raises AgentFailed, with the output, if it does not end with 0."""
+        """Return the end of its output. Raises AgentFailed, with the output, if the exit code is not 0."""
         sandbox, addresses = LocalProcessSandbox({}), addresses_of(access)
         try:
             await sandbox.start()
@@ -84,7 +84,7 @@ class CommandHarness:
 
 
 def _values(task: Any, access: Interception, folder: Path) -> Placeholders:
-    """What placeholders stand for. A task that is a text is the prompt."""
+    """The values of placeholders. A task that is a text is the prompt."""
     data = task if isinstance(task, Mapping) else {}
     values = {
         **{"base_url": access.base_url, "root_url": access.root_url, "api_key": access.api_key, "model": _MODEL},
@@ -95,7 +95,7 @@ def _values(task: Any, access: Interception, folder: Path) -> Placeholders:
 
 
 def harness_of(agent: Harness | Callable[..., Any] | Sequence[str] | str) -> Harness:
-    """A harness of an object that is one, of a function, or of the words of a command."""
+    """A harness for an object that is a harness, a function, or the words of a command."""
     if isinstance(agent, str) or not callable(getattr(agent, "run", agent)):
         return CommandHarness(agent)  # type: ignore[arg-type]
     return agent if hasattr(agent, "run") else FunctionHarness(agent)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""A session of the contract around a harness: it runs beside whoever answers its calls.
+"""A session of the contract around a harness, which runs concurrently with the caller that answers its calls.
 
-However the harness ends, `next_request` returns None afterwards. A harness that died gives no reward: `verify` raises
-what it died of. `close` leaves neither a process nor an open session behind.
+After the harness has ended, `next_request` returns None. A failed harness has no reward: `verify` raises its exception.
+`close` leaves neither a process nor an open session behind.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tokengrove.openenv.verified import verified_of
 from tokengrove.rollout.failures import AgentFailed
 
 _CLOSE_S = 10.0
-"""How long a harness that was cancelled may take; a blocking function that takes longer is left to its thread."""
+"""Seconds for which a cancelled harness may run on. A blocking function that takes longer is left in its thread."""
 _CLOSED = AgentFailed("closed", "the session was closed before the harness had ended")
 _log = logging.getLogger(__name__)
 
 
 class HarnessSession:
-    """Implements `AgentSession`. `verify(task, messages)`, plain or async, scores: a number, None, or an
+    """Implements `AgentSession`. `verify(task, messages)`, plain or async, returns the score: a number, None, or an
     object with `env_reward`.
 
-    `messages` are the last conversation of the harness in which it had tools, or else the last one.
+    `messages` are the last conversation of the harness that had tools, or else its last conversation.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HarnessSession:
         verify: Callable[[Any, list[dict[str, Any]]], Any],
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the harness in a thread. `close` releases what the session holds beside it."""
+        """Start the harness in a thread. `close` releases further resources of the session."""
         self._task, self._access, self._verify, self._release = task, access, verify, close
         self.messages: list[dict[str, Any]] = []
         self._with_tools = False
@@ -57,7 +57,7 @@ class HarnessSession:
         threading.Thread(target=self._play, name=f"tokengrove-harness-{access.rollout_id}", daemon=True).start()
 
     def next_request(self) -> dict[str, Any] | None:
-        """Wait for the next call of the harness; None once it has ended, also if it died while its call waited."""
+        """Wait for the next call of the harness; None after it has ended, also if it failed while its call waited."""
         intercept = None if self._ended.is_set() else self._access.next_request()
         return None if self._ended.is_set() else intercept
 
@@ -69,17 +69,17 @@ class HarnessSession:
             self.messages = [*intercept["messages"], message_of(completion_text)]
 
     def wait(self) -> Any:
-        """Wait until the harness has ended; return what it returned. Raises what it died of."""
+        """Wait until the harness has ended; return its result. Raises its exception."""
         return self._over.result()
 
     def verify(self) -> Any:
-        """Wait until the harness has ended, and score the episode. Raises what it died of, and what scoring raises."""
+        """Wait until the harness has ended, and score the episode. Raises its exception, and those of `verify`."""
         self.wait()
         found = self._verify(self._task, self.messages)
         return verified_of(run_blocking(found) if inspect.iscoroutine(found) else found)
 
     def close(self) -> None:
-        """End the harness, if it still runs, and its session. Again: nothing."""
+        """End the harness, if it is running, and its session. Repeated calls do nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -90,11 +90,11 @@ class HarnessSession:
             self._release()
 
     def _cancel(self) -> None:
-        """Cancel the harness and wait until it has ended; end its session for one that does not."""
-        with suppress(RuntimeError):  # its loop is closed: it has ended
+        """Cancel the harness and wait until it has ended; if it does not end, end its session."""
+        with suppress(RuntimeError):  # its loop is closed, so it has ended
             self._loop.call_soon_threadsafe(self._running.cancel)
         if not wait([self._over], _CLOSE_S).done:
-            _log.warning("the harness of %s does not end; it is left", self._access.rollout_id)
+            _log.warning("the harness of %s does not end; it is left running", self._access.rollout_id)
             self._say_ended(_CLOSED)
 
     def _play(self) -> None:

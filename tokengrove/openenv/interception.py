@@ -1,6 +1,6 @@
-"""One harness whose calls of the model are held until somebody answers them, in a session of a mailbox server.
+"""The interception of one harness: its calls of the model wait for answers in a session of a mailbox server.
 
-A call is answered once. When the harness has ended, or is dead, its session ends too, and nobody waits for it any more.
+A call is answered once. When the harness has ended or failed, its session ends, and no request waits any longer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tokengrove.rollout.episode import BlockingEpisode
 
 _POLL_S = 30.0
 _OF_MESSAGES = ("chat", "responses", "messages")
-_NO_MESSAGES = "this harness is answered by message; it sent a prompt of text or token ids"
+_NO_MESSAGES = "this harness is answered with messages; it sent a prompt of text or token ids"
 _log = logging.getLogger(__name__)
 
 
 class Interception:
-    """What a harness gets (`base_url`, `root_url`, `api_key`), and how its calls are fetched and answered.
+    """The address of a harness (`base_url`, `root_url`, `api_key`), and methods to fetch and answer its calls.
 
-    `base_url` ends in /v1 (OpenAI's SDKs), `root_url` does not (Anthropic's). `rollout_id`: as it was opened.
+    `base_url` ends in /v1 (OpenAI's SDKs), `root_url` does not (Anthropic's). `rollout_id`: the argument of `open`.
     """
 
     def __init__(self, episode: BlockingEpisode, rollout_id: str) -> None:
@@ -35,10 +35,10 @@ class Interception:
         self.base_url, self.root_url, self.api_key = episode.base_url, episode.root_url, episode.api_key
 
     def next_request(self) -> dict[str, Any] | None:
-        """Wait for the harness's next call; return None once it has ended (`end`).
+        """Wait for the harness's next call; return None after its end (`end`).
 
-        The call has `messages`, `tools` and `request_id`; `sampling`, what the harness asked for beside them as fields
-        of a chat completion; `api` and `turn`. A call that is fetched and not answered is returned again.
+        The call has `messages`, `tools` and `request_id`, `sampling` (the harness's other fields, as in a chat
+        completion), `api`, `turn` and `model`. A call that was fetched and not answered is returned again.
         """
         while True:
             letter = self._client.next_request(self.session_id, wait_s=_POLL_S)
@@ -50,8 +50,8 @@ class Interception:
                 self._answer({"interaction_id": letter["request_id"], "error": _NO_MESSAGES})
 
     def deliver(self, intercept: Mapping[str, Any], completion_text: str) -> None:
-        """Answer a call with what the model has written. Calls and reasoning in the markup of the model's family reach
-        the harness as such. A harness that has left meanwhile gets nothing.
+        """Answer a call with the model's text. Tool calls and reasoning in the markup of the model's family are parsed
+        for the harness. An answer to a harness that has disconnected is dropped.
 
         Raises InvalidRequest for a call that was answered already.
         """
@@ -60,7 +60,7 @@ class Interception:
         self._answer({"interaction_id": intercept["request_id"], "text": str(completion_text), **finish})
 
     def refuse(self, intercept: Mapping[str, Any], reason: str) -> None:
-        """Answer a call with an error: the harness gets 502 with this reason."""
+        """Answer a call with an error: the harness receives status 502 with this reason."""
         self._answer({"interaction_id": intercept["request_id"], "error": reason})
 
     def http_client(self) -> httpx.Client:
@@ -68,8 +68,8 @@ class Interception:
         return self._client.http_client()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that the harness has ended, with `error` if it died; `next_request` returns None from now on. Again:
-        nothing.
+        """Record that the harness has ended, with `error` if it failed; from now on `next_request` returns None.
+        Repeated calls do nothing.
         """
         with suppress(SessionClosed):
             if error is None:
@@ -81,12 +81,12 @@ class Interception:
         try:
             self._client.deliver(**answer)
         except NotFound:
-            _log.info("%s: the harness has left before its call was answered", self.rollout_id)
+            _log.info("%s: the harness disconnected before its call was answered", self.rollout_id)
 
 
 def _intercept(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of the mailbox in the shape of the contract. What the harness began to answer (prefill) becomes the
-    last message, which the answer continues.
+    """A request of the mailbox in the contract's format. The beginning of an answer that the harness sent (prefill)
+    becomes the last message, which the answer continues.
     """
     messages, sampling = list(letter["messages"]), dict(letter["asked"])
     choice = letter["tool_choice"]

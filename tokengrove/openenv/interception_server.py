@@ -1,6 +1,6 @@
-"""Intercepts harnesses: the mailbox engine behind the names of OpenEnv's contract.
+"""The interception of harnesses: the mailbox engine with the names of OpenEnv's contract.
 
-A harness needs nothing but an address and a key. Each has a session of its own, so that several at once never get each
+A harness needs only an address and a key. Each has its own session, so that concurrent harnesses never receive each
 other's answers.
 """
 
@@ -21,15 +21,16 @@ from tokengrove.rollout.session_start import unused_session_id
 class InterceptionServer:
     """A server whose engine is the mailbox. Use it in a `with` block, or call `close`. Threads may share it.
 
-    `url` and `admin_key` lead to one that runs (`tokengrove serve --engine mailbox`); `app` is one of this process,
-    which agents reach by `client.http_client()` only. With neither, a server is started, and ended by `close`; `flags`
-    are further words of its command. Answers are read in the chat format of its model (`--model`, `--tool-parser`).
+    `url` and `admin_key`: a running server (`tokengrove serve --engine mailbox`). `app`: an application in this
+    process, which agents reach only through `client.http_client()`. Without both, a server is started, and ended by
+    `close`; `flags` are further words of its command. Answers are parsed in the chat format of its model (`--model`,
+    `--tool-parser`).
     """
 
     def __init__(
         self, url: str | None = None, admin_key: str | None = None, *, app: Any = None, flags: Sequence[str] = ()
     ) -> None:
-        """Raises InvalidRequest for `flags` beside a server that runs, RuntimeError if its own does not start."""
+        """Raises InvalidRequest for `flags` with a running server, and RuntimeError if its own does not start."""
         if flags and (url or app):
             raise InvalidRequest(
                 "'flags' are for a server that is started here, without 'url' and 'app'", param="flags"
@@ -46,12 +47,12 @@ class InterceptionServer:
         self.close()
 
     def open(self, rollout_id: str, **options: Unpack[SessionOptions]) -> Interception:
-        """Return addresses for the harness of a rollout. `options`: of its session, such as `tool_parser`."""
+        """The addresses for the harness of a rollout. `options`: of its session, such as `tool_parser`."""
         named: SessionOptions = {"session_id": unused_session_id(rollout_id), **options}
         return Interception(BlockingEpisode.start(self.client, rollout_id, named, delivery="runner"), rollout_id)
 
     def close(self) -> None:
-        """Let go of the server; one that was started here ends. Again: nothing."""
+        """Close the client, and end a server that was started here. Repeated calls do nothing."""
         self.client.close()
         if self._own is not None:
             self._own.close()

@@ -1,6 +1,6 @@
 """A `ModelStep` of openenv's white-box harnesses (`MCPHarnessAdapter`), sampled in the session of a rollout.
 
-The ids that it returns are those of the session: nothing is tokenized here.
+The returned ids are those of the session; nothing is tokenized here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tokengrove.openenv.server_generate import ServerGenerate
 
 
 class SessionModelStep:
-    """Samples the turns of one rollout, in order. `rollout_id`: as for `ServerGenerate.generate`."""
+    """Samples the turns of one rollout, in order. `rollout_id`: as in `ServerGenerate.generate`."""
 
     def __init__(self, generate: ServerGenerate, rollout_id: str) -> None:
         self._generate, self._rollout_id = generate, rollout_id
         self._turns = itertools.count()
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], sampling: Mapping[str, Any]) -> Any:
-        """Return openenv's `ModelStepResult`. Raises InvalidRequest without openenv."""
+        """openenv's `ModelStepResult`. Raises InvalidRequest if openenv is not installed."""
         harness, models = library("openenv.core.harness"), library("openenv.core.llm_client")
         turn = next(self._turns)
         text = self._generate.generate(
@@ -45,7 +45,7 @@ class SessionModelStep:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; what is no JSON object becomes none, since openenv has no place for a text."""
+    """The arguments of a call; {} for invalid arguments, since openenv cannot represent a text."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A mailbox server of this program's own, in another process: it ends with whoever started it."""
+"""A mailbox server in its own process, which ends with the program that started it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tokengrove.openenv.blocking import run_blocking
 from tokengrove.rollout.sandboxes import LocalProcessSandbox
 
 _LISTENING = re.compile(r" at (http://\S+)")
-_CONTEXT = 100_000_000  # the context of the server that samples is what counts
-_PATIENCE_S = 7 * 24 * 3600  # whoever answers has the limits
+_CONTEXT = 100_000_000  # the sampling server limits the context
+_PATIENCE_S = 7 * 24 * 3600  # the caller that answers has time limits
 _LOOK_S = 0.05
 _KEPT = ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN")
-"""Where the files of a model are: the cache, and the hub."""
+"""Variables for the locations of model files: the cache, and the hub."""
 
 
 class OwnMailbox:
-    """`tokengrove serve --engine mailbox` on a free port of 127.0.0.1. `url` and `admin_key` lead to it.
+    """`tokengrove serve --engine mailbox` on a free port of 127.0.0.1, with `url` and `admin_key`.
 
-    `flags`: further words of the command, such as `--model`, whose chat format the answers are read in.
+    `flags`: further words of the command, such as `--model`, whose chat format is used to parse answers.
     """
 
     def __init__(self, flags: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ class OwnMailbox:
             raise
 
     def close(self) -> None:
-        """End the server and remove its files. Again: nothing."""
+        """End the server and remove its files. Repeated calls do nothing."""
         run_blocking(self._sandbox.stop())
 
     async def _start(self, flags: Sequence[str]) -> str:
@@ -54,6 +54,6 @@ class OwnMailbox:
         process = await self._sandbox.launch(words, variables)
         while (found := _LISTENING.search(process.output)) is None:
             if process.ended:
-                raise RuntimeError(f"the mailbox server has not started: {process.output.strip()}")
+                raise RuntimeError(f"the mailbox server did not start: {process.output.strip()}")
             await asyncio.sleep(_LOOK_S)
         return found[1]

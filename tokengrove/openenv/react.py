@@ -1,7 +1,7 @@
 """A ReAct harness: the model calls the tools of an environment until it answers without a call, or the episode is over.
 
-It owns its loop and speaks chat completions, so that any address will do for it: an intercepted one, or a session's. A
-call that the environment refuses is told to the model; an environment that fails ends the harness.
+It owns its loop and sends chat completions, so that it works with any address: of an intercepted or a sampled session.
+If the environment rejects a call, the model receives the error; other failures of the environment end the harness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 class Resource(Protocol):
-    """An environment as openenv 0.10 shows it to a harness (`openenv.core.harness.ResourceSession`)."""
+    """An environment in openenv 0.10's interface for harnesses (`openenv.core.harness.ResourceSession`)."""
 
     def initial_messages(self) -> list[Body]: ...
     def list_tools(self) -> list[Any]: ...
@@ -30,7 +30,7 @@ class Resource(Protocol):
 
 @dataclass(slots=True)
 class Transcript:
-    """What a harness has done. `done`: it came to its end, before `max_turns` turns were used up."""
+    """The record of a harness. `done`: it ended by itself, and not because of `max_turns`."""
 
     messages: list[Body] = field(default_factory=list)
     tool_trace: list[Body] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Transcript:
     done: bool = False
 
     def final_state(self) -> Body:
-        """What `verify` of an environment is told beside the messages."""
+        """The state for an environment's `verify`, in addition to the messages."""
         metrics = {"turns": self.turns, "tool_calls": len(self.tool_trace)}
         return {"done": self.done, "metrics": metrics, "events": [], "tool_trace": list(self.tool_trace)}
 
@@ -46,7 +46,7 @@ class Transcript:
 class ReAct:
     """Plays one episode of `resource` in at most `max_turns` turns. `sampling`: further fields of each request.
 
-    `transcript` is what there is so far.
+    `transcript` is the record so far.
     """
 
     def __init__(self, resource: Resource, max_turns: int = 10, sampling: Mapping[str, Any] | None = None) -> None:
@@ -54,7 +54,7 @@ class ReAct:
         self.transcript = Transcript()
 
     def __call__(self, task: Any, base_url: str, api_key: str, http_client: httpx.Client) -> Transcript:
-        """Play it with the model at `base_url`. Raises AgentFailed for an answer that is none."""
+        """Play it with the model at `base_url`. Raises AgentFailed for an error response."""
         ask = _asking(http_client, base_url, api_key)
         told, tools = self.transcript, [tool_json(tool) for tool in self._resource.list_tools()]
         told.messages = list(self._resource.initial_messages())
@@ -75,10 +75,10 @@ class ReAct:
         arguments, result, error = _arguments(call["function"]["arguments"]), None, None
         try:
             if not isinstance(arguments, dict):
-                raise ValueError(f"the arguments of {name!r} are no JSON object")
+                raise ValueError(f"the arguments of {name!r} are not a JSON object")
             result = self._resource.call_tool(name, arguments)
             error = getattr(result, "error", None)
-        except (KeyError, ValueError, TypeError) as failure:  # the model's fault: it may try again
+        except (KeyError, ValueError, TypeError) as failure:  # an error of the model, which may retry
             error = _text_of(failure)
         told.done = bool(getattr(result, "done", False))
         shown = {"data": getattr(result, "data", result), "done": told.done, "error": error}
@@ -106,7 +106,7 @@ def _asking(client: httpx.Client, base_url: str, api_key: str) -> Callable[[Body
 
 
 def tool_json(tool: Any) -> Body:
-    """A tool in the shape of chat completions: one of openenv or MCP (`name`, `description`, `input_schema`)."""
+    """A tool in the format of chat completions, from openenv's or MCP's (`name`, `description`, `input_schema`)."""
     if isinstance(tool, Mapping):
         if "function" in tool:
             return dict(tool)
@@ -120,7 +120,7 @@ def tool_json(tool: Any) -> Body:
 
 
 def written(data: Any) -> str:
-    """What a tool returned as the text that the model reads."""
+    """The result of a tool as text for the model."""
     if data is None:
         return ""
     return data if isinstance(data, str) else json.dumps(_plain(data), ensure_ascii=False, sort_keys=True, default=str)

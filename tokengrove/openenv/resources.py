@@ -1,4 +1,4 @@
-"""Environments of OpenEnv as a harness uses them: initial messages, tools, a score, an end."""
+"""OpenEnv's environments in the interface of a harness: initial messages, tools, a score, an end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokengrove.rollout.episodes.task_fields import first_messages, without_mess
 
 
 def is_resource_factory(found: Any) -> bool:
-    """Whether `found`, a class or an object, makes openenv's resource sessions: `create(task, seed, episode_id)`."""
+    """Whether `found`, a class or an object, creates openenv's resource sessions: `create(task, seed, episode_id)`."""
     return {"task", "episode_id"} <= _parameters(getattr(found, "create", None))
 
 
@@ -30,7 +30,7 @@ def _parameters(function: Any) -> set[str]:
 
 
 def open_resource(environments: Any, task: Any, episode_id: str) -> Resource:
-    """Make the environment of a task, with the task's `seed` if it has one."""
+    """Create the environment of a task, with the task's `seed` if it has one."""
     if not hasattr(environments, "create"):
         made: Resource = environments(task)
         return made
@@ -42,7 +42,7 @@ def open_resource(environments: Any, task: Any, episode_id: str) -> Resource:
 
 
 def messages_of(task: Any) -> list[dict[str, Any]]:
-    """The first messages of a task: a row of data that has some, a list of messages, or a text."""
+    """The first messages of a task: of a row of data, a list of messages, or a text."""
     if isinstance(task, Mapping):
         if (found := first_messages(task)) is None:
             raise InvalidRequest(f"the task {without_messages(task)}", param="task")
@@ -53,10 +53,10 @@ def messages_of(task: Any) -> list[dict[str, Any]]:
 
 
 class ToolEnvironment:
-    """Implements `Resource` for an environment whose tools are MCP tools, by openenv's `MCPToolClient`.
+    """Implements `Resource` for an environment whose tools are MCP tools, with openenv's `MCPToolClient`.
 
-    Each call is a step, whose reward and end count; `env_reward` is the reward of the last step that has one, or what
-    `score(messages, final_state)` says.
+    Each call is a step, with its reward and its end of the episode. `env_reward` is the reward of the last step that
+    has one, or the result of `score(messages, final_state)`.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class ToolEnvironment:
         seed: int | None = None,
         episode_id: str | None = None,
     ) -> None:
-        """Reset the environment. `client`: an `MCPToolClient`, of which the blocking side is used; it is closed with
-        this object, and if the reset fails.
+        """Reset the environment. `client`: an `MCPToolClient`, of which the blocking interface is used; it is closed
+        with this object, or if the reset fails.
         """
         self._client = client.sync() if callable(getattr(client, "sync", None)) else client
         self._task, self._score = task, score
@@ -89,7 +89,7 @@ class ToolEnvironment:
         return list(self._client.list_tools())
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool as a step. Raises ValueError with the environment's reason if it refuses."""
+        """Call a tool as a step. Raises ValueError with the environment's reason if it rejects the call."""
         action, told = library("openenv.core.env_server.mcp_types").CallToolAction, library("openenv.core.harness")
         result = self._client.step(action(tool_name=name, arguments=arguments))
         if result.reward is not None:
@@ -110,7 +110,7 @@ class ToolEnvironment:
 
 
 def _of_tool(result: Any) -> Any:
-    """What a tool returned, out of MCP's wrapping: its data, or the text of its content."""
+    """The result of a tool without MCP's wrapper: its data, or the text of its content."""
     for name in ("data", "structured_content"):
         found = result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
         if found is not None:

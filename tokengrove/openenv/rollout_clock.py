@@ -1,4 +1,4 @@
-"""The time of one rollout: when it is over, its session is closed, which ends the wait for its next request."""
+"""The time limit of one rollout: after it the session is closed, which ends the wait for its next request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _log = logging.getLogger(__name__)
 
 
 class RolloutTimeout(Exception):
-    """A rollout took longer than it may."""
+    """A rollout exceeded its time limit."""
 
 
 class Clock:
-    """Closes a session when its time is over, which ends the wait for its next request."""
+    """Closes a session after its time limit, which ends the wait for its next request."""
 
     def __init__(self, session: AgentSession, timeout_s: float | None) -> None:
         self._over, self._timeout_s = False, timeout_s
@@ -32,11 +32,11 @@ class Clock:
             self._timer.cancel()
 
     def told(self, error: Exception) -> Exception:
-        """`error`, or that the time is over, which it comes of."""
+        """`error`, or a RolloutTimeout if the time limit has caused it."""
         return RolloutTimeout(f"the rollout has not ended within {self._timeout_s:g} s") if self._over else error
 
     def check(self) -> None:
-        """Raises RolloutTimeout if the time is over."""
+        """Raise RolloutTimeout after the time limit."""
         if self._over:
             raise self.told(RolloutTimeout())
 
@@ -46,7 +46,7 @@ class Clock:
 
 
 def close_session(session: AgentSession) -> None:
-    """Close a session; what it raises is in the log."""
+    """Close a session; its exceptions are logged."""
     try:
         session.close()
     except Exception:

@@ -1,7 +1,7 @@
-"""The trainer's side of the contract over a Tokengrove server: each rollout is a session, each turn one of its turns.
+"""The trainer's side of the contract on a Tokengrove server: each rollout is a session, with the same turns.
 
-The session records what was sampled, so tokens are looked up, never made again from text. A rollout ends once, with its
-reward or with the reason why it failed.
+The session records what was sampled, so tokens are looked up, and never computed from text. A rollout ends once, with
+its reward or with the reason of its failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokengrove.rollout.session_start import unused_session_id
 
 _SESSION_ID = re.compile(r"[\w.~:@+-]{1,100}")
 _RETRY_S = 120.0
-"""A restart of the server takes less; the answer of a turn that was lost with a connection is given again."""
+"""Seconds that a turn is retried: longer than a restart of the server. If an answer was lost, it is returned again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +39,8 @@ class _Rollout:
 class ServerGenerate:
     """Implements `GenerateAPI`. Threads may share it, also for turns of one rollout.
 
-    `client`: a client of the server, with its admin key if it has one. `options`: of all sessions, as for
-    `start_session`. A rollout that `start` has not named begins with its first turn.
+    `client`: a client of the server, with its admin key if it has one. `options`: the options of all sessions, as for
+    `start_session`. A rollout that was not started with `start` begins with its first turn.
     """
 
     def __init__(self, client: Client, **options: Unpack[SessionOptions]) -> None:
@@ -49,18 +49,18 @@ class ServerGenerate:
         self._rollouts: dict[str, Future[_Rollout]] = {}
 
     def start(self, rollout_id: str, task_id: str | None = None, **options: Unpack[SessionOptions]) -> str:
-        """Start the session of a rollout, and return its id: that of the rollout if a session can have it, unless
-        `options` name another.
+        """Start the session of a rollout; return the session's id: the rollout's id if it is valid for a session,
+        unless `options` contain another.
 
-        `options`: `group_id`, `group_size` and all else that a session has. Raises InvalidRequest if the rollout, or
-        its session, exists already.
+        `options`: `group_id`, `group_size` and all other options of a session. Raises InvalidRequest if the rollout or
+        its session exists already.
         """
         if not self._reserved(rollout_id):
             raise InvalidRequest(f"rollout {rollout_id!r} has been started already", param="rollout_id")
         return self._started(rollout_id, task_id, options).episode.session_id
 
     def _started(self, rollout_id: str, task_id: str | None, options: SessionOptions) -> _Rollout:
-        """Start a rollout that was reserved; if that fails it may be started again."""
+        """Start a reserved rollout; after a failure it may be started again."""
         own = rollout_id if _SESSION_ID.fullmatch(rollout_id) else unused_session_id(rollout_id)
         named: SessionOptions = {"session_id": own, **self._options, **options}
         starting = self._rollouts[rollout_id]
@@ -74,7 +74,7 @@ class ServerGenerate:
         return rollout
 
     def _reserved(self, rollout_id: str) -> bool:
-        """Whether the rollout is new; it is then the caller's to start."""
+        """Whether the rollout is new; if so, the caller must start it."""
         with self._lock:
             if rollout_id in self._rollouts:
                 return False
@@ -89,11 +89,11 @@ class ServerGenerate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> CompletionText:
-        """Sample one assistant turn in the session of the rollout, and return its raw text, calls in their markup.
+        """Sample one assistant turn in the session of the rollout; return its raw text, with calls in their markup.
 
-        `sampling`: fields of a chat completion (`temperature`, `max_tokens`, `stop`, `tool_choice`, ...); what it
-        leaves out is the session's. The same turn again gets the same answer, without being sampled again. Raises
-        InvalidRequest for a turn that was generated for something else, SessionClosed after the end of the rollout.
+        `sampling`: fields of a chat completion (`temperature`, `max_tokens`, `stop`, `tool_choice`, ...); other fields
+        are the session's. A repeated turn gets the same answer, without being sampled again. Raises InvalidRequest for
+        a turn that was already generated for another request, and SessionClosed after the end of the rollout.
         """
         asked = digest(turn_body(messages, tools, sampling))
         rollout = self._of(rollout_id)
@@ -101,7 +101,8 @@ class ServerGenerate:
             text, before = rollout.turns[turn]
             if before != asked:
                 raise InvalidRequest(
-                    f"turn {turn} of rollout {rollout_id!r} was asked for something else; number each turn once",
+                    f"turn {turn} of rollout {rollout_id!r} was already generated for another request; number each "
+                    "turn once",
                     param="turn",
                 )
             return text
@@ -112,7 +113,7 @@ class ServerGenerate:
         return text
 
     def tokens(self, rollout_id: str, turn: int) -> TurnTokens:
-        """Return the tokens of a turn, also after the end of the rollout. Raises NotFound if there is no such turn."""
+        """The tokens of a turn, also after the end of the rollout. Raises NotFound if there is no such turn."""
         rollout = self._known(rollout_id)
         if turn not in rollout.turns:
             raise NotFound(f"rollout {rollout_id!r} has no turn {turn}", param="turn")
@@ -120,8 +121,8 @@ class ServerGenerate:
         return TurnTokens.of(self._client.show_turn(rollout.episode.session_id, name, include=["ids", "logprobs"]))
 
     def fetch_training_trace(self, rollout_id: str) -> Any:
-        """Return the turns of a rollout so far as openenv's `TrainingTrace`: prompt and sampled ids, logprobs, and a
-        loss mask over both. Raises InvalidRequest without openenv.
+        """The turns of a rollout so far as openenv's `TrainingTrace`: prompt and sampled ids, logprobs, and a loss mask
+        over both. Raises InvalidRequest if openenv is not installed.
         """
         return training_trace(self._client, self.session_id(rollout_id))
 
@@ -134,18 +135,18 @@ class ServerGenerate:
         return self._known(rollout_id).episode.session_id
 
     def accept(self, rollout: RolloutMessages) -> None:
-        """Take a finished rollout: reward its session, if it has a reward, and end it."""
+        """Accept a finished rollout: reward its session, if it has a reward, and end it."""
         self._end(self._of(rollout.rollout_id), rollout.reward)
 
     def fail(self, rollout_id: str, error: BaseException) -> None:
-        """End the session of a rollout as Failed, with the reason. A rollout without a session is left as it is."""
+        """End the session of a rollout as Failed, with the reason. Does nothing for a rollout without a session."""
         with self._lock:
             known = rollout_id in self._rollouts
         if known:
             self._known(rollout_id).episode.fail(error)
 
     def forget(self, rollout_id: str) -> None:
-        """Free the memory of a rollout whose tokens nobody looks up any more. What the server has stays there."""
+        """Free the memory of a rollout whose tokens are no longer needed. The server's session is not changed."""
         with self._lock:
             self._rollouts.pop(rollout_id, None)
 

@@ -1,4 +1,4 @@
-"""Factories of sessions around a harness: one of the user's own, or the ReAct harness over an environment."""
+"""Factories of sessions around a harness: the user's own, or the ReAct harness with an environment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Score = Callable[[Any, list[dict[str, Any]]], Any]
 
 
 class HarnessSessionFactory:
-    """Implements `AgentSessionFactory` for an agent that is left as it is.
+    """Implements `AgentSessionFactory` for an unmodified agent.
 
     `agent`: a function `agent(task, base_url, api_key, ...)`, the words of a command, or a `Harness`. `verify(task,
-    messages)` scores an episode once the agent has ended: a number, None, or an object with `env_reward`. `options`:
-    of the sessions at the interception server, such as `tool_parser`.
+    messages)` scores an episode after the agent has ended: a number, None, or an object with `env_reward`. `options`:
+    of the sessions on the interception server, such as `tool_parser`.
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class HarnessSessionFactory:
 
 
 class EnvironmentSessionFactory:
-    """Implements `AgentSessionFactory` for an environment that the ReAct harness plays; the environment's `verify`
-    scores.
+    """Implements `AgentSessionFactory` for an environment that the ReAct harness plays and whose `verify` scores.
 
-    `environments`: an openenv `ResourceSessionFactory`, or a function that makes a `Resource` of a task. A task that
-    has a `seed` is created with it. `sampling`: what the harness asks for in each request. `options`: of the sessions
-    at the interception server.
+    `environments`: an openenv `ResourceSessionFactory`, or a function that creates a `Resource` for a task. A task's
+    `seed`, if it has one, is passed on. `sampling`: further fields of each request of the harness. `options`: of the
+    sessions on the interception server.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class EnvironmentSessionFactory:
         """Raises InvalidRequest for a factory that is a class."""
         if isinstance(environments, type) and hasattr(environments, "create"):
             name = environments.__name__
-            raise InvalidRequest(f"'environments' is the class {name}; give an object of it", param="environments")
+            raise InvalidRequest(f"'environments' is the class {name}; pass an instance", param="environments")
         self._server, self._environments, self._options = server, environments, options or SessionOptions()
         self._max_turns, self._sampling = max_turns, sampling
 
     def create(self, *, task: Any, rollout_id: str) -> HarnessSession:
-        """Make an environment for `task` and start the harness in it."""
+        """Create an environment for `task` and start the harness in it."""
         resource = open_resource(self._environments, task, rollout_id)
         try:
             harness = ReAct(resource, self._max_turns, self._sampling)

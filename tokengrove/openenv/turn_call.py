@@ -1,6 +1,6 @@
-"""One turn of the contract as a call of the server: chat completions, in the session of the rollout.
+"""One turn of the contract as a call of the server: a chat completion in the session of the rollout.
 
-The tree of the session keeps the exact history, whatever the agent makes of it: nothing is tokenized here.
+The tree of the session keeps the exact history, whatever the agent does with it; nothing is tokenized here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def complete(
 ) -> Steps[CompletionText]:
     """Sample the assistant's turn. `sampling`: further fields of the chat completion.
 
-    The same call again, while its answer is on the way or after it was lost, gets the same answer. Raises
-    InvalidRequest for a field of `sampling` that belongs to the contract.
+    A repeated call gets the same answer, while the answer is in transit or after it was lost. Raises InvalidRequest for
+    a field in `sampling` that belongs to the contract.
     """
     body = turn_body(messages, tools, sampling)
     path = f"/{session_path(session.session_id)}/v1/chat/completions"
@@ -40,7 +40,7 @@ def complete(
 def turn_body(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, sampling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The chat completion that a turn is. Raises InvalidRequest as `complete` does."""
+    """The chat completion of a turn. Raises InvalidRequest like `complete`."""
     fields = {name: value for name, value in (sampling or {}).items() if value is not None}
     for name in _OWN:
         if name in fields:
@@ -50,6 +50,6 @@ def turn_body(
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """A text that differs for turns that ask for something else."""
+    """A digest of a request, which differs for different requests."""
     text = json.dumps(body, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """`prompt_ids`: all that the model saw. `token_ids`: what was sampled, its end token included, with one natural
-    logarithm and one weight version for each. `logprobs` is None for an answer that nobody sampled.
+    """`prompt_ids`: all ids before the answer. `token_ids`: the sampled ids including the end token, with one logprob
+    (natural logarithm) and one weight version for each. `logprobs` is None for an answer that was not sampled.
     """
 
     interaction_id: str
@@ -34,5 +34,5 @@ class TurnTokens:
 
 
 def _each(runs: Sequence[Sequence[int]]) -> list[int]:
-    """One version for each token, of runs of (tokens, version)."""
+    """One version for each token, from runs of (tokens, version)."""
     return [version for tokens, version in runs for _ in range(tokens)]

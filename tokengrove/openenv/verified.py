@@ -1,4 +1,4 @@
-"""What `verify` of a session returns, and its reward. A score that cannot be read is an error, never no reward."""
+"""The result of a session's `verify`, and its reward. A score that cannot be read is an error, never no reward."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tokengrove.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A score, and what else the environment says. `env_reward` None: it gave no reward."""
+    """A score and the environment's metrics. `env_reward` None: it gave no reward."""
 
     env_reward: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
 def verified_of(found: Any) -> Any:
-    """What a scoring function returned as an object with `env_reward`: a number or None is the reward itself."""
+    """The result of a scoring function as an object with `env_reward`: a number or None is the reward itself."""
     return Verified(found) if found is None or isinstance(found, int | float) else found
 
 
 def reward_of(verified: Any) -> float | None:
-    """The reward in what `verify` returned. Raises InvalidRequest if there is none to be read."""
+    """The reward in the result of `verify`. Raises InvalidRequest if it cannot be read."""
     if not hasattr(verified, "env_reward"):
         raise InvalidRequest(
             f"verify() must return an object with 'env_reward', not {type(verified).__name__!r}", param="env_reward"

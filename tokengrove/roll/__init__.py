@@ -1,4 +1,4 @@
-"""Agents, environments and managers as ROLL runs them, under the names that its users know."""
+"""Agents, environments and managers of ROLL, with ROLL's names."""
 
 from tokengrove.roll.config import (
     AgenticConfig,

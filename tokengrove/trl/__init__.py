@@ -1,6 +1,6 @@
-"""TRL's asynchronous GRPO on episodes that are played here: a worker, the weights, sessions for its own worker.
+"""TRL's asynchronous GRPO with episodes that are played here: a worker, a weight transfer, sessions for TRL's worker.
 
-Experimental, as that trainer is: it may change in a minor version.
+Experimental, like that trainer: it may change in a minor version.
 """
 
 from tokengrove.trl.sessions import AgentSession, SessionFactory

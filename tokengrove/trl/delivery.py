@@ -1,4 +1,4 @@
-"""Brings the samples of a group that has ended to the trainer's buffer."""
+"""Delivery of the samples of a finished group to the trainer's buffer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from tokengrove.trl.outcomes import compared
 
 
 class Delivery:
-    """Reads samples from `client`, and puts rows on `buffer` in the order of their sessions."""
+    """Reads samples from `client`, and puts rows into `buffer` in the order of their sessions."""
 
     def __init__(self, client: AsyncClient, buffer: Buffer, metrics: Metrics, max_staleness: int | None) -> None:
         self._client, self._buffer, self._metrics = client, buffer, metrics
         self._max_staleness = max_staleness
-        self._turn = asyncio.Lock()  # of one group at a time: its rows stand together
+        self._turn = asyncio.Lock()  # one group at a time, so that its rows are adjacent
 
     async def deliver(self, number: int, results: Sequence[EpisodeResult], version: Callable[[], int]) -> None:
-        """Deliver the rows of group `number`, once there is room. `version`: of the trainer's weights, when asked.
+        """Deliver the rows of group `number` when there is room. `version()` returns the version of the trainer's
+        weights.
 
         Raises ProxyError if the server is lost.
         """

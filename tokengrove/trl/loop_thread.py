@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for trainers whose calls block."""
+"""An event loop in its own thread, for trainers with blocking calls."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Running(Generic[T]):
         return self._outcome.done()
 
     def result(self, timeout_s: float | None = None) -> T:
-        """What it returns. Raises what it raises, CancelledError (of concurrent.futures) if it was ended, and
-        TimeoutError if it runs for longer than `timeout_s` from now."""
+        """Its result. Raises its exception, CancelledError (of concurrent.futures) after `end`, and TimeoutError if it
+        runs for longer than `timeout_s` from now."""
         return self._outcome.result(timeout_s)
 
     def failure(self) -> BaseException | None:
-        """What it has raised, if it has."""
+        """Its exception, or None."""
         return self._outcome.exception() if self.done() else None
 
     def end(self) -> None:
-        """Cancel it, if it runs, and wait until it has ended."""
+        """Cancel it, if it is running, and wait until it has ended."""
         if not self.done():
-            with suppress(RuntimeError):  # the loop is closed, and it has ended
+            with suppress(RuntimeError):  # the loop is closed, so it has ended
                 self._loop.call_soon_threadsafe(self._cancel)
             wait([self._outcome])
 
@@ -58,7 +58,7 @@ class Running(Generic[T]):
 
 
 class LoopThread:
-    """Starts with the first coroutine. The thread is a daemon: a trainer that fails without a `close` can end."""
+    """Starts with the first coroutine. The thread is a daemon, so that a trainer can fail and exit without `close`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -68,7 +68,7 @@ class LoopThread:
         self.closed = False
 
     def submit(self, steps: Coroutine[Any, Any, T]) -> Running[T]:
-        """Run a coroutine. Raises RuntimeError once this is closed."""
+        """Run a coroutine. Raises RuntimeError after `close`."""
         with self._lock:
             if self.closed:
                 steps.close()
@@ -80,14 +80,14 @@ class LoopThread:
             return Running(self._loop, steps)
 
     def answers(self, within_s: float) -> bool:
-        """Whether the loop takes a step within so many seconds. Raises RuntimeError once this is closed."""
+        """Whether the loop runs a step within `within_s` seconds. Raises RuntimeError after `close`."""
         with suppress(TimeoutError):
             self.submit(asyncio.sleep(0)).result(within_s)
             return True
         return False
 
     def close(self) -> None:
-        """Cancel what still runs, and wait for the thread's end. May be called again."""
+        """Cancel all running coroutines, and wait for the end of the thread. May be called again."""
         with self._lock:
             self.closed = True
             if self._loop is not None and self._thread is not None and self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""What a worker measures, in the shape that TRL's trainer logs: numbers, and pairs that are divided over a step."""
+"""The metrics of a worker, in the format of TRL's trainer: numbers, and pairs that are divided over a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 4096
 
 
 class Metrics:
-    """A queue that the trainer drains. A trainer that does not drain it loses the oldest."""
+    """A queue for the trainer. If it is full, the oldest values are dropped."""
 
     def __init__(self) -> None:
         self.queue: queue.Queue[dict[str, Value]] = queue.Queue(_MOST)
@@ -31,7 +31,7 @@ class Metrics:
 
 
 def of_group(results: Sequence[EpisodeResult]) -> dict[str, Value]:
-    """How the episodes of a group went. A name with `total` is summed over a step; a pair is divided over it."""
+    """The metrics of a group's episodes. Values whose name has `total` are summed over a step; pairs are divided."""
     played = [result for result in results if result.turns]
     count = float(len(played))
     lengths = [result.output_tokens for result in played]

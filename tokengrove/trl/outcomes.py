@@ -1,4 +1,4 @@
-"""Decides when playing makes no sense any more."""
+"""Decides which episodes count, and when a run ends because episodes fail."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class NothingPlayed(RuntimeError):
 
 
 def compared(result: EpisodeResult) -> bool:
-    """Whether an episode counts: it was played to its end, or was rewarded although its time was over."""
+    """Whether an episode counts: it was played to its end, or rewarded despite its timeout."""
     return result.failure is None or (result.failure == "timeout" and result.reward is not None)
 
 
 class Outcomes:
-    """The groups that have ended. `failures` counts the episodes that are not compared."""
+    """The finished groups. `failures` counts the episodes that are not compared."""
 
     def __init__(self, failures: FailureLog) -> None:
         self._failures = failures
 
     def note(self, results: Sequence[EpisodeResult]) -> None:
-        """Note a group. Raises NothingPlayed if the server is lost, and TooManyFailedEpisodes."""
+        """Record a group. Raises NothingPlayed if the server is lost, and TooManyFailedEpisodes."""
         for result in results:
             self._failures.note(None if compared(result) else result.failed)
         if all(result.failure == "server" for result in results):

@@ -1,7 +1,7 @@
 """OpenEnv's sessions for TRL's own worker: an unmodified agent owns its loop, and a Tokengrove session records it.
 
-Creating a session begins an episode, which starts, rewards and ends its session as every other episode does. So what is
-verified is the reward that the episode was given, and closing an OpenEnv session leaves nothing behind.
+Creating a session begins an episode, which starts, rewards and ends its session like every other episode. So `verify`
+returns the episode's reward, and closing an OpenEnv session leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tokengrove.trl.outcomes import compared
 from tokengrove.trl.specs import Named, NamedAgent, path_of, sampled, spec_of, task_of
 
 _UNPLAYED = ("server", "worker", "cancelled")
-"""Failures that are none of the agent's: there may be no session."""
+"""Failures not caused by the agent: there may be no session."""
 
 
 class AgentSession:
-    """One episode as a `LoopOwningSession` and `TrainableSession` of OpenEnv. All calls block; any thread may call."""
+    """One episode as OpenEnv's `LoopOwningSession` and `TrainableSession`. Methods block; any thread may call them."""
 
     def __init__(self, client: Client, plan: EpisodePlan, playing: Running[EpisodeResult], train: Train | None) -> None:
         self._client, self._plan, self._playing, self._train = client, plan, playing, train
@@ -40,25 +40,25 @@ class AgentSession:
         return self._plan.session_id
 
     def initial_messages(self) -> list[Json]:
-        """The prompt of the task as messages; empty if it is no prompt."""
+        """The prompt of the task as messages; [] if the task has no `prompt` of text or messages."""
         prompt = self._plan.task.data.get("prompt")
         if isinstance(prompt, str):
             return [{"role": "user", "content": prompt}]
         return list(prompt) if isinstance(prompt, list) else []
 
     def list_tools(self) -> list[Any]:
-        """None: the agent brings its own."""
+        """An empty list: the agent has its own tools."""
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Json]) -> Any:
-        """Raises KeyError: the agent calls its own tools."""
+        """Raise KeyError: the agent calls its own tools."""
         raise KeyError(f"{name}: the agent of this session owns its loop, and calls its own tools")
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """Wait until the agent has ended: 0, or 1 if it failed.
 
-        Raises TimeoutError if the time of the episode, or `timeout_s`, is over, after the agent was ended; and
-        RuntimeError if nothing was played, or the session was closed, or if too many episodes in a row have failed.
+        Raises TimeoutError after the time limit of the episode or after `timeout_s`, when the agent has been ended.
+        Raises RuntimeError if nothing was played, if the session was closed, or if too many episodes in a row failed.
         """
         try:
             result = self._playing.result(timeout_s)
@@ -78,15 +78,15 @@ class AgentSession:
         return training_trace(self._client, self.session_id, self._train)
 
     def fetch_proxy_trace(self) -> list[dict[str, Json]]:
-        """The turns so far as OpenEnv's `TraceEntry`s, with the reward once there is one."""
+        """The turns so far as OpenEnv's `TraceEntry`s, with the reward if there is one."""
         entries = trace_entries(self._client, self.session_id, self._train)
         result = self._result()
         return [{**entry, "reward": None if result is None else _reward(result)} for entry in entries]
 
     def verify(self, transcript: Sequence[Json], final_state: Any = None) -> Any:
-        """OpenEnv's `VerifyResult`: the reward of the episode, None if it failed or has not ended.
+        """OpenEnv's `VerifyResult`: the reward of the episode; None if it failed or has not ended.
 
-        The transcript is not read: the reward was made of what the session has recorded.
+        The transcript is ignored: the reward was computed from the recorded session.
         """
         kind, result = library("openenv.core.harness").VerifyResult, self._result()
         if result is None:
@@ -96,7 +96,7 @@ class AgentSession:
         return kind(_reward(result), True, {**counts, "seconds": result.seconds, **result.scores}, told)
 
     def close(self) -> None:
-        """End the agent and its session, if they still run, and wait until they have ended. May be called again."""
+        """End the agent and its session, if they are running, and wait until they have ended. May be called again."""
         self._playing.end()
 
     def _result(self) -> EpisodeResult | None:
@@ -111,11 +111,11 @@ def _reward(result: EpisodeResult) -> float | None:
 class SessionFactory:
     """OpenEnv's `ResourceSessionFactory`: `HarnessRolloutWorker(harness_session_factory=partial(SessionFactory, ...))`.
 
-    TRL calls it with `sampling=`, which then holds for each turn, whatever the agent asks for. `agent` and `reward` are
+    TRL passes `sampling`, which overrides the sampling of the agent's requests in every turn. `agent` and `reward` are
     functions or classes of modules, or their paths; a list of words is a command. The other arguments are those of
-    `AgentWorker`; `train` chooses the turns to train, as in an export. After `max_failed_episodes` failed episodes in a
-    row `wait_for_completion` raises TooManyFailedEpisodes (default: those of three groups, as large as the largest; -1:
-    never).
+    `AgentWorker`. `train` selects the turns to train, as in an export. After `max_failed_episodes` failed episodes in a
+    row `wait_for_completion` raises TooManyFailedEpisodes (default: three groups of the largest group's size; -1: no
+    limit).
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SessionFactory:
         self._run = f"openenv-{secrets.token_hex(4)}"
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> AgentSession:
-        """Begin an episode. `task`: a prompt (text or messages), or a row of data. Sessions of one seed are a group."""
+        """Begin an episode. `task`: a prompt (text or messages), or a row of data. Equal seeds are a group."""
         played = task_of(task, self._run if seed is None else f"task-{seed}")
         options = merged_options(self._options, played.options)
         if seed is not None:
@@ -175,7 +175,7 @@ class SessionFactory:
         return result
 
     def close(self) -> None:
-        """End all episodes that still run. Its sessions can not be read any more. May be called again."""
+        """End all running episodes. Afterwards their sessions cannot be read. May be called again."""
         if not self._loop.closed:
             self._loop.submit(self._executor.close()).result()
         self._loop.close()

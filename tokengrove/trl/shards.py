@@ -1,7 +1,7 @@
-"""Writes tensors that arrive one by one into a Hugging Face model folder, which an engine can load.
+"""Writes a stream of tensors into a Hugging Face model folder, which an engine can load.
 
-The folder is complete: the settings of the base model, the tensors that arrived, and from the base model those that
-did not, since a trainer does not send what it does not train. No more than one file's tensors are held in memory.
+The folder is complete: it contains the settings of the base model, the received tensors, and the base model's tensors
+that were not received, since a trainer only sends what it trains. At most one file's tensors are kept in memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tokengrove.client.libraries import library
 from tokengrove.errors import InvalidRequest
 
 SHARD_BYTES = 4 * 2**30
-"""Tensors of one file, at most; a larger tensor has a file of its own."""
+"""The maximum size of the tensors of one file; a larger tensor has its own file."""
 
 _WEIGHTS = "*.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
 class BaseModel:
-    """The model that training began with: a folder, or a name on the Hugging Face hub, which has been fetched before.
+    """The model that training began with: a folder, or the name of a model on the Hugging Face hub in the local cache.
 
-    Raises InvalidRequest if it is no Hugging Face folder with safetensors.
+    Raises InvalidRequest if it is not a Hugging Face folder with safetensors.
     """
 
     def __init__(self, model: str | Path) -> None:
@@ -38,7 +38,7 @@ class BaseModel:
             raise InvalidRequest(f"{folder} has no *.safetensors file; save it with save_pretrained", param="model")
 
     def write(self, folder: Path, tensors: Iterator[tuple[str, Any]], shard_bytes: int = SHARD_BYTES) -> None:
-        """Write a complete model into `folder`, which is made. Raises InvalidRequest for tensors of another model."""
+        """Write a complete model into the new folder `folder`. Raises InvalidRequest for tensors of another model."""
         folder.mkdir(parents=True)
         self._copy_settings(folder)
         shards = _Shards(folder, shard_bytes)
@@ -53,13 +53,13 @@ class BaseModel:
                 shutil.copy(path, folder)
 
     def _complete(self, shards: _Shards) -> None:
-        """Add the tensors of the base model that did not arrive."""
+        """Add the tensors of the base model that were not received."""
         missing = [name for name in self._files if name not in shards.files]
         unknown = [name for name in shards.files if name not in self._files]
         if missing and unknown:
             raise InvalidRequest(
                 f"the trainer sends {unknown[0]!r}, which {self._folder} does not have, and no {missing[0]!r}, which "
-                "it has: the names of its checkpoint are others than those of the model",
+                "it has: the tensor names of its checkpoint differ from those of the model",
                 param="model",
             )
         for name in missing:
@@ -68,7 +68,7 @@ class BaseModel:
 
 
 class _Shards:
-    """The files of one folder. `files` has the file's name by tensor."""
+    """The files of one folder. `files`: the file's name by tensor."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self._most = folder, most_bytes
@@ -81,7 +81,7 @@ class _Shards:
         size = tensor.numel() * tensor.element_size()
         if self._held and self._bytes + size > self._most:
             self._flush()
-        # A copy: the trainer's own may be a part of a larger storage, or change while others are collected.
+        # A copy: the trainer's tensor may be part of a larger storage, or change while others are collected.
         self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
         self._bytes += size
         self._total += size
@@ -109,13 +109,13 @@ def _names(path: Path) -> Mapping[str, None]:
 
 
 def _fetched(name: str) -> Path:
-    """The folder of a model in the cache of the hub's client. Raises InvalidRequest if it is not there."""
+    """The folder of a model in the local cache of the hub. Raises InvalidRequest if it is not there."""
     try:
         folder = library("huggingface_hub").snapshot_download(
             name, local_files_only=True, allow_patterns=["*.json", _WEIGHTS]
         )
-    except (OSError, ValueError) as error:  # it is not in the cache, or is no name of a model
+    except (OSError, ValueError) as error:  # not in the cache, or not the name of a model
         raise InvalidRequest(
-            f"{name} is no folder, and no model that was fetched from the hub: {error}", param="model"
+            f"{name} is neither a folder nor a model in the local cache of the hub: {error}", param="model"
         ) from None
     return Path(folder)

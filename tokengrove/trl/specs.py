@@ -1,4 +1,4 @@
-"""What a trainer names an agent or a reward function by, and what becomes of a row of its dataset."""
+"""The arguments by which a trainer names an agent or a reward function, and tasks from the rows of its dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NamedAgent = AgentSpec | Named | Sequence[str]
 
 
 def spec_of(agent: NamedAgent, arguments: Mapping[str, Any] | None = None) -> AgentSpec:
-    """What plays. Raises InvalidRequest for an object that has no path."""
+    """The AgentSpec of an agent. Raises InvalidRequest for an object without a path."""
     if isinstance(agent, AgentSpec):
         return agent
     if isinstance(agent, str) or callable(agent):
@@ -27,7 +27,7 @@ def spec_of(agent: NamedAgent, arguments: Mapping[str, Any] | None = None) -> Ag
 
 
 def path_of(named: Named) -> str:
-    """The path of a function or class, by which the process that plays the episode finds it."""
+    """The path of a function or class, by which the process that plays the episode imports it."""
     if isinstance(named, str):
         return named
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
@@ -38,13 +38,13 @@ def path_of(named: Named) -> str:
     except InvalidRequest:
         pass
     raise InvalidRequest(
-        f"{named!r} has no path, by which the process that plays an episode could import it; "
+        f"{named!r} has no path by which the process that plays an episode could import it; "
         "make it a function or a class of a module"
     )
 
 
 def task_of(row: Any, default: str) -> Task:
-    """A row as a task. Its id is that of the row (`task_id`, `id`), else `default`; a plain prompt is its `prompt`."""
+    """A row as a task. Its id is the row's (`task_id`, `id`), else `default`; a plain prompt becomes its `prompt`."""
     if isinstance(row, Task):
         return row
     data = dict(row) if isinstance(row, Mapping) else {"prompt": row}
@@ -53,7 +53,7 @@ def task_of(row: Any, default: str) -> Task:
 
 
 def sampled(options: SessionOptions, sampling: Mapping[str, Any] | None) -> SessionOptions:
-    """Options by which the trainer's sampling, if it has one, wins over that of the agent's requests."""
+    """The options with the trainer's sampling, if any, which overrides that of the agent's requests."""
     if not sampling:
         return options
     return {**options, "sampling": {**options.get("sampling", {}), **sampling}, "sampling_policy": "override"}

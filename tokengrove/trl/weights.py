@@ -1,7 +1,7 @@
-"""TRL's WeightTransferProtocol over `/engine`: the trainer's weights become a folder, which the server's engine loads.
+"""TRL's WeightTransferProtocol over `/engine`: the trainer's weights are written to a folder, and the engine loads it.
 
-The version of the weights is the trainer's own `model_version`: both are counted from 1, once for each transfer. An
-engine that this has paused runs again at the end, whatever failed in between.
+The weight version is the trainer's own `model_version`: both are counted from 1, once for each transfer. An engine that
+was paused here always runs again at the end, even after a failure.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from tokengrove.trl.shards import SHARD_BYTES, BaseModel
 logger = logging.getLogger(__name__)
 
 _READY_S = 240.0
-"""How long a server may take to start: as long as TRL waits for a vLLM server by default."""
+"""Seconds that a server may take to start: TRL's default for a vLLM server."""
 
 
 class WeightTransfer:
-    """For `AsyncGRPOTrainer(weight_transfer=...)`.
+    """The `weight_transfer` of an `AsyncGRPOTrainer`.
 
-    `model` is what the trainer was given, a folder or a name on the hub: its settings, and the weights that the trainer
-    does not send.
-    `folder` is where the weights are written, a place that the engine's machine reads too (default: a temporary folder
-    of this machine); what is written there is removed at the end. `mode` says what happens to answers that are being
-    sampled, as of `Client.pause`. `version` is that of the weights on the server, 0 before the first transfer.
+    `model` is the trainer's model, a folder or a name on the hub; it provides the settings, and the weights that the
+    trainer does not send. `folder`: where the weights are written, a path that the engine's machine can also read
+    (default: a temporary folder of this machine); they are removed at the end. `mode`: what happens to running
+    requests, as in `Client.pause`. `version` is the version of the weights on the server, 0 before the first transfer.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class WeightTransfer:
         self._paused = False
 
     def init_weight_transfer(self) -> None:
-        """Wait until the server is ready, and make the folder.
+        """Wait until the server is ready, and create the folder.
 
-        Raises ProxyError if the server is not ready in time, InvalidRequest if its engine loads no weights or `model`
-        is no model folder.
+        Raises ProxyError if the server is not ready in time, and InvalidRequest if its engine cannot load weights or
+        `model` is not a model folder.
         """
         self._base = BaseModel(self._model)
         retried_here(self._client.ready, self._ready_s)
@@ -71,17 +70,17 @@ class WeightTransfer:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._place = Path(tempfile.mkdtemp(prefix="tokengrove-trl-", dir=self._folder))
-        self._place.chmod(0o755)  # the engine may be another user's
+        self._place.chmod(0o755)  # the engine may run as another user
 
     def pause(self) -> None:
-        """Pause the engine; requests that come meanwhile wait."""
+        """Pause the engine; new requests wait."""
         self._client.pause(self._mode)
         self._paused = True
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Write the tensors, have the engine load them, and remove the tensors of the version before.
+        """Write the tensors, load them into the engine, and remove the tensors of the previous version.
 
-        Raises RuntimeError if the engine does not take them: it keeps its weights then.
+        Raises RuntimeError if the engine rejects them; it then keeps its weights.
         """
         assert self._base is not None and self._place is not None, "init_weight_transfer comes first"
         began, version = time.monotonic(), self.version + 1
@@ -93,7 +92,7 @@ class WeightTransfer:
         except (ProxyError, OSError) as error:
             raise RuntimeError(
                 f"weights {version} have not reached {self._client.url}, which keeps those that it has: {error}. "
-                f"Its engine has to read {self._place}; give `folder` a place that both machines have"
+                f"Its engine must be able to read {self._place}; give `folder` a path that both machines can access"
             ) from error
         load_s = time.monotonic() - written
         logger.info("weights %d: written in %.3f s, loaded in %.3f s", version, written - began, load_s)
@@ -106,10 +105,10 @@ class WeightTransfer:
         self._paused = False
 
     def destroy(self) -> None:
-        """Remove what was written and close the connections. An engine that is still paused runs again."""
+        """Remove the written weights and close the connections. A paused engine is resumed."""
         if self._paused:
             self._paused = False
-            with suppress(ProxyError):  # a server that is gone has nothing that waits
+            with suppress(ProxyError):  # no requests wait on a lost server
                 self._client.run(operations.engine_step("continue_generation", {}), retry_s=LEAVE_S)
         if self._place is not None:
             shutil.rmtree(self._place, ignore_errors=True)

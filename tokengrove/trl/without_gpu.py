@@ -1,7 +1,7 @@
-"""Lets TRL's asynchronous trainer train on a CPU, which TRL 1.16 itself does not: for trials and tests.
+"""Training on a CPU with TRL's asynchronous trainer, which TRL 1.16 does not support: for trials and tests.
 
-Two things of it need a GPU: the attention of its packed rows, a FlashAttention kernel, and a look at the speed of the
-GPU for a metric. Plain torch takes the place of the first; the metric is left out.
+Two parts of the trainer need a GPU: the attention of its packed rows, a FlashAttention kernel, and a query of the GPU's
+speed for a metric. Plain torch replaces the kernel; the metric is left out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PACKAGE = "trl.experimental.async_grpo"
 
 
 def train_without_gpu() -> None:
-    """Call it before `AsyncGRPOTrainer` is made, with `AsyncGRPOConfig(use_cpu=True, bf16=False)`.
+    """Call it before `AsyncGRPOTrainer` is created, with `AsyncGRPOConfig(use_cpu=True, bf16=False)`.
 
-    It holds for this process. It has no effect where torch finds a GPU. Raises InvalidRequest without trl.
+    It applies to this process. It has no effect if torch finds a GPU. Raises InvalidRequest if trl is not installed.
     """
     if library("torch").cuda.is_available():
         return
@@ -27,7 +27,7 @@ def train_without_gpu() -> None:
 
 
 def _register() -> None:
-    """What TRL calls for each trainer: its kernel by name, and then ours by the same name."""
+    """TRL's registration of attention, called for each trainer: its kernel by name, then ours by the same name."""
     packing: Any = library(f"{_PACKAGE}.packing")
     packing.register_tree_attention()
     library("transformers").AttentionInterface.register(packing.TREE_ATTENTION, tree_attention)
@@ -51,7 +51,7 @@ def tree_attention(
 
     `query` [1, H, N, D], `key` and `value` [1, KV heads, N, D] of N packed tokens. Segment s, the queries from
     `tree_cu_seqlens_q[s]` to the next, ends the path of keys `tree_kv_index[tree_cu_seqlens_k[s]:]` up to the next:
-    each query sees the keys of its path up to its own. Returns [1, N, H, D].
+    each query attends to the keys of its path up to its own. Returns [1, N, H, D].
     """
     torch = library("torch")
     groups = query.shape[1] // key.shape[1]

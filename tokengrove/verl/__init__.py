@@ -1,4 +1,4 @@
-"""Agent loops as verl runs them, under the names that its users know.
+"""Agent loops of verl, with verl's names.
 
 `_agent_loop_registry` and `_DummyConfig` are names that the worker in verl's documentation uses.
 """

@@ -1,4 +1,4 @@
-"""The state of one run of a tool loop, under verl's names. Tools are given it, and subclasses of the loop change it."""
+"""The state of one run of a tool loop, with verl's names. Tools receive it, and subclasses of the loop change it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokengrove.verl.tool_parsers import FunctionCall
 
 
 class AgentState(Enum):
-    """What the loop does next."""
+    """The next step of the loop."""
 
     PENDING = "pending"
     GENERATING = "generating"
@@ -19,13 +19,13 @@ class AgentState(Enum):
 
 
 class AgentData:
-    """Everything that changes in a run. A tool may keep what it likes in `extra_fields`: it becomes the output's.
+    """The mutable state of a run. Tools may store any value in `extra_fields`, which become those of the output.
 
-    `prompt_ids`: all ids so far. `response_ids`: those of the last answer. `response_mask`: 1 for sampled ids, 0 for
-    those of tool messages, from the end of the first prompt. `response_logprobs`: as long as the mask, or None once a
-    turn came without. `tool_rewards`: of each call, in order; `turn_rewards`: their sums by the id of the turn that
-    made the calls. `tool_errors`: why calls failed. `reward_scores`: the last `calc_reward` of each tool.
-    `stop_reason`: why the run ended.
+    `prompt_ids`: all ids so far. `response_ids`: the ids of the last answer. `response_mask`: 1 for sampled ids, 0 for
+    ids of tool messages, starting after the first prompt. `response_logprobs`: as long as the mask; None after an
+    answer without logprobs. `tool_rewards`: the rewards of all calls, in order. `turn_rewards`: the sums of the calls'
+    rewards, by the id of the turn that made the calls. `tool_errors`: the reasons of failed calls. `reward_scores`: the
+    last `calc_reward` of each tool. `stop_reason`: why the run ended.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class AgentData:
         self.extra_fields: dict[str, Any] = {}
 
     def stopped(self, reason: str) -> AgentState:
-        """Note why the run ends, and return the last state."""
+        """Record why the run ends, and return the final state."""
         self.stop_reason = reason
         return AgentState.TERMINATED
 
     def call_id(self, index: int) -> str:
-        """An id for a call of the last answer that has none."""
+        """An id for a call of the last answer that has no id."""
         return f"call_{self.assistant_turns}_{index}"
 
     def add_answer(self, output: Any) -> None:
-        """Append sampled ids: `output` is a TokenOutput, or a list of ids."""
+        """Append sampled ids. `output`: a TokenOutput or a list of ids."""
         self.response_ids = list(getattr(output, "token_ids", output))
         logprobs = getattr(output, "log_probs", None)
         self.interaction_id = getattr(output, "interaction_id", None)
@@ -89,7 +89,7 @@ class AgentData:
         self.metrics["num_preempted"] = _added(self.metrics.get("num_preempted", -1), preempted)
 
     def add_context(self, prompt_ids: list[int]) -> None:
-        """Take `prompt_ids` over, which begin with those before: the rest is context."""
+        """Replace the ids by `prompt_ids`, which must begin with the old ones; the new ids are context, with mask 0."""
         new = len(prompt_ids) - len(self.prompt_ids)
         self.prompt_ids = prompt_ids
         self.response_mask += [0] * new
@@ -97,7 +97,7 @@ class AgentData:
             self.response_logprobs += [0.0] * new
 
     def add_result(self, name: str, reward: float | None, metrics: Mapping[str, Any]) -> None:
-        """Count the call of a tool: its reward, and its metrics as `tool/NAME/METRIC`, numbers summed up."""
+        """Record the call of a tool: its reward, and its metrics as `tool/NAME/METRIC`, where numbers are summed."""
         for metric, value in {"calls": 1, **metrics}.items():
             key = f"tool/{name}/{metric}"
             before = self.metrics.get(key)
@@ -122,5 +122,5 @@ class AgentData:
 
 
 def _added(total: int, more: int | None) -> int:
-    """The number of preemptions; -1 while no answer told any."""
+    """The number of preemptions; -1 until an answer reports a number."""
     return total if more is None else max(total, 0) + more

@@ -1,4 +1,4 @@
-"""Batches in verl's shapes: columns of samples in, padded tensors with the same columns out."""
+"""Batches in verl's shapes: columns of samples as input, padded tensors with the same columns as output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tokengrove.errors import InvalidRequest
 from tokengrove.verl.outputs import AgentLoopOutput
 from tokengrove.verl.vision import columns as vision_columns
 
-# The extra fields that every batch has, so that batches of different loops can be joined.
+# Extra fields that every batch has, so that batches of different loops can be concatenated.
 _EXTRA = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps", "extras")
 _SCORES = "reward_extra_info"
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A batch of samples: its columns, each with one value per sample, and what it says of all of them."""
+    """A batch of samples. `columns`: one value per sample in each; `meta`: its `meta_info`."""
 
     columns: dict[str, Sequence[Any]]
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class Prompts:
     @classmethod
     def of(cls, batch: Any) -> Prompts:
         """Read a DataProto, a VerlBatch, a mapping with `non_tensor_batch` and `meta_info`, a mapping of columns (with
-        `meta_info` if it likes), or a list of samples, each a mapping. Every sample has `raw_prompt`, its messages.
+        an optional `meta_info`), or a list of samples, each a mapping. Every sample needs `raw_prompt`, its messages.
 
-        Raises InvalidRequest for another form, for columns of different lengths and for a sample without messages.
+        Raises InvalidRequest for other types, columns of different lengths, and samples without messages.
         """
         if isinstance(batch, Mapping):
             columns, meta = batch.get("non_tensor_batch", batch), batch.get("meta_info") or {}
@@ -60,15 +60,15 @@ class Prompts:
 
     @property
     def greedy(self) -> bool:
-        """Whether the batch asks for greedy samples, as verl's trainer does for the baseline of ReMax."""
+        """Whether the batch requests greedy sampling, as verl's trainer does for the baseline of ReMax."""
         return self.meta.get("do_sample", True) is False
 
     def repeated(self, n: int, name: str) -> Prompts:
-        """Each sample `n` times, side by side, as a group; the batch itself if its samples are repeated already.
+        """Each sample `n` times, adjacent and as a group; the batch itself if its samples are already repeated.
 
-        Samples are repeated if two have one `uid`, or without that one `index`, or without both the same messages; a
-        warning that has `name`, that of the setting, says so where a group has neither one nor `n` of them. A sample
-        without a `uid` gets one, and one without an `index` its number.
+        Samples are repeated if two share a `uid`, or without a `uid` an `index`, or without both the same messages. If
+        the size of a repeated group is not a multiple of `n`, a warning names the setting `name`. Samples whose `uid`
+        is None get a new one, and a batch without `index` gets the numbers of its samples.
         """
         if n == 1 or self.greedy:
             return self
@@ -76,7 +76,7 @@ class Prompts:
         if max(sizes) > 1:
             if wrong := sorted(size for size in set(sizes) if size % n):
                 warnings.warn(
-                    f"{name} is {n}, and the batch has a group of {wrong[0]} samples: it runs as it is; give each "
+                    f"{name} is {n}, but the batch has a group of {wrong[0]} samples, and is used unchanged; give each "
                     f"sample once, or {n} times",
                     stacklevel=2,
                 )
@@ -89,7 +89,7 @@ class Prompts:
         return Prompts(repeated, self.meta)
 
     def _groups(self) -> list[str]:
-        """What samples of one group have in common; of a sample that says nothing its messages."""
+        """The key of each sample's group: its `uid`, its `index`, or if it is None its messages."""
         names = [name for name in ("uid", "index") if name in self.columns]
         messages = [repr(list(each)) for each in self.columns["raw_prompt"]]
         if not names:
@@ -98,7 +98,7 @@ class Prompts:
         return [text if each is None else f"{names[0]} {each}" for each, text in zip(given, messages, strict=True)]
 
     def kept(self, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """The columns of some samples as arrays, of the dtype that they had if they were arrays."""
+        """The columns of some samples as arrays; columns that are arrays keep their dtype."""
         return {
             name: column[list(rows)] if isinstance(column, np.ndarray) else objects([column[row] for row in rows])
             for name, column in self.columns.items()
@@ -128,7 +128,7 @@ def _checked(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_lengths(output: AgentLoopOutput, prompt_length: int, response_length: int) -> None:
-    """Raise InvalidRequest if an output does not fit the tensors: nothing is cut without the loop's knowledge."""
+    """Raise InvalidRequest if an output does not fit the tensors: outputs are never truncated silently."""
     for name, ids, most in (
         ("prompt", output.prompt_ids, prompt_length),
         ("response", output.response_ids, response_length),
@@ -148,14 +148,14 @@ def padded_outputs(
     response_length: int,
     pad_token_id: int,
 ) -> VerlBatch:
-    """The tensors that verl's AgentLoopWorker makes of outputs, which fit the lengths (`check_lengths`).
+    """The tensors that verl's AgentLoopWorker makes of outputs. The outputs must fit the lengths (`check_lengths`).
 
-    `batch`: `prompts` [B, P] padded on the left, `responses` [B, R] on the right, `response_mask`, `input_ids`,
-    `attention_mask`, `position_ids`; `rollout_log_probs` if all outputs have logprobs; `rm_scores` if all have a
-    reward, which is at the last token of the response. `non_tensor_batch`: `columns`, `__num_turns__`, `session_id`,
-    `stop_reason`, and the extra fields of the outputs, those in `reward_extra_info` each by its own name.
-    If an output has images, `position_ids` is [B, 4, P + R], and `multi_modal_inputs` has a dict of tensors by row.
-    `meta_info`: `metrics`, one dict per row, and beside `rm_scores` also `reward_extra_keys`.
+    `batch`: `prompts` [B, P], padded on the left, `responses` [B, R], padded on the right, `response_mask`,
+    `input_ids`, `attention_mask`, `position_ids`; `rollout_log_probs` if all outputs have logprobs; `rm_scores` if all
+    outputs have a reward, which is at the last token of the response. `non_tensor_batch`: `columns`, `__num_turns__`,
+    `session_id`, `stop_reason`, and the extra fields of the outputs; each entry of `reward_extra_info` has a column of
+    its own. If an output has images, `position_ids` is [B, 4, P + R], and `multi_modal_inputs` has a dict of tensors
+    for each row. `meta_info`: `metrics`, one dict per row, and `reward_extra_keys` if there are `rm_scores`.
     """
     names = ["response_mask"]
     names += ["rollout_log_probs"] if all(output.response_logprobs is not None for output in outputs) else []
@@ -195,7 +195,7 @@ def _row(output: AgentLoopOutput) -> dict[str, NDArray[Any]]:
 
 
 def timed(batch: VerlBatch) -> VerlBatch:
-    """The batch with `timing` in the place of the metrics of its rows, as verl's AgentLoopManager returns it."""
+    """The batch with `timing` in place of the metrics of its rows, as verl's AgentLoopManager returns it."""
     about = {name: value for name, value in batch.meta_info.items() if name != "metrics"}
     attention, prompts = batch.batch["attention_mask"], batch.batch["prompts"].shape[1]
     lengths = [(int(row[:prompts].sum()), int(row[prompts:].sum())) for row in attention]
@@ -205,6 +205,6 @@ def timed(batch: VerlBatch) -> VerlBatch:
 
 
 def as_given(made: VerlBatch, batch: Any) -> Any:
-    """The batch as a DataProto if `batch`, of which it was made, is one."""
+    """`made` as a DataProto if `batch`, from which it was made, is a DataProto."""
     is_proto = hasattr(batch, "non_tensor_batch") and not isinstance(batch, VerlBatch)
     return made.to_data_proto() if is_proto else made

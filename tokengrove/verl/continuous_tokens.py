@@ -1,6 +1,6 @@
-"""The methods by which loops of verl 0.9 keep token ids, over the server: what was sampled is never rendered again.
+"""Token ids of loops of verl 0.9, kept over the server: sampled ids are never rendered again.
 
-An image is sent to the server as it is, or as a PNG; the server's processor says which tokens stand for it.
+Images are sent to the server as they are, or as PNG. The server's processor determines their tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Merged = tuple["MergeResult", list[int], list[float] | None]
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """All ids after a merge. `appended_token_count` of them are new; nothing else is inserted or removed here."""
+    """All ids after a merge. `appended_token_count` of them are new; no ids are inserted or removed here."""
 
     token_ids: list[int]
     appended_token_count: int
@@ -32,9 +32,9 @@ class MergeResult:
 
 
 class ContinuousTokens(ABC):
-    """What AgentLoopBase inherits. Images are refused by a server whose model reads text only; videos and audio here.
+    """Base class of AgentLoopBase. Images are rejected by servers of text models; videos and audio are rejected here.
 
-    Images are those of the messages, as verl's datasets and tools have them: parts of type `image`, or `image_url`.
+    Images are parts of the messages, as in verl's datasets and tools: of type `image` or `image_url`.
     """
 
     server_manager: Any
@@ -47,10 +47,10 @@ class ContinuousTokens(ABC):
         """The ids of the first prompt."""
 
     async def with_urls(self, messages: Messages, images: Any = None) -> list[dict[str, Any]]:
-        """Copies of the messages as a chat completion has them: their images are URLs.
+        """Copies of the messages in the format of chat completions, with images as URLs.
 
-        `images`: those of parts of type `image` that have none of their own. Raises InvalidRequest if the numbers of
-        these differ, and for an image of a form that nobody knows.
+        `images`: the images of parts of type `image` that contain none. Raises InvalidRequest if their numbers differ,
+        and for an image of an unknown type.
         """
         given = [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
         if not given and not images_of(messages):
@@ -66,7 +66,7 @@ class ContinuousTokens(ABC):
         audios: Any = None,
         mm_inputs_out: Any = None,
     ) -> list[int]:
-        """`build_prompt`. `images` as of `with_urls`. `mm_inputs_out` stays as it is."""
+        """`build_prompt` with the `images` of `with_urls`. `mm_inputs_out` is not changed."""
         _refuse(videos=videos, audios=audios)
         return await self.build_prompt(await self.with_urls(messages, images), tools or ())
 
@@ -80,7 +80,7 @@ class ContinuousTokens(ABC):
     ) -> Merged:
         """Append the ids of an answer: mask 1, with their logprobs.
 
-        Raises InvalidRequest if logprobs are kept and those of the answer are missing, or not one for each id.
+        Raises InvalidRequest if logprobs are kept and the answer does not have one for each id.
         """
         count = len(assistant_token_ids)
         if response_logprobs is not None and len(assistant_logprobs or ()) != count:
@@ -101,10 +101,10 @@ class ContinuousTokens(ABC):
         response_logprobs: list[float] | None = None,
         tools: Sequence[Any] | None = None,
     ) -> Merged:
-        """Append what the chat template writes for the messages after `previous_messages`, whose last is the model's
-        answer, at the end of the ids: mask 0, logprob 0. Calls and results may lack their ids.
+        """Append the ids that the chat template adds for the messages after `previous_messages`, which end with the
+        model's answer: mask 0, logprob 0. Tool calls and results may have no ids.
 
-        Raises InvalidRequest if the messages are not only appended to, or not by the template.
+        Raises InvalidRequest if the messages, or the template's output, are changed other than by appending.
         """
         if list(updated_messages[: len(previous_messages)]) != list(previous_messages):
             message = "'updated_messages' must begin with 'previous_messages': messages may only be appended"
@@ -121,9 +121,9 @@ class ContinuousTokens(ABC):
         return MergeResult(ids, count), [*response_mask, *[0] * count], logprobs
 
     async def process_multi_modal_info(self, messages: Messages) -> dict[str, Any]:
-        """The images of the messages as `images`, in any form in which the messages have them; {} without images.
+        """The images of the messages as `images`, in the form that the messages have them; {} without images.
 
-        They are not scaled: the server's processor does that. Raises UnsupportedParameter for videos and audio.
+        The images are not resized: the server's processor does that. Raises UnsupportedParameter for videos and audio.
         """
         for message in messages:
             content = message.get("content")
@@ -138,19 +138,19 @@ class ContinuousTokens(ABC):
         return await self.process_multi_modal_info(messages)
 
     def media_options(self, images: Any) -> dict[str, Any]:
-        """The arguments of `server_manager.generate` for these images of the prompt; none without images."""
+        """The arguments of `server_manager.generate` for the images of the prompt; {} without images."""
         if not images:
             return {}
         return {"image_data": images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
 
     @staticmethod
     def build_sglang_video_payload(videos: Any, mm_inputs: Mapping[str, Any]) -> None:
-        """None, as without videos. Raises UnsupportedParameter for videos."""
+        """None if there are no videos. Raises UnsupportedParameter for videos."""
         _refuse(videos=videos)
 
     @staticmethod
     def _assert_mm_supported(has_multi_modal: bool) -> None:
-        """Nothing: whether its model sees, the server says when it is given the images."""
+        """Do nothing: the server rejects images if its model is not a vision model."""
         del has_multi_modal
 
     def _get_mm_processor_kwargs(self, audio_data: Any = None) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class ContinuousTokens(ABC):
 
 
 def _refuse(**media: Any) -> None:
-    """Raise UnsupportedParameter, which names it, for media that no model here takes."""
+    """Raise UnsupportedParameter for media that no model of a server reads; it names the argument."""
     for name, given in media.items():
         if given:
             raise UnsupportedParameter(

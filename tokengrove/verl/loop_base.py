@@ -1,7 +1,7 @@
-"""The base class of agent loops, in the form that verl's documentation prints and in that of verl 0.9.
+"""The base class of agent loops, in the form that verl's documentation prints and in the form of verl 0.9.
 
-A loop is made for one sample and runs in one session. It has the server manager of that session, and no other access to
-the server.
+A loop is created for one sample and runs in one session. Its only access to the server is the server manager of that
+session.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _logger = logging.getLogger(__name__)
 
 
 class AgentLoopBase(ContinuousTokens):
-    """Subclasses define `run`, and may define `init_class`, which is called once for each class.
+    """Subclasses define `run`, and may define `init_class`, which is called for each loop.
 
     Printed form: `__init__(self, config, server_manager, tokenizer)`, `run(self, messages, sampling_params)`. Form of
     verl 0.9: `__init__(self, *args, **kwargs)` with the names below, `run(self, sampling_params, **kwargs)`, where
-    `kwargs` has the columns of the sample: `raw_prompt`, `tools_kwargs`, `extra_info` and so on.
+    `kwargs` are the columns of the sample: `raw_prompt`, `tools_kwargs`, `extra_info` and so on.
 
-    `config` is the trainer's configuration (`Config`), `rollout_config` its `actor_rollout_ref.rollout`; `tokenizer` is
-    a tokenizer of transformers or a `ServerTokenizer`; `loop` is the running event loop. `processor`, `dataset_cls` and
-    `hf_model_type` are not used here, since the server knows its model; they are kept for subclasses. `image_urls`
-    has the images that were sent.
+    `config` is the trainer's configuration (`Config`), `rollout_config` its `actor_rollout_ref.rollout`. `tokenizer` is
+    a tokenizer of transformers or a `ServerTokenizer`. `loop` is the running event loop. `processor`, `dataset_cls` and
+    `hf_model_type` are stored for subclasses and not used here, since the server knows its model. `image_urls` contains
+    the images that were sent.
     """
 
     _class_initialized: ClassVar[bool] = False
@@ -76,29 +76,29 @@ class AgentLoopBase(ContinuousTokens):
         self.init_class(self.config, tokenizer, **taken)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give each class a `_class_initialized` of its own: its base may have been initialized with other settings."""
+        """Give each class its own `_class_initialized`: its base may have been initialized with other settings."""
         super().__init_subclass__(**kwargs)
         cls._class_initialized = False
 
     @classmethod
     def init_class(cls, config: Any, tokenizer: Any) -> None:
-        """Prepare what all loops of the class share. Called for each loop; `_class_initialized` says if it ran."""
+        """Prepare the shared state of all loops of the class. Called for each loop; sets `_class_initialized`."""
         cls._class_initialized = True
 
     @classmethod
     def get_tool_parser(cls, name: str | None, tokenizer: Any = None) -> ToolParser:
-        """Return the tool parser of a name, as the `init_class` that verl's documentation prints asks for it."""
+        """The tool parser of a name. The `init_class` that verl's documentation prints calls this."""
         return ToolParser.get_tool_parser(name, tokenizer)
 
     @abstractmethod
     async def run(self, *args: Any, **kwargs: Any) -> AgentLoopOutput:
-        """Run the sample; either form above."""
+        """Run the sample, in either of the two forms."""
 
     async def build_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
-        """The ids of the first prompt, by the loop's tokenizer, or by the server if that has none of its own.
+        """The ids of the first prompt, from the loop's tokenizer, or from the server if the loop has none of its own.
 
-        Those of messages with images are always the server's. A prompt longer than `prompt_length` loses its beginning,
-        with a warning, as in verl; one with images raises InvalidRequest instead, also as in verl.
+        Prompts with images are always tokenized by the server. A prompt longer than `prompt_length` loses its
+        beginning, with a warning, as in verl; a prompt with images raises InvalidRequest instead, also as in verl.
         """
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         messages, images = await self.with_urls(messages), images_of(messages)
@@ -113,9 +113,9 @@ class AgentLoopBase(ContinuousTokens):
             return ids
         if images:
             message = (
-                f"a prompt with images has {len(ids)} tokens, and actor_rollout_ref.rollout.prompt_length is {most}"
+                f"a prompt with images has {len(ids)} tokens, but actor_rollout_ref.rollout.prompt_length is {most}"
             )
-            raise InvalidRequest(f"{message}; show smaller images, or raise it", param="prompt_length")
+            raise InvalidRequest(f"{message}; use smaller images, or raise it", param="prompt_length")
         _logger.warning("a prompt of %d tokens loses its beginning: rollout.prompt_length is %d", len(ids), most)
         return ids[-most:]
 
@@ -128,16 +128,16 @@ class AgentLoopBase(ContinuousTokens):
         remove_system_prompt: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """The ids of messages, as loops before verl 0.9 ask for them.
+        """The ids of messages, for loops written for verl before 0.9.
 
-        `remove_system_prompt`: without what the template writes before a conversation, for messages that are appended
-        to an answer. `images`: as of `with_urls`. Other arguments are for the chat template.
+        `remove_system_prompt`: leave out what the template writes before a conversation, for messages that are appended
+        to an answer. `images`: as in `with_urls`. Other arguments are passed to the chat template.
         """
         ContinuousTokens.build_sglang_video_payload(videos, {})
         shown = await self.with_urls(messages, images)
         own = self.tokenizer
         if own is None or (images_of(shown) and not isinstance(own, ServerTokenizer)):
-            message = "apply_chat_template with images needs the server's tokenizer: give the loop none of its own"
+            message = "apply_chat_template with images needs the server's tokenizer: create the loop without one"
             raise InvalidRequest(message, param="tokenizer")
         how = {**self.apply_chat_template_kwargs, **kwargs, **({"tools": list(tools)} if tools else {})}
         whole = partial(own.apply_chat_template, shown, add_generation_prompt=True, tokenize=True, **how)
@@ -154,9 +154,9 @@ class AgentLoopBase(ContinuousTokens):
 
 
 def lists_ids(tokenizer: Any) -> Any:
-    """A tokenizer whose `apply_chat_template` returns a list of ids, as loops expect it.
+    """A tokenizer whose `apply_chat_template` returns a list of ids, as loops expect.
 
-    Since release 5 transformers returns a dict unless it is told not to. A copy is told; `tokenizer` stays as it is.
+    By default transformers returns a dict since release 5. `tokenizer` itself is not changed; a copy is returned.
     """
     if tokenizer is None:
         return None
@@ -170,7 +170,7 @@ def lists_ids(tokenizer: Any) -> Any:
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the keyword arguments that a function takes."""
+    """The keyword arguments that a function accepts."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return dict(given)
@@ -179,10 +179,10 @@ def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
 
 
 async def run_loop(loop: Any, sampling_params: dict[str, Any], sample: Mapping[str, Any]) -> AgentLoopOutput:
-    """Call `run` of a loop in the form that its signature has, and check what it returns.
+    """Call `run` of a loop in the form of its signature, and check its result.
 
-    `sample`: the columns of the sample, with `raw_prompt`. Raises InvalidRequest if it returns no AgentLoopOutput, or
-    one that does not fit.
+    `sample`: the columns of the sample, with `raw_prompt`. Raises InvalidRequest if the result is not an
+    AgentLoopOutput, or an invalid one.
     """
     messages = [dict(message) for message in sample["raw_prompt"]]
     if "messages" in inspect.signature(loop.run).parameters:
@@ -197,7 +197,7 @@ async def run_loop(loop: Any, sampling_params: dict[str, Any], sample: Mapping[s
 
 
 def _converted(output: Any, name: str) -> AgentLoopOutput:
-    """The output of a loop that was written with verl's own class of outputs."""
+    """The output of a loop that uses verl's own output class."""
     dump = getattr(output, "model_dump", None)
     if not callable(dump):
         raise InvalidRequest(f"{name}.run returned {type(output).__name__!r} instead of an AgentLoopOutput")

@@ -1,6 +1,6 @@
-"""What an agent loop gets from the model and what it returns, under verl's names.
+"""Results of the model and of agent loops, with verl's names.
 
-An `AgentLoopOutput` is checked when it is made: the response, its mask and its logprobs have one length.
+An `AgentLoopOutput` is checked on creation: the response, its mask and its logprobs must have the same length.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tokengrove.errors import InvalidRequest
 
 
 class TokenOutput(list[int]):
-    """The sampled token ids of one call: a list, which also has what verl's TokenOutput has.
+    """The sampled token ids of one call: a list with the attributes of verl's TokenOutput.
 
-    `log_probs`: one for each id, None if they were not asked for or are not known. `stop_reason`: `completed` or
-    `aborted`; `finish_reason`: `stop`, `length`, `abort` or `content_filter`. `versions`: the weight version of each
-    id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and `max_global_steps`, None if
-    nothing was sampled, and `num_cached_tokens`. `interaction_id`: the recorded turn, or the call outside of sessions.
-    `num_preempted` and `routed_experts` are None: no engine here tells them.
+    `log_probs`: one for each id; None if they were not requested or are unknown. `stop_reason`: `completed`,
+    `aborted` or `content_filter`. `finish_reason`: `stop`, `length`, `abort` or `content_filter`. `versions`: the
+    weight version of each id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and
+    `max_global_steps`, None if nothing was sampled, and `num_cached_tokens`. `interaction_id`: the id of the recorded
+    turn, or of the call outside sessions. `num_preempted` and `routed_experts` are None: no engine here reports them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TokenOutput(list[int]):
 
     @property
     def stop_reason(self) -> str | None:
-        """verl's word for the end: `aborted`, or `completed` for an end of its own and for a spent budget."""
+        """verl's stop reason: `aborted`, or `completed` for `stop` and `length`; others are unchanged."""
         return {"abort": "aborted", "stop": "completed", "length": "completed"}.get(
             self.finish_reason or "", self.finish_reason
         )
@@ -64,9 +64,9 @@ class TokenOutput(list[int]):
 
 @dataclass(slots=True)
 class AgentLoopMetrics:
-    """Seconds that a loop spent, and how often its requests were preempted (-1: unknown).
+    """Seconds that a loop spent in each phase, and the number of preemptions of its requests (-1: unknown).
 
-    `more` has the metrics that the loop itself has.
+    `more`: metrics that the loop added.
     """
 
     generate_sequences: float = 0.0
@@ -77,7 +77,7 @@ class AgentLoopMetrics:
 
     @classmethod
     def of(cls, metrics: Any) -> AgentLoopMetrics:
-        """Read metrics given as a mapping or as an object with `model_dump`."""
+        """Read metrics from a mapping or an object with `model_dump`."""
         if isinstance(metrics, AgentLoopMetrics):
             return metrics
         dump = getattr(metrics, "model_dump", None)
@@ -95,14 +95,14 @@ _TIMED = tuple(each.name for each in fields(AgentLoopMetrics) if each.name != "m
 
 @dataclass(slots=True)
 class AgentLoopOutput:
-    """One trajectory: the ids of the prompt, and those of everything after it.
+    """One trajectory: the ids of the prompt, and the ids of everything after it.
 
-    `response_mask` is 1 on sampled ids and 0 on ids of tool results and other turns; `response_logprobs` (or
+    `response_mask` is 1 for sampled ids and 0 for ids of tool results and other turns. `response_logprobs` (or
     `logprobs`) has one value for each id of the response, 0 where the mask is 0. `num_turns` counts the messages of all
-    sides. `metrics`: a dict, which becomes AgentLoopMetrics. `reward_score` becomes the reward of the session's last
-    turn; `named_rewards` are others, by name and by the id of the turn. `stop_reason`: why the loop ended. `session_id`
-    is set by whoever ran the loop in a session. `multi_modal_data`: the images of the trajectory in order, as `images`;
-    `sample`: what the session recorded of such a trajectory, set as well by whoever ran the loop.
+    roles. `metrics`: a dict, which becomes AgentLoopMetrics. `reward_score` becomes the reward of the session's last
+    turn; `named_rewards` are other rewards, by name and by the id of the turn. `stop_reason`: why the loop ended.
+    `multi_modal_data`: the images of the trajectory in order, as `images`. The runner of the loop sets `session_id`,
+    and for a trajectory with images `sample`, the recorded sample of the session.
 
     Raises InvalidRequest if the lengths differ, the mask has other values, or a logprob or the reward is not finite.
     """
@@ -134,7 +134,7 @@ class AgentLoopOutput:
         self.check()
 
     def check(self) -> None:
-        """Make plain lists of the ids, the mask and the logprobs, and raise InvalidRequest if they do not fit."""
+        """Convert the ids, the mask and the logprobs to plain lists. Raises InvalidRequest if they are inconsistent."""
         self.prompt_ids = _ids(self.prompt_ids, "prompt_ids")
         self.response_ids = _ids(self.response_ids, "response_ids")
         self.response_mask = _ids(self.response_mask, "response_mask")
@@ -153,7 +153,7 @@ class AgentLoopOutput:
 
 
 def _ids(values: Any, name: str) -> list[int]:
-    """Plain integers of a list, an array or a tensor."""
+    """Plain integers from a list, an array or a tensor."""
     try:
         return [int(index(each)) for each in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:
@@ -162,5 +162,5 @@ def _ids(values: Any, name: str) -> list[int]:
 
 def _same_length(name: str, length: int, expected: int) -> None:
     if length != expected:
-        message = f"'{name}' has {length} values, and 'response_ids' has {expected} token ids: cut both alike"
+        message = f"'{name}' has {length} values, but 'response_ids' has {expected} token ids: cut both alike"
         raise InvalidRequest(message, param=name)

@@ -1,4 +1,4 @@
-"""Agent loops by name: registered in code, listed in a YAML file, or named by their class."""
+"""Agent loops by name: registered in code, listed in a YAML file, or given by their class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _agent_loop_registry: dict[str, dict[str, Any]] = {}
 
 
 def register(agent_name: str) -> Callable[[_T], _T]:
-    """Register the decorated class under a name, which samples have as `agent_name`. A later one replaces it."""
+    """Register the decorated class under a name, the `agent_name` of samples. A later registration replaces it."""
 
     def decorator(loop: _T) -> _T:
         _agent_loop_registry[agent_name] = {"_target_": loop}
@@ -29,10 +29,10 @@ def register(agent_name: str) -> Callable[[_T], _T]:
 
 
 def resolve(agent: str | type) -> tuple[type, dict[str, Any]]:
-    """Return the class of an agent loop, and the keyword arguments that its entry of the YAML file has.
+    """The class of an agent loop, and the keyword arguments of its entry in the YAML file.
 
     `agent`: a registered name, `package.module.Class`, `package.module:Class`, or a class. Raises InvalidRequest for
-    others; the message lists the registered names.
+    other values, with the registered names.
     """
     if isinstance(agent, type):
         return agent, {}
@@ -50,10 +50,10 @@ def resolve(agent: str | type) -> tuple[type, dict[str, Any]]:
 
 
 def register_file(path: str | os.PathLike[str]) -> None:
-    """Register the loops of a YAML file: a list of `name`, `_target_` (a class by its path) and keyword arguments.
+    """Register the loops of a YAML file: a list of `name`, `_target_` (the import path of a class) and arguments.
 
-    Interpolations are those of `Config`. Raises InvalidRequest for a file that is not there or has another form, and
-    for what only hydra could do: other names with underscores, and a `_target_` inside of an argument.
+    Interpolations are those of `Config`. Raises InvalidRequest for a missing or invalid file, and for features of
+    hydra: other names with underscores, and a `_target_` inside an argument.
     """
     try:
         import yaml
@@ -70,7 +70,7 @@ def register_file(path: str | os.PathLike[str]) -> None:
         raise InvalidRequest(message, param="agent_loop_config_path")
     for entry in listed:
         for name in _of_hydra({**entry, "_target_": None}):
-            message = f"{path}: {name!r} of {entry['name']!r} is hydra's; make the object in the loop's __init__"
+            message = f"{path}: {name!r} of {entry['name']!r} needs hydra; create the object in the loop's __init__"
             raise InvalidRequest(message, param="agent_loop_config_path")
         _agent_loop_registry[entry["name"]] = entry
 
@@ -80,7 +80,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _of_hydra(value: Any) -> Iterator[str]:
-    """The names that only hydra understands, in a value and in what it holds."""
+    """The names in a value, at any depth, that only hydra supports."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name in _HYDRAS and inner is not None:

@@ -1,4 +1,4 @@
-"""Messages of verl's loops in the form of a request: verl's have calls and results without ids."""
+"""Messages of verl's loops in the format of requests: verl's tool calls and results have no ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_requested(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages with ids where calls and results have none, in their order, and arguments as JSON text."""
+    """Copies of the messages with ids for calls and results without one, in order, and arguments as JSON text."""
     made: list[dict[str, Any]] = []
     waiting: list[str] = []
     for at, message in enumerate(messages):

@@ -1,7 +1,7 @@
-"""One sample, one session: it is started, the loop runs in it, rewards and metrics are recorded, and it ends.
+"""One sample in one session: start the session, run the loop, record rewards and metrics, and end the session.
 
-Whatever happens the session ends: Failed with the reason if the loop raised or was cancelled, Timeout if it took too
-long, NoData if the model was never called.
+The session always ends: as Failed with the reason if the loop raised or was cancelled, as Timeout after its time
+limit, and as NoData if the model was never called.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LONGEST_NAME = 80
 
 
 class AgentLoopFailed(RuntimeError):
-    """A sample failed; the message names it, its session and the reason. `row`: its place in the batch; `failed` says
-    the same for the log.
+    """A sample failed; the message contains the sample, its session and the reason. `row`: its index in the batch.
+    `failed`: the same information for the log of failures.
     """
 
     def __init__(self, message: str, row: int | None = None, failed: FailedEpisode | None = None) -> None:
@@ -48,7 +48,7 @@ class AgentLoopFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What all samples of a run have in common. Times are in seconds; None: no limit."""
+    """The settings that all samples of a run share. Times are in seconds; None: no limit."""
 
     config: Config
     tokenizer: Any = None
@@ -59,7 +59,7 @@ class LoopOptions:
 
 @dataclass(frozen=True, slots=True)
 class SampleRun:
-    """A sample of a batch, ready to run. `trajectory` says which step, sample and rollout it is."""
+    """A sample of a batch, ready to run. `trajectory`: its step, sample and rollout numbers."""
 
     options: LoopOptions
     row: int
@@ -69,17 +69,17 @@ class SampleRun:
     group_id: str | None
     group_size: int
     loop_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the loop's class, beside those of its entry in the registry."""
+    """Further arguments of the loop's class, in addition to those of its entry in the registry."""
     seed: int | None = None
-    """Of the sampling in the session; each turn has its own."""
+    """The seed of sampling in the session; each turn derives its own."""
     spans: bool = True
-    """False: other samples of the step are traced."""
+    """False: this sample is not traced; others of the step are."""
 
     async def run(self, server: Server) -> AgentLoopOutput:
-        """Run the loop in a session of `server`. Raises AgentLoopFailed from what went wrong."""
+        """Run the loop in a session of `server`. Raises AgentLoopFailed, caused by the original error."""
         episode: Episode | None = None
         try:
-            resolve(self._agent)  # before a session is started for a loop that does not exist
+            resolve(self._agent)  # raises before a session is started for an unknown loop
             options, within_s = self._session_options(), self.options.start_timeout_s
             episode = await Episode.start(server.control, self._task_id, options, delivery="runner", within_s=within_s)
             return await self._played(server, episode)
@@ -91,10 +91,10 @@ class SampleRun:
             raise AgentLoopFailed(message, self.row, failed) from error
 
     def judged(self, output: AgentLoopOutput) -> FailedEpisode | None:
-        """Why a sample has failed whose loop returned: nothing in its response was sampled. None: it has not."""
+        """The failure of a sample whose loop returned no sampled token; None: it has not failed."""
         if any(output.response_mask):
             return None
-        message = "no token of the response was sampled, so that there is nothing to train"
+        message = "no token of the response was sampled, so there is nothing to train"
         return FailedEpisode("NothingSampled", message, self._place, output.session_id)
 
     async def _played(self, server: Server, episode: Episode) -> AgentLoopOutput:
@@ -114,9 +114,9 @@ class SampleRun:
         return output
 
     async def output(self, server: Server, session: AsyncSession) -> tuple[AgentLoopOutput, bool]:
-        """Run the loop in a session that has been started, and that its caller ends.
+        """Run the loop in a session that the caller has started and will end.
 
-        Return what the loop returned, completed, and whether it called the model. Raises what the loop raises.
+        Returns the completed output of the loop, and whether it called the model. Raises the errors of the loop.
         """
         try:
             manager = AsyncLLMServerManager(self.options.config, server.of_agent(session))
@@ -134,7 +134,7 @@ class SampleRun:
         if tokenizer is None:
             tokenizer = server.tokenizer(session)
             if _has_init_class(loop_class):
-                await asyncio.to_thread(tokenizer.prepare)  # init_class may call it, and must not block the event loop
+                await asyncio.to_thread(tokenizer.prepare)  # init_class may use it, and must not block the event loop
         given = {
             "trainer_config": DictConfigWrap(config),
             "config": config,
@@ -148,7 +148,7 @@ class SampleRun:
         }
         taken = accepted(loop_class, given)
         if "trainer_config" in taken:
-            taken.pop("config", None)  # a class with **kwargs takes both, and either is enough
+            taken.pop("config", None)  # a class with **kwargs accepts both; one is enough
         with contained(), rollout_trace_attr(name="agent_loop", **self.trajectory, **self._traced):
             loop = loop_class(**{**taken, **kwargs, **self.loop_arguments})
             output = await run_loop(loop, self.sampling_params, self.sample)
@@ -158,7 +158,7 @@ class SampleRun:
 
     @property
     def _traced(self) -> dict[str, Any]:
-        """How the sample is traced. A `backend` that is null turns spans off; without one the variables decide."""
+        """How the sample is traced. `backend: null` turns spans off; if it is missing, environment variables decide."""
         trace, trainer = self.options.config.actor_rollout_ref.rollout.trace, self.options.config.trainer
         return {
             "spans": self.spans and ("backend" not in trace.given() or trace.backend is not None),
@@ -203,12 +203,12 @@ class SampleRun:
 
 
 def _has_init_class(loop_class: type) -> bool:
-    """Whether a class defines `init_class` itself, or inherits one that is not the base's."""
+    """Whether a class defines `init_class`, or inherits one from a class other than AgentLoopBase."""
     return any("init_class" in vars(each) for each in loop_class.__mro__ if each is not AgentLoopBase)
 
 
 def _complete(output: AgentLoopOutput, answers: Sequence[TokenOutput], wants_logprobs: bool) -> None:
-    """Add what the loop itself did not return: the weight versions of its answers, and the logprobs of their ids."""
+    """Add what the loop did not return: the weight versions of its answers, and the logprobs of their ids."""
     versions = [version for answer in answers for version in answer.versions]
     if versions and output.extra_fields.get("max_global_steps") is None:
         output.extra_fields |= {"min_global_steps": min(versions), "max_global_steps": max(versions)}
@@ -217,7 +217,7 @@ def _complete(output: AgentLoopOutput, answers: Sequence[TokenOutput], wants_log
     sampled = [each for answer in answers for each in zip(answer, answer.log_probs or [], strict=False)]
     places = [at for at, bit in enumerate(output.response_mask) if bit]
     if [output.response_ids[at] for at in places] != [token for token, _ in sampled[: len(places)]]:
-        return  # the loop left out an answer, or an answer came without logprobs
+        return  # the loop left out an answer, or an answer has no logprobs
     logprobs = [0.0] * len(output.response_ids)
     for at, (_, logprob) in zip(places, sampled, strict=False):
         logprobs[at] = logprob
@@ -225,14 +225,14 @@ def _complete(output: AgentLoopOutput, answers: Sequence[TokenOutput], wants_log
 
 
 async def set_named_rewards(session: AsyncSession, output: AgentLoopOutput) -> None:
-    """Set the rewards that a loop names, beside that of the session."""
+    """Set the rewards that a loop named, in addition to the reward of the session."""
     for name, rewards in output.named_rewards.items():
         for interaction_id, reward in rewards.items():
             await session.set_reward(reward, interaction_id=interaction_id, name=name)
 
 
 def ending(output: AgentLoopOutput, *, called: bool) -> EndOptions:
-    """What a session ends with whose loop returned `output`; without the reward."""
+    """The options of the end of a session whose loop returned `output`, without the reward."""
     metrics = {**output.metrics.model_dump(), "num_turns": output.num_turns}
     metrics |= {
         name: output.extra_fields[name] for name in ("tool_rewards", "turn_scores") if output.extra_fields.get(name)
@@ -253,7 +253,7 @@ async def _end(episode: Episode, output: AgentLoopOutput, *, called: bool) -> No
 
 
 def as_json(value: Any) -> Any:
-    """A value as JSON has it: arrays become lists, and what JSON has not becomes text."""
+    """A value that JSON can encode: arrays become lists, and other unsupported values and non-finite floats text."""
     if isinstance(value, np.generic | np.ndarray):
         return as_json(value.tolist())
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """verl's server manager over `/v1/generate`: token ids in, token ids out.
 
-A manager of a session has the key of the agent only, and every call is a recorded turn of the session. A manager of
-servers records nothing; calls of one `request_id` go to one server, and a new one to the server with the fewest calls
-in flight.
+A manager of a session has only the agent's key, and every call is a recorded turn of the session. A manager of servers
+records nothing. It sends all calls of a `request_id` to the same server, and a new `request_id` to the server with the
+fewest running calls.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tokengrove.verl.settings import trainer_config
 from tokengrove.verl.tracing import rollout_trace_op, traceparent
 
 Handle: TypeAlias = str | AsyncClient | AsyncSession
-"""The address of a server, a client of it, or a session."""
+"""The address of a server, a client of a server, or a session."""
 
-# Fields of an engine's own API that change nothing where no text is decoded.
+# Fields of engine APIs that have no effect where no text is decoded.
 _OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "detokenize", "no_stop_trim"})
 _LIMITS = ("max_new_tokens", "max_tokens")
 _KNOWN = frozenset(
@@ -41,15 +41,15 @@ _KNOWN = frozenset(
 
 
 class PromptTooLong(InvalidRequest, ValueError):
-    """The prompt leaves no room for a response. A ValueError too, as verl's servers raise."""
+    """The prompt leaves no room for a response. It is also a ValueError, which verl's servers raise."""
 
     code = "context_length_exceeded"
 
 
 class Placement:
-    """Which of several servers gets a request: the one that had its key before, else the one with the fewest running.
+    """Chooses one of several servers for a request: the server that had its key before, else the least loaded one.
 
-    The keys of the last `max_cache_size` are known. `by_hash`: the key alone decides, in every process alike.
+    The last `max_cache_size` keys are remembered. `by_hash`: the key alone decides, in the same way in every process.
     """
 
     def __init__(self, servers: int, max_cache_size: int, *, by_hash: bool = False) -> None:
@@ -71,7 +71,7 @@ class Placement:
 
     @contextmanager
     def counted(self, server: int) -> Iterator[None]:
-        """Count a request as running on a server in the block."""
+        """Count a request as running on a server during the block."""
         self._running[server] += 1
         try:
             yield
@@ -80,22 +80,22 @@ class Placement:
 
     @asynccontextmanager
     async def running(self, key: str) -> AsyncIterator[int]:
-        """Count a request of `key` as running in the block, and yield the index of its server."""
+        """Count a request of `key` as running during the block, which receives the index of its server."""
         server = self.choose(key)
         with self.counted(server):
             yield server
 
 
 class AsyncLLMServerManager:
-    """Samples from token ids. `server_handles`: one or several addresses or clients of servers, or one session.
+    """Samples from token ids. `server_handles`: one or more addresses or clients of servers, or one session.
 
-    `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
-    Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block. One made of
-    addresses alone may be pickled, for workers of Ray; the admin key goes with it.
-    `answers`: what it sampled in its session, in order. `image_urls` has the images that it sent.
+    `config` provides the default of `max_tokens`; without it only the server's own limits apply. `admin_key` is used
+    for addresses. Clients that the manager created from addresses are closed by `close`, or at the end of an `async
+    with` block. A manager of addresses only can be pickled, with its admin key, for workers of Ray.
+    `answers`: the outputs sampled in its session, in order. `image_urls` contains the images that were sent.
 
-    A subclass may choose the servers by a `_choose_server` of its own, as in verl. Given to AgentLoopWorker it chooses
-    those of the sessions.
+    A subclass may override `_choose_server`, as in verl. If such a manager is passed to AgentLoopWorker, it also
+    chooses the servers of the sessions.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class AsyncLLMServerManager:
         self._end_token_ids: list[int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make it again of its addresses. Raises InvalidRequest if it was given clients or a session."""
+        """Pickle the addresses. Raises InvalidRequest if the manager was given clients or a session."""
         if len(self._own) < len(self.server_handles):
-            message = "a server manager of clients or a session cannot be pickled: make it of addresses"
+            message = "a server manager of clients or a session cannot be pickled: create it from addresses"
             raise InvalidRequest(message, param="server_handles")
         given = (self.config, [client.url for client in self._own], self._max_cache_size)
         return partial(type(self), admin_key=self._admin_key), given
@@ -140,7 +140,7 @@ class AsyncLLMServerManager:
         await self.close()
 
     async def close(self) -> None:
-        """Close the clients that were made of addresses."""
+        """Close the clients that were created from addresses."""
         for client in self._own:
             await client.aclose()
 
@@ -160,16 +160,16 @@ class AsyncLLMServerManager:
     ) -> TokenOutput:
         """Sample one continuation of `prompt_ids`. Cancelling the call stops the engine.
 
-        `sampling_params` has verl's names, vLLM's or SGLang's. Without a limit of tokens it is `response_length`, or
-        what `prompt_length + response_length` leaves behind the prompt, and at most what `max_model_len` leaves.
-        `stop_token_ids` end an answer beside the model's own end tokens, as in verl.
-        `logprobs` false: none are returned (they are recorded nevertheless). None is the default of a parameter.
-        `image_data`: all images of the prompt, in the order of their tokens, in any form that `image_url` takes.
-        `priority` has no effect: the server lets sessions take turns.
+        `sampling_params` has the names of verl, vLLM or SGLang; a value of None means the default. The default limit of
+        tokens is `response_length`, or what the prompt leaves of `prompt_length + response_length` if that is less.
+        `max_model_len` limits every request. `stop_token_ids` end an answer in addition to the model's own end tokens,
+        as in verl. `logprobs` false: no logprobs are returned (they are still recorded). `image_data`: all images of
+        the prompt, in the order of their tokens, in any form that `image_url` accepts. `priority` has no effect: the
+        server lets sessions take turns.
 
-        Raises PromptTooLong, UnsupportedParameter for other media, `mm_processor_kwargs` of images and
-        `prompt_logprobs`, InvalidRequest for an unknown parameter, and the errors of the server, which refuses images
-        if its model reads text only.
+        Raises PromptTooLong, UnsupportedParameter for other media, for `mm_processor_kwargs` with images and for
+        `prompt_logprobs`, InvalidRequest for an unknown parameter, and the errors of the server, which rejects images
+        if its model is not a vision model.
         """
         media = {"video_data": video_data, "audio_data": audio_data, "mm_processor_output": mm_processor_output}
         for name, value in media.items():
@@ -181,7 +181,7 @@ class AsyncLLMServerManager:
             options["traceparent"] = parent
         if _is_given(image_data):
             if mm_processor_kwargs:
-                message = "'mm_processor_kwargs' is not supported: the processor is as the server's model folder says"
+                message = "'mm_processor_kwargs' is not supported: the server's model folder configures the processor"
                 raise UnsupportedParameter(message, param="mm_processor_kwargs")
             options["image_data"] = await asyncio.to_thread(self.image_urls.urls, image_data)
         ids = [int(each) for each in prompt_ids]
@@ -189,7 +189,7 @@ class AsyncLLMServerManager:
         server = self.server_of(request_id)
         with self._placement.counted(server):
             handle = self.server_handles[server]
-            if "stop_token_ids" in params:  # the server takes them in the place of the model's
+            if "stop_token_ids" in params:  # on the server they replace the model's end tokens
                 params["stop_token_ids"] = [*params["stop_token_ids"], *await self._end_tokens(handle)]
             options["sampling_params"] = params
             done = await handle.generate(ids, **options)
@@ -206,16 +206,16 @@ class AsyncLLMServerManager:
         return output
 
     def _choose_server(self, request_id: str) -> AsyncClient | AsyncSession:
-        """The one of `server_handles` that samples for a request."""
+        """The element of `server_handles` that samples for a request."""
         return self.server_handles[self._placement.choose(request_id)]
 
     def server_of(self, request_id: str) -> int:
-        """The index of the server that `_choose_server` chooses. Raises InvalidRequest if it is none of these."""
+        """The index of the server that `_choose_server` returns. Raises InvalidRequest for a server not in the list."""
         chosen = self._choose_server(request_id)
         found = next((at for at, handle in enumerate(self.server_handles) if handle is chosen), None)
         if found is None:
             raise InvalidRequest(
-                f"_choose_server of {type(self).__name__} returned {chosen!r:.80}, which is none of its server_handles",
+                f"_choose_server of {type(self).__name__} returned {chosen!r:.80}, which is not in its server_handles",
                 param="_choose_server",
             )
         return found
@@ -226,11 +226,11 @@ class AsyncLLMServerManager:
         return self._end_token_ids
 
     async def tokenize(self, messages: Sequence[Mapping[str, Any]] | str, **options: Any) -> list[int]:
-        """The ids of a conversation's prompt, or of a text, as `AsyncSession.tokenize` has them."""
+        """The ids of a conversation's prompt, or of a text, like `AsyncSession.tokenize`."""
         return await self.server_handles[0].tokenize(messages, **options)
 
     def _sampling(self, given: Mapping[str, Any], prompt_tokens: int) -> tuple[dict[str, Any], bool]:
-        """The parameters to send, and whether logprobs are wanted."""
+        """The parameters of the request, and whether logprobs are wanted."""
         params = {name: _plain(value) for name, value in given.items() if value is not None and name not in _OF_TEXT}
         if "prompt_logprobs" in params:
             message = "'prompt_logprobs' is not supported: the server has logprobs of sampled tokens only"
@@ -270,7 +270,7 @@ class AsyncLLMServerManager:
 def _checked(handle: object) -> AsyncClient | AsyncSession:
     if isinstance(handle, AsyncClient | AsyncSession):
         return handle
-    message = f"a server is given as its address, an AsyncClient or an AsyncSession, not as {type(handle).__name__!r}"
+    message = f"a server must be an address, an AsyncClient or an AsyncSession, not {type(handle).__name__!r}"
     raise InvalidRequest(message, param="server_handles")
 
 

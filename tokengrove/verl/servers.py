@@ -1,7 +1,7 @@
-"""The servers that agent loops run on, each with the connections of three kinds of callers.
+"""The servers of agent loops, each with three separate connections: for the trainer, the loops and the tokenizers.
 
-Connections are opened for one batch and closed after it, so batches may run on different event loops. Those of loops
-have no admin key.
+Connections are opened for one batch and closed after it, so batches may run on different event loops. The connections
+of loops and tokenizers have no admin key.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: its address or its application in this process, and its admin key.
+    """The location of a server: its address or its application in this process, and its admin key.
 
-    `live`: the sessions of running loops, by which tokenizers reach it.
+    `live`: the sessions of running loops, through which tokenizers reach the server.
     """
 
     url: str | None
@@ -34,18 +34,18 @@ class Address:
 
     @classmethod
     def of(cls, handle: Any, admin_key: str | None) -> Address:
-        """Read an address or a client. Raises InvalidRequest for others."""
+        """Read an address or a client. Raises InvalidRequest for other values."""
         if isinstance(handle, str):
             return cls(handle, None, admin_key)
         if isinstance(handle, AsyncClient | Client):
             app = None if handle.hold is None else handle.hold.app
             return cls(handle.url if app is None else None, app, admin_key or handle.admin_key)
-        message = f"a server is given as its address or a client of it, not as {type(handle).__name__!r}"
+        message = f"a server must be an address or a client of a server, not {type(handle).__name__!r}"
         raise InvalidRequest(message, param="server_handles")
 
 
 def addresses(handles: Any, admin_key: str | None) -> list[Address]:
-    """Read one or several addresses or clients, or a server manager. Raises InvalidRequest for none and for others."""
+    """Read addresses, clients or a server manager. Raises InvalidRequest if there are none, and for other values."""
     handles = getattr(handles, "server_handles", handles)
     listed = handles if isinstance(handles, Sequence) and not isinstance(handles, str) else [handles]
     if handles is None or not listed:
@@ -54,45 +54,45 @@ def addresses(handles: Any, admin_key: str | None) -> list[Address]:
 
 
 class Server:
-    """The open connections to a server. `control` is the trainer's; loops get sessions of the other two."""
+    """The open connections to a server. `control` is the trainer's; loops get sessions on the other two."""
 
     def __init__(self, control: AsyncClient, loops: AsyncClient, tokenizers: Client, live: dict[str, Session]) -> None:
         self.control, self._loops, self._tokenizers, self._live = control, loops, tokenizers, live
         self._template: ServerTemplate | None = None
 
     def of_agent(self, started: AsyncSession) -> AsyncSession:
-        """A session as its agent has it: with the agent's key only."""
+        """The session with the agent's key only, for its agent."""
         return AsyncSession(self._loops, _of_agent(started))
 
     def tokenizer(self, started: AsyncSession) -> ServerTokenizer:
-        """The tokenizer of the loop of a session."""
+        """The tokenizer for the loop of a session."""
         self._live[started.session_id] = session = Session(self._tokenizers, _of_agent(started))
         live = LiveSession(session, self._live)
         self._template = self._template or ServerTemplate(live)
         return ServerTokenizer(live, template=self._template)
 
     def ended(self, started: AsyncSession) -> None:
-        """Say that a session has ended."""
+        """Record that a session has ended."""
         self._live.pop(started.session_id, None)
 
 
 class LiveSession:
-    """A session that tokenizes. Once it has ended, another live one of the worker does it: a loop may keep a tokenizer
+    """A session that tokenizes. After its end, other live sessions of the worker are used: a loop may keep a tokenizer
     for all loops of its class, also in later batches."""
 
     def __init__(self, session: Session, live: dict[str, Session]) -> None:
         self._session, self._live = session, live
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]:
-        """As `Session.tokenize`."""
+        """Like `Session.tokenize`."""
         return self._ask(lambda session: session.tokenize(messages, **options))
 
     def end_token_ids(self) -> list[int]:
-        """As `Session.end_token_ids`."""
+        """Like `Session.end_token_ids`."""
         return self._ask(lambda session: session.end_token_ids())
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """As `Session.detokenize`."""
+        """Like `Session.detokenize`."""
         return self._ask(lambda session: session.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
 
     def _ask(self, call: Callable[[Session], _T]) -> _T:
@@ -102,7 +102,7 @@ class LiveSession:
                 return call(session)
             except SessionClosed:
                 self._live.pop(session.session_id, None)
-        raise SessionClosed("no session of a running loop is left to tokenize in")
+        raise SessionClosed("there is no session of a running loop to tokenize with")
 
 
 def _of_agent(started: AsyncSession) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _of_agent(started: AsyncSession) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(places: Sequence[Address]) -> AsyncIterator[list[Server]]:
-    """Open connections to servers for the block."""
+    """Open connections to servers, and close them after the block."""
     async with AsyncExitStack() as stack:
         blocking = stack.enter_context(ExitStack())
         servers = []

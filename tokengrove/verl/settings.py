@@ -61,29 +61,29 @@ DEFAULTS: dict[str, Any] = {
     "data": {"apply_chat_template_kwargs": {}, "mm_processor_kwargs": {}},
     "trainer": {"project_name": None, "experiment_name": None},
 }
-"""Those of verl 0.9, and of ours `keep` and `on_tool_error` (see ToolAgentLoop) and `max_failed_episodes`.
-`tool_response_truncate_side` None is verl's `middle`. `free_cache_engine` is false: a server that others may use is put
-to sleep on request only. `val_kwargs.do_sample` None: the temperature decides.
+"""The defaults of verl 0.9, and our settings `keep` and `on_tool_error` (see ToolAgentLoop) and `max_failed_episodes`.
+`tool_response_truncate_side` None means verl's `middle`. `free_cache_engine` is false because the server may be shared:
+it sleeps on request only. `val_kwargs.do_sample` None: the temperature decides.
 """
 GREEDY: dict[str, Any] = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 
 
 class DictConfigWrap:
-    """Holds a configuration as `config`, as verl gives it to agent loops (`trainer_config`, `data_config`)."""
+    """Wraps a configuration as `config`, as verl passes it to agent loops (`trainer_config`, `data_config`)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
 
 class ToolListWrap:
-    """Holds tools as `tools`, as verl gives them to agent loops."""
+    """Wraps tools as `tools`, as verl passes them to agent loops."""
 
     def __init__(self, tools: list[Any]) -> None:
         self.tools = tools
 
 
 def trainer_config(config: object) -> Config:
-    """Return `config`, in any form that `Config` reads or wrapped as verl does, with verl's defaults."""
+    """`config`, in any form that `Config` reads or wrapped as in verl, with verl's defaults."""
     if isinstance(config, DictConfigWrap) or type(config).__name__ in ("DictConfigWrap", "_DummyConfig"):
         config = config.config  # type: ignore[attr-defined]
     if isinstance(config, Config) and config.has_defaults(DEFAULTS):
@@ -92,13 +92,13 @@ def trainer_config(config: object) -> Config:
 
 
 def sampling_of(rollout: Config, *, validate: bool) -> dict[str, Any]:
-    """Temperature, top-p and top-k of the section `rollout`, or of its `val_kwargs`; without `do_sample` greedy."""
+    """Temperature, top-p and top-k of the section `rollout`, or of its `val_kwargs`; greedy if `do_sample` is false."""
     chosen = rollout.val_kwargs if validate else rollout
     return dict(GREEDY) if chosen.do_sample is False else {name: chosen[name] for name in GREEDY}
 
 
 _NEAR = 0.75
-"""How much of a name must be right for it to be a misspelt one."""
+"""The similarity to a setting, from 0 to 1, at which an unknown name counts as misspelt."""
 _ROLLOUT = "actor_rollout_ref.rollout"
 _NUMBERS = {
     f"{_ROLLOUT}.prompt_length": "a positive integer",
@@ -118,27 +118,26 @@ _SWITCHES = tuple(
     for name in ("do_sample", "val_kwargs.do_sample", "full_determinism", "calculate_log_probs", "trace.token2text")
 )
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
-    "agent.custom_async_server.path": (None, "the server has the engine; choose it where `tokengrove serve` starts"),
-    "agent.custom_async_server.name": (None, "the server has the engine; choose it where `tokengrove serve` starts"),
-    "multi_turn.interaction_config_path": (None, "a loop of your own may call what answers in the user's place"),
-    "multi_turn.num_repeat_rollouts": (None, "give n, or repeat the samples of the batch"),
+    "agent.custom_async_server.path": (None, "the server runs the engine; choose it with `tokengrove serve`"),
+    "agent.custom_async_server.name": (None, "the server runs the engine; choose it with `tokengrove serve`"),
+    "multi_turn.interaction_config_path": (None, "write a loop that adds the user's turns"),
+    "multi_turn.num_repeat_rollouts": (None, "set n, or repeat the samples of the batch"),
     "ignore_eos": (False, "answers end with the model's end tokens"),
     "over_sample_rate": (0, "every sample of a batch runs to its end"),
     "skip_rollout": (False, "samples always run"),
     "skip.enable": (False, "samples always run"),
 }
-"""What would change samples in verl, below the section of rollouts: the value of which nobody has to be told, and why
-another has no effect."""
+"""Settings below `rollout` that change samples in verl but have no effect here: by name the value that needs no
+warning, and the reason for the warning about other values."""
 
 
 def check_settings(config: Config) -> None:
-    """Warn of names that are nearly those of settings, of settings that have no effect, and of a configuration without
-    `actor_rollout_ref`. Raises InvalidRequest for a limit that is no integer, or too small, and for a switch that is
-    neither true nor false.
+    """Warn of misspelt settings, of settings without effect, and of a configuration without `actor_rollout_ref`. Raises
+    InvalidRequest for a limit that is not an integer or is too small, and for a switch that is neither true nor false.
     """
     given = config.given()
     if given and not get_close_matches("actor_rollout_ref", given, 1, _NEAR):
-        warnings.warn("the configuration has no 'actor_rollout_ref': verl's defaults hold", stacklevel=3)
+        warnings.warn("the configuration has no 'actor_rollout_ref': verl's defaults are used", stacklevel=3)
     _warn_of_misspelt(config, DEFAULTS, "")
     for path, wanted in _NUMBERS.items():
         value = config.select(path)
@@ -158,7 +157,7 @@ def check_settings(config: Config) -> None:
 
 
 def warn_of_unused(config: Config, unused: Mapping[str, tuple[Any, str]]) -> None:
-    """Warn of settings of rollouts that have no effect: by name the value that is quiet, and why others have none."""
+    """Warn of settings without effect. `unused`: by name the value that needs no warning, and the reason."""
     for name, (quiet, why) in unused.items():
         value = config.select(f"{_ROLLOUT}.{name}", quiet)
         if value not in (None, quiet):
@@ -166,22 +165,22 @@ def warn_of_unused(config: Config, unused: Mapping[str, tuple[Any, str]]) -> Non
 
 
 def _warn_of_trace(backend: Any) -> None:
-    """Warn where spans do not go where `trace.backend` says, or nowhere."""
+    """Warn if `trace.backend` is set, but no spans are made or they go elsewhere."""
     if backend is None:
         return
-    where = "set OTEL_EXPORTER_OTLP_ENDPOINT to the address that takes them"
+    where = "set OTEL_EXPORTER_OTLP_ENDPOINT to the address of a collector"
     if tracer() is None:
         message = f"{_ROLLOUT}.trace.backend={backend!r} makes no spans: traces are off in this process; {where}"
         warnings.warn(message, stacklevel=4)
     elif str(backend).lower() not in _OTEL:
-        message = f"{_ROLLOUT}.trace.backend={backend!r}: spans are OpenTelemetry's, and go where its variables say"
+        message = f"{_ROLLOUT}.trace.backend={backend!r}: spans are OpenTelemetry's, and its variables configure them"
         warnings.warn(message, stacklevel=4)
 
 
 def _warn_of_sampling(section: Config, path: str) -> None:
-    """Warn where `do_sample` and the numbers of the sampling contradict each other."""
+    """Warn if `do_sample` contradicts the sampling parameters."""
     if section.do_sample is True and section.temperature == 0 and "do_sample" in section.given():
-        warnings.warn(f"{path}temperature is 0, which is greedy, though do_sample is true", stacklevel=4)
+        warnings.warn(f"{path}temperature is 0, which is greedy, although do_sample is true", stacklevel=4)
     if section.do_sample is not False:
         return
     for name, greedy in GREEDY.items():
@@ -201,7 +200,7 @@ def _is_integer(value: Any) -> bool:
 def _warn_of_misspelt(section: Config, defaults: Mapping[str, Any], path: str) -> None:
     for name in section.given():
         if name not in defaults and (near := get_close_matches(name, defaults, 1, _NEAR)):
-            message = f"{path}{name} is no setting of agent loops, and has no effect; did you mean {path}{near[0]}?"
+            message = f"{path}{name} is not a setting of agent loops and has no effect; did you mean {path}{near[0]}?"
             warnings.warn(message, stacklevel=2)
     for name, below in defaults.items():
         if isinstance(below, Mapping) and below and isinstance(value := section[name], Config):

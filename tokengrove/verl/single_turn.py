@@ -1,4 +1,4 @@
-"""One prompt, one answer."""
+"""A loop of one prompt and one answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.verl.tracing import rollout_trace_op, simple_timer
 @register("single_turn_agent")
 class SingleTurnAgentLoop(AgentLoopBase):
     """Samples one answer to the messages. `stop_reason` of the output is `stop`, `length`, `abort` or
-    `content_filter`, or `response_length` if the answer was cut to it.
+    `content_filter`, or `response_length` if the answer was longer and has been cut.
     """
 
     @rollout_trace_op

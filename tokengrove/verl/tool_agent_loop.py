@@ -1,6 +1,6 @@
-"""verl's loop of answers and tool calls. The response is what was sampled and what the tools answered, id by id: an
-answer's ids are never rendered again, and nothing is appended that would reach `response_length`. Images of the prompt
-and of tools are shown to the model in the order in which they came.
+"""verl's loop of answers and tool calls. The response consists of the sampled ids and of the ids of tool responses:
+answers are never rendered again, and tool responses that would reach `response_length` are not appended. The model
+receives the images of the prompt and of tools in their order of arrival.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokengrove.verl.truncation import Truncation
 
 _logger = logging.getLogger(__name__)
 _TAIL = 64
-"""How many ids of a prompt tell whether it opens reasoning."""
+"""The number of ids before an answer that show whether the prompt opens reasoning."""
 _LIMITS = ("max_tokens", "max_new_tokens", "max_completion_tokens")
 Answered = tuple[ToolResponse, float | None, dict[str, Any]]
 """The response of a tool, its reward and its metrics."""
@@ -36,16 +36,18 @@ Answered = tuple[ToolResponse, float | None, dict[str, Any]]
 
 @register("tool_agent")
 class ToolAgentLoop(AgentLoopBase):
-    """Samples an answer, calls the tools that it names, appends their responses, and so on.
+    """Samples an answer, calls its tools, appends their responses, and repeats this until a limit or an answer without
+    calls.
 
-    Settings are those of `actor_rollout_ref.rollout.multi_turn`, as in verl, and `keep` (see Truncation) and
-    `on_tool_error`: `message` tells the model what went wrong, `stop` ends the loop. `tools` (a list, or an object with
-    `tools`) takes the place of `tool_config_path` and `function_tool_path`. Of a turn's calls `max_parallel_calls` run,
-    at once; the ids of the others stay. `format` names the tool parser; None is that of the server's model.
+    The settings are those of `actor_rollout_ref.rollout.multi_turn`, as in verl, with `keep` (see Truncation) and
+    `on_tool_error`: `message` tells the model the error, `stop` ends the loop. `tools` (a list, or an object with
+    `tools`) replaces `tool_config_path` and `function_tool_path`. The first `max_parallel_calls` calls of a turn run,
+    concurrently; the ids of the others stay in the response. `format` is the name of the tool parser; None: the parser
+    of the server's model.
 
     `stop_reason` of the output is `response_length`, `max_assistant_turns`, `max_user_turns`, `no_tool_call`, `length`
-    (an answer without call was cut), `tool_error`, `aborted` or `context_length`. `num_turns` is user turns (rounds of
-    tool responses) + answers + 1.
+    (an answer without a call was cut), `tool_error`, `aborted` or `context_length`. `num_turns` is user turns (rounds
+    of tool responses) + answers + 1.
     """
 
     def __init__(self, *args: Any, tools: Any = None, **kwargs: Any) -> None:
@@ -53,7 +55,7 @@ class ToolAgentLoop(AgentLoopBase):
         settings = self.rollout_config.multi_turn
         if settings.get("interaction_config_path") is not None:
             message = (
-                "'interaction_config_path' is not supported, nor by verl 0.9: write a loop that adds the user's turns"
+                "'interaction_config_path' is not supported (nor by verl 0.9): write a loop that adds the user's turns"
             )
             raise UnsupportedParameter(message, param="interaction_config_path")
         self.max_user_turns: int | None = settings.max_user_turns
@@ -85,9 +87,9 @@ class ToolAgentLoop(AgentLoopBase):
         """Run one sample: `run(messages, sampling_params)`, or `run(sampling_params, raw_prompt=messages)`.
 
         `tools_kwargs`: for each tool by name `create_kwargs`, `execute_kwargs`, `release_kwargs`, and
-        `calc_reward_kwargs`, which asks for `calc_reward` after each call: the sum over the tools, of the last value of
-        each, is then the output's `reward_score`. `extra_info["tool_selection"]`: names of the tools that the sample
-        has. Raises the server's errors, and UnsupportedParameter for a tool that answers with videos.
+        `calc_reward_kwargs`. With the last, `calc_reward` is called after each call, and the output's `reward_score` is
+        the sum over the tools of the last value of each. `extra_info["tool_selection"]`: the names of the sample's
+        tools. Raises the server's errors, and UnsupportedParameter for a tool that returns videos.
         """
         if isinstance(messages, Mapping):
             messages, sampling_params = None, messages
@@ -125,7 +127,7 @@ class ToolAgentLoop(AgentLoopBase):
     async def _handle_generating_state(
         self, agent_data: AgentData, sampling_params: dict[str, Any], ignore_termination: bool = False
     ) -> AgentState:
-        """Sample an answer, and read the calls in it. `ignore_termination`: also beyond `response_length`."""
+        """Sample an answer, and parse its calls. `ignore_termination`: continue beyond `response_length`."""
         with simple_timer("generate_sequences", agent_data.metrics):
             output = await self.server_manager.generate(
                 request_id=agent_data.request_id,
@@ -143,14 +145,14 @@ class ToolAgentLoop(AgentLoopBase):
         return agent_data.stopped("length" if was_cut else "no_tool_call")
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        """Call the tools, and append what they answer."""
+        """Call the tools, and append their responses."""
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         errors = len(agent_data.tool_errors)
         with simple_timer("tool_calls", agent_data.metrics):
             results = await _together([self._called(call, agent_data) for call in calls])
         for call, (response, reward, metrics) in zip(calls, results, strict=True):
             if response.video:
-                message = f"the tool {call.name!r} answered with videos; the server's models read texts and images"
+                message = f"the tool {call.name!r} returned videos; the server's models read texts and images"
                 raise UnsupportedParameter(message)
             agent_data.add_result(call.name, reward, metrics)
         if self.on_tool_error == "stop" and len(agent_data.tool_errors) > errors:
@@ -164,8 +166,8 @@ class ToolAgentLoop(AgentLoopBase):
         )
 
     async def _called(self, call: FunctionCall, agent_data: AgentData) -> Answered:
-        """Call `_call_tool`, which subclasses also have in the form of verl's documentation: given the call alone, it
-        returns a message or an exception.
+        """Call `_call_tool`. A subclass may override it in the form of verl's documentation, which accepts only the
+        call and returns a message or an exception.
         """
         given: tuple[Any, ...] = (call, agent_data.tools_kwargs, agent_data)
         try:
@@ -186,9 +188,9 @@ class ToolAgentLoop(AgentLoopBase):
         tools_kwargs: Mapping[str, Any] | None = None,
         agent_data: AgentData | None = None,
     ) -> Answered:
-        """Call one tool; return its response, cut to the length, its reward and its metrics. Errors become text.
+        """Call one tool; return its response, truncated, its reward and its metrics. Errors become the text.
 
-        By default for the run of this loop.
+        `tools_kwargs` and `agent_data` default to those of the loop's run.
         """
         agent_data = self.agent_data if agent_data is None else agent_data
         tools_kwargs = agent_data.tools_kwargs if tools_kwargs is None else tools_kwargs
@@ -225,7 +227,7 @@ class ToolAgentLoop(AgentLoopBase):
         return ToolResponse(text=self.truncation.cut(message)), 0.0, {"errors": 1}
 
     async def _read_calls(self, agent_data: AgentData) -> dict[str, Any]:
-        """Note the calls of the last answer, and return it as a message with those that will run."""
+        """Parse the calls of the last answer; return the answer as a message with the calls that will run."""
         ids, schemas = agent_data.response_ids, [tool.tool_schema for tool in agent_data.tools.values()]
         if isinstance(self.tool_parser, ServerToolParser):
             before = agent_data.prompt_ids[-len(ids) - _TAIL : -len(ids) or None]
@@ -244,7 +246,7 @@ class ToolAgentLoop(AgentLoopBase):
         return _assistant(content, agent_data.tool_calls[: self.max_parallel_calls])
 
     async def _append(self, agent_data: AgentData, added: Sequence[dict[str, Any]]) -> AgentState:
-        """Append messages of the user's side, unless the response would become too long."""
+        """Append the messages of tools, unless the response would become too long."""
         known = {
             "messages": len(agent_data.messages),
             "token_ids": agent_data.prompt_ids,
@@ -274,7 +276,7 @@ class ToolAgentLoop(AgentLoopBase):
         return None
 
     def _limited(self, agent_data: AgentData, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters, with the room that is left of the response as limit, and the parser's stop tokens."""
+        """The parameters, limited to the rest of the response, with the parser's stop tokens."""
         params = dict(sampling_params)
         if (left := self.response_length - len(agent_data.response_mask)) > 0:
             name = next((name for name in _LIMITS if params.get(name) is not None), _LIMITS[0])
@@ -284,12 +286,12 @@ class ToolAgentLoop(AgentLoopBase):
         return params
 
     def _rendering(self, agent_data: AgentData) -> dict[str, Any]:
-        """The fields of a request that the chat template needs beside the messages."""
+        """The fields that the chat template needs in addition to the messages."""
         fields = {"tools": _schemas(agent_data), "chat_template_kwargs": self.apply_chat_template_kwargs}
         return {name: value for name, value in fields.items() if value}
 
     def _selected(self, names: Sequence[str] | None) -> dict[str, Any]:
-        """The tools of a sample: all, or those that it names."""
+        """The tools of a sample: all, or those that it selects."""
         if names is None or len(names) == 0:
             return self.tools
         if missing := [name for name in names if name not in self.tools]:
@@ -320,7 +322,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     @property
     def _server(self) -> Any:
-        """What renders and parses: the session, or a server of those that the manager has."""
+        """The session, or a server of the manager, that renders and parses."""
         handles = getattr(self.server_manager, "server_handles", ())
         if not handles:
             message = f"{type(self).__name__} needs an AsyncLLMServerManager of tokengrove.verl"
@@ -329,7 +331,7 @@ class ToolAgentLoop(AgentLoopBase):
 
 
 def _response(content: Any) -> ToolResponse:
-    """The response that the content of a tool's message says: a text, or parts of texts and images."""
+    """The response in the content of a tool's message: a text, or parts with texts and images."""
     if not isinstance(content, list):
         return ToolResponse(text=content or "")
     texts = [part.get("text") or "" for part in content if part.get("type") == "text"]
@@ -337,18 +339,18 @@ def _response(content: Any) -> ToolResponse:
 
 
 def _shown(response: ToolResponse) -> Any:
-    """The content of a tool's message: its text, or its images, and then its text."""
+    """The content of a tool's message: its text, or its images followed by its text."""
     images = [{"type": "image", "image": image} for image in response.image or () if image is not None]
     text = [{"type": "text", "text": response.text}] if response.text else []
     return [*images, *text] if images else response.text or ""
 
 
 class _BadCall(Exception):
-    """The model called a tool that there is not, or with arguments that are no JSON object."""
+    """The model called an unknown tool, or with arguments that are not a JSON object."""
 
 
 async def _together(calls: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:
-    """Await all calls. When one raises or the caller is cancelled, the others are cancelled and waited for."""
+    """Await all calls. If one raises or the caller is cancelled, cancel the others and wait for them."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)

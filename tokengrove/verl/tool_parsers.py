@@ -1,8 +1,8 @@
-"""Tool calls out of sampled ids, by the name of a parser: the server's own parsers, and classes that users register.
+"""Tool calls in sampled ids, by the name of a parser: the server's own parsers, and registered classes.
 
-The server reads an output as it does for an agent's own requests, so the two never differ: a call inside of reasoning
-is none. A call whose arguments are no valid JSON has them as they were written, and the loop tells the model, as with
-most of verl's parsers (its hermes drops such a call). What has no name and arguments stays text.
+The server parses an output in the same way as for an agent's own requests; a call inside reasoning is not a call. A
+call whose arguments are invalid JSON keeps them as text, and the loop reports the error to the model, as with most of
+verl's parsers (its hermes drops such a call). A call without a name and arguments remains text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tokengrove.errors import InvalidRequest
 from tokengrove.verl.tools import OpenAIFunctionToolSchema
 
 server_of_loop: ContextVar[Any] = ContextVar("server_of_loop", default=None)
-"""What parses for the loop of this task. A parser that a class of loops shares has no server of its own."""
+"""The server that parses for the loop of this task. Parsers that a class of loops shares have no server."""
 
 Parser = TypeVar("Parser", bound="type[ToolParser]")
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call as the model wrote it. `arguments` is JSON text that may be invalid; `tool_call_id` None: it has no id."""
+    """A call as the model wrote it. `arguments`: JSON text, possibly invalid. `tool_call_id`: its id, or None."""
 
     name: str
     arguments: str
@@ -35,7 +35,7 @@ class FunctionCall:
 
 
 class ToolParser(ABC):
-    """Base class of parsers, under verl's names. `tokenizer`: whatever the loop has."""
+    """Base class of parsers, with verl's names. `tokenizer`: the tokenizer of the loop."""
 
     _registry: ClassVar[dict[str, type[ToolParser]]] = {}
 
@@ -44,7 +44,7 @@ class ToolParser(ABC):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Ids that end an answer, beside those of the model."""
+        """Ids that end an answer, in addition to those of the model."""
         return []
 
     @abstractmethod
@@ -53,15 +53,15 @@ class ToolParser(ABC):
     ) -> Any:
         """Return (content, list of FunctionCall): the text without the calls, and the calls.
 
-        Called without `tools`, a parser of the server returns the calls alone, as verl's documentation prints it; so
-        may a parser of yours.
+        Without `tools`, parsers of the server return the list of calls only, as verl's documentation prints it; other
+        parsers may do the same.
         """
 
     @classmethod
     def get_tool_parser(cls, name: str | None, tokenizer: Any = None) -> ToolParser:
-        """Return the parser that was registered under `name`, else the server's of that name (None: of its model).
+        """The parser that is registered as `name`, else the server's parser of that name (None: the model's parser).
 
-        The server knows the names of `--tool-parser`, verl's among them. It refuses others and lists its own.
+        The server knows the names of `--tool-parser`, including verl's. It rejects other names and lists its own.
         """
         if name is not None and name in cls._registry:
             return cls._registry[name](tokenizer)
@@ -69,7 +69,7 @@ class ToolParser(ABC):
 
     @classmethod
     def register(cls, name: str) -> Callable[[Parser], Parser]:
-        """Register the decorated class under a name. A later one replaces it, and one of the server."""
+        """Register the decorated class under a name. It replaces an earlier class or a parser of the server."""
 
         def decorator(subclass: Parser) -> Parser:
             cls._registry[name] = subclass
@@ -79,9 +79,9 @@ class ToolParser(ABC):
 
 
 class ServerToolParser(ToolParser):
-    """What the server's output parser finds (`POST /v1/parse`).
+    """The server's parser of outputs (`POST /v1/parse`).
 
-    `server` has `parse`: a session or a client; None: that of the loop which was made last in the task that asks.
+    `server` has `parse`: a session or a client; None: the server of the last loop created in the current task.
     """
 
     def __init__(self, tokenizer: Any, name: str | None, server: Any = None) -> None:
@@ -92,15 +92,15 @@ class ServerToolParser(ToolParser):
     async def message(
         self, ids: Sequence[int], tools: Sequence[Any] = (), prompt_ids: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Return the assistant's message that the ids are.
+        """The assistant message that the ids represent.
 
-        `prompt_ids`: the end of the prompt, by which the server sees whether the output begins within reasoning.
-        Raises InvalidRequest if the server knows no parser of this name, or if there is no server to ask.
+        `prompt_ids`: the end of the prompt, which shows whether the output begins inside reasoning. Raises
+        InvalidRequest if the server has no parser of this name, or if there is no server.
         """
         server = server_of_loop.get() if self.server is None else self.server
         if server is None:
             raise InvalidRequest(
-                f"the tool parser {self.name!r} is the server's: set its 'server' to a client or session"
+                f"the tool parser {self.name!r} needs a server: set its 'server' to a client or session"
             )
         options = {
             "tools": [schema_json(tool) for tool in tools],
@@ -125,7 +125,7 @@ class ServerToolParser(ToolParser):
 
 
 def calls_of(message: Mapping[str, Any]) -> list[FunctionCall]:
-    """Return the tool calls of an assistant's message."""
+    """The tool calls of an assistant message."""
     return [
         FunctionCall(call["function"]["name"], call["function"]["arguments"], call.get("id"))
         for call in message.get("tool_calls") or ()
@@ -133,7 +133,7 @@ def calls_of(message: Mapping[str, Any]) -> list[FunctionCall]:
 
 
 def schema_json(schema: Any) -> dict[str, Any]:
-    """Return a tool's schema (ours, verl's, or a mapping) as the `tools` of a request have it."""
+    """A tool's schema (ours, verl's, or a mapping) in the format of a request's `tools`."""
     if isinstance(schema, Mapping):
         return dict(schema)
     dumped: dict[str, Any] = schema.model_dump(exclude_unset=True, exclude_none=True)

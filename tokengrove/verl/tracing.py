@@ -1,7 +1,7 @@
-"""Times parts of a loop, and tells what ran for which sample: spans of OpenTelemetry, and the log of level debug.
+"""Times and traces of loops: OpenTelemetry spans, and log records of level debug with the sample.
 
-Spans are made where the variables of OpenTelemetry or a provider of the program's turn traces on. A span has no text
-of a sample unless `token2text` asks for it.
+Spans are made if OpenTelemetry's environment variables or a provider of the program enable tracing. They contain no
+text of samples unless `token2text` is true.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPAN = "tokengrove."
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """What runs: `told` names the sample in the log, `attributes` in spans, which are None where there are none."""
+    """The running sample. `told` identifies it in the log, `attributes` in spans; None: no spans."""
 
     told: dict[str, Any]
     attributes: dict[str, Any] | None
@@ -60,10 +60,10 @@ def rollout_trace_attr(
     project: str | None = None,
     experiment: str | None = None,
 ) -> Iterator[None]:
-    """Name the sample that runs in the block, a span `name`; calls of `rollout_trace_op` in it are spans below.
+    """Trace a sample in the block with a span `name`; calls of `rollout_trace_op` inside become child spans.
 
-    With `trace` false nothing is said of it, with `spans` false the log alone says it. `token2text`: the spans have the
-    text of prompts and responses.
+    With `trace` false neither spans nor log records are made, with `spans` false only log records. `token2text`: spans
+    contain the text of prompts and responses.
     """
     if not trace:
         with _being(None):
@@ -90,10 +90,10 @@ def _being(traced: _Traced | None) -> Iterator[None]:
 
 
 def rollout_trace_op(func: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Make each call of an asynchronous method a span, named as the method, within `rollout_trace_attr`; log how long
-    it takes and how it ends.
+    """Make each call of an asynchronous method a span within `rollout_trace_attr`, named after the method, and log its
+    duration and how it ended.
 
-    The tokens themselves are in the session: the server records every call of the model.
+    Spans have no tokens: the server records every call of the model in the session.
     """
 
     @functools.wraps(func)
@@ -114,7 +114,7 @@ def rollout_trace_op(func: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P
 
 
 def traceparent() -> str | None:
-    """The span that runs, for the server, which makes its own spans part of the trace; None without spans."""
+    """The `traceparent` of the current span, by which the server's spans join the trace; None without spans."""
     sample = _traced.get()
     return None if sample is None or sample.attributes is None else tracing.traceparent()
 
@@ -132,7 +132,7 @@ async def _in_span(
 
 
 async def _described(result: Any, owner: Any, token2text: bool) -> dict[str, Any]:
-    """What a span says of a result with `prompt_ids` or `response_ids`: how many, and with `token2text` their text."""
+    """The attributes for the numbers of `prompt_ids` and `response_ids`, and with `token2text` their text."""
     found: dict[str, Any] = {}
     decode = getattr(getattr(owner, "tokenizer", None), "decode", None)
     for part in ("prompt", "response"):
@@ -146,6 +146,6 @@ async def _described(result: Any, owner: Any, token2text: bool) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """A value as a span takes it."""
+    """A value as a span attribute."""
     value = value.item() if hasattr(value, "item") else value
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

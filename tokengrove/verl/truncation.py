@@ -1,4 +1,4 @@
-"""Tool responses that are too long are cut, with verl's marks where something is missing."""
+"""Truncation of long tool responses, with verl's marks at the cut."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Truncation:
     def of(cls, settings: Mapping[str, Any]) -> Truncation:
         """Read `max_tool_response_length`, and `keep` or `tool_response_truncate_side`, of verl's `multi_turn`.
 
-        A side is read as verl's documentation prints it: `left` keeps the beginning, `right` the end, anything else
-        both ends. Newer releases of verl have left and right the other way round, so both warn. Raises InvalidRequest
-        if `keep` is unknown or contradicts the side, and for a length that is no positive number.
+        The side is read as in verl's documentation: `left` keeps the beginning, `right` the end, anything else both
+        ends. Newer releases of verl have left and right reversed, so both cause a warning. Raises InvalidRequest if
+        `keep` is unknown or contradicts the side, and for a length that is not a positive integer.
         """
         length, keep, side = (
             settings.get(name) for name in ("max_tool_response_length", "keep", "tool_response_truncate_side")
@@ -41,25 +41,25 @@ class Truncation:
         meant = _OF_SIDE.get(side, "ends")
         if keep is not None and keep != meant:
             raise InvalidRequest(
-                f"'keep' is {keep!r}, and 'tool_response_truncate_side' {side!r} keeps the {meant}: give 'keep' alone, "
+                f"'keep' is {keep!r}, but 'tool_response_truncate_side' {side!r} keeps the {meant}: give 'keep' alone, "
                 "with the side null",
                 param="keep",
             )
         if side not in (*_OF_SIDE, "middle"):
             warnings.warn(
-                f"tool_response_truncate_side={side!r} keeps both ends, as everything but left and right does in verl",
+                f"tool_response_truncate_side={side!r} keeps both ends, like every value but left and right in verl",
                 stacklevel=2,
             )
         if keep is None and side in _OF_SIDE:
             warnings.warn(
                 f"tool_response_truncate_side={side} keeps the {meant} of a tool response, as verl's documentation "
-                f"prints it; newer releases of verl keep the other part. Write keep={meant} to say it plainly",
+                f"prints it; newer releases of verl keep the other part. Write keep={meant} to be explicit",
                 stacklevel=2,
             )
         return cls(length, meant)
 
     def cut(self, text: str) -> str:
-        """Return the text, or what is kept of it."""
+        """The text, truncated if it is too long."""
         if self.length is None or len(text) <= self.length:
             return text
         if self.keep == "head":

@@ -1,4 +1,4 @@
-"""What the trainer needs of an output's images: the tensors and positions of the sample that the session recorded."""
+"""Images of outputs for the trainer: tensors and positions of the samples that the sessions recorded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tokengrove.verl.outputs import AgentLoopOutput
 
 
 async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: str) -> None:
-    """Give an output with images the recorded sample with the same ids, whose images have their tensors.
+    """Add the recorded sample with the same ids to an output with images; its images have their tensors.
 
-    Of several with the same ids it is the one with the same images: pictures of one size have the same tokens. What
-    the output has after its last sampled id is cut off unless the model saw it: nothing says which tokens its images
-    would be. Raises InvalidRequest if the session recorded no such sample, or several of which none has them.
+    Of several such samples, the one with the same images is used: images of one size have the same tokens. Ids after
+    the last sampled id are cut off unless the model has seen them, since their images have no known tokens. Raises
+    InvalidRequest if the session has no such sample, or several of which none has the images.
     """
     if not (images := (output.multi_modal_data or {}).get("images")):
         return
@@ -34,8 +34,8 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
     same = [sample for sample in export.samples if sample.input_ids[:least].tolist() == ids[:least]]
     if not same:
         raise InvalidRequest(
-            "the loop returned ids with images that are not the beginning of what its session recorded, so nobody "
-            "knows which tokens are its images",
+            "the loop returned ids with images that are not the beginning of a sample of its session, so the tokens "
+            "of its images are unknown",
             param="prompt_ids",
         )
     found = same[0] if len(same) == 1 else await asyncio.to_thread(_with_images, same, images)
@@ -44,7 +44,7 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
     end = len(output.prompt_ids) + len(output.response_ids)
     if any(image["start"] + image["length"] > end for image in found.images):
         raise InvalidRequest(
-            f"the loop returned {end} ids, and its session recorded an image behind them: return all of the "
+            f"the loop returned {end} ids, but its session recorded an image after them: return all of the "
             "trajectory, or raise response_length",
             param="response_ids",
         )
@@ -52,15 +52,16 @@ async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: s
 
 
 def _with_images(samples: Sequence[Sample], images: Any) -> Sample:
-    """The first of samples with equal ids that has these images. Raises InvalidRequest if they differ and none has."""
+    """The first sample with these images, of samples with equal ids. Raises InvalidRequest if they differ and none
+    has them."""
     shown = [digest_of_url(url) for url in ImageUrls().urls(images)]
     recorded = [[image["digest"] for image in sample.images[: len(shown)]] for sample in samples]
     if all(digests == recorded[0] for digests in recorded):
         return samples[0]
     if shown not in recorded:
         raise InvalidRequest(
-            f"the session recorded {len(samples)} samples with the ids of the loop and different images, and none has "
-            "the images of 'multi_modal_data': return there what was given as image_data",
+            f"the session recorded {len(samples)} samples with the ids of the loop and different images, but none has "
+            "the images of 'multi_modal_data': return the images that were given as image_data",
             param="multi_modal_data",
         )
     return samples[recorded.index(shown)]
@@ -74,10 +75,10 @@ def _cut(output: AgentLoopOutput, length: int) -> None:
 
 
 def columns(outputs: Sequence[AgentLoopOutput], attention: NDArray[Any], width: int) -> dict[str, NDArray[Any]]:
-    """`multi_modal_inputs`, and `position_ids` [B, 4, P + R] if the model places images in its positions, as verl's
-    worker makes them; nothing if no output has images.
+    """`multi_modal_inputs`, and `position_ids` [B, 4, P + R] if the model assigns positions to images, as in verl's
+    worker; {} if no output has images.
 
-    `attention` is [B, P + R], `width` P.
+    `attention` is [B, P + R]; `width` is P.
     """
     if not any(output.sample for output in outputs):
         return {}

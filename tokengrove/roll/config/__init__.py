@@ -1,4 +1,4 @@
-"""ROLL's configuration: its YAML, its fields and defaults, and what its class names mean here."""
+"""ROLL's configuration: its YAML, its fields and defaults, and our classes for its class names."""
 
 from tokengrove.roll.config.agentic_config import (
     AgenticConfig,

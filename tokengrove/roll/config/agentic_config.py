@@ -1,4 +1,4 @@
-"""The configuration of a run as ROLL's users write it: `AgenticConfig.from_yaml(path)` and `AgenticConfig(mapping)`."""
+"""The configuration of a run in ROLL's format: `AgenticConfig.from_yaml(path)` and `AgenticConfig(mapping)`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ logger = logging.getLogger(__name__)
 _MANAGERS = {"train_env_manager": "train_env", "val_env_manager": "val_env"}
 _SECTIONS = ("custom_envs", "actor_infer")
 _NEAR = 0.85
-"""How much of a name must be right for it to be misspelt, where users may have names of their own."""
+"""The similarity, from 0 to 1, at which a name counts as a misspelt setting, where users may have their own names."""
 _INCLUDED = "custom_env"
-"""What ROLL's files call the environments from which `custom_envs` chooses."""
+"""The section of ROLL's files with the environments that `custom_envs` selects from."""
 _said: set[str] = set()
 
 
 @dataclass
 class EnvMonitorConfig:
-    """Whether environments that do nothing are reported: looked at every `monitor_interval` seconds, and reported after
-    `hung_timeout` seconds.
-    """
+    """Reports of idle environments: checked every `monitor_interval` seconds, reported after `hung_timeout` seconds."""
 
     enable: bool = True
     monitor_interval: int = 30
@@ -48,7 +46,7 @@ class EnvMonitorConfig:
 
 @dataclass
 class RolloutMockConfig:
-    """Whether batches are written to `dump_dir` (mode `dump`) or read from there instead of played (mode `mock`)."""
+    """Writes batches to `dump_dir` (mode `dump`), or reads them from there instead of playing (mode `mock`)."""
 
     enable: bool = False
     mode: str = "dump"
@@ -63,18 +61,18 @@ class RolloutMockConfig:
 
 @dataclass(init=False, repr=False, eq=False)
 class AgenticConfig:
-    """What a run needs, by ROLL's names and with its defaults. Settings of ROLL's training can be read as attributes.
+    """The settings of a run, with ROLL's names and defaults. ROLL's training settings can be read as attributes.
 
     `train_env_manager.env_configs` and `val_env_manager.env_configs` have the configuration of every environment; a
-    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode; if it is not given,
-    it is `prompt_length` and `response_length` together. `max_steps` is the number of batches, -1 for no end.
-    `generating_args` are those of `actor_infer`, else of `train_env_manager`. A `val_batch_size` that is not given is
-    the number of validation environments. `custom_envs` has the environments by tag; for others `custom_env` is looked
-    at, where ROLL's files have them. `apply_reward_discount` makes the scores of turns returns, discounted with
-    `step_reward_gamma`; without it they are raw, as ROLL's trainer wants them, because it discounts them itself.
-    After `max_failed_episodes` failed episodes in a row the run ends: None: three groups' worth; -1: never.
+    manager that is missing in the configuration has no environments. `sequence_length` limits an episode, in tokens; by
+    default it is `prompt_length` plus `response_length`. `max_steps` is the number of batches; -1: no limit.
+    `generating_args` are those of `actor_infer`, else those of `train_env_manager`. `val_batch_size` defaults to the
+    number of validation environments. `custom_envs` has the environments by tag; tags that it lacks are taken from
+    `custom_env`, where ROLL's files have them. `apply_reward_discount` replaces the scores of turns by returns,
+    discounted with `step_reward_gamma`; without it the scores are raw, as ROLL's trainer expects, because it discounts
+    them itself. After `max_failed_episodes` failed episodes in a row the run ends; None: three groups; -1: no limit.
 
-    Raises InvalidRequest, which names the field and the way out, where ROLL's assertions fail, and for a misspelt name.
+    Raises InvalidRequest, with the field and a fix, where ROLL's assertions fail, and for a misspelt name.
     """
 
     exp_name: str = "agentic"
@@ -104,7 +102,7 @@ class AgenticConfig:
     max_failed_episodes: int | None = None
 
     def __init__(self, values: object = None, /, **more: Any) -> None:
-        """`values`: a mapping, also a Config or OmegaConf's DictConfig. Names of `more` win."""
+        """`values`: a mapping, including Config and OmegaConf's DictConfig. Names in `more` take precedence."""
         config = Config({} if values is None else values)
         self._config = Config({**config, **more}) if more else config
         self._objects = {name: value for name, value in more.items() if dataclasses.is_dataclass(value)}
@@ -116,15 +114,15 @@ class AgenticConfig:
 
     @classmethod
     def from_yaml(cls, path: str | PathLike[str], overrides: Sequence[str] = ()) -> AgenticConfig:
-        """Read a YAML file, the files that its `defaults` name, and changes such as `train_env_manager.group_size=4`.
+        """Read a YAML file, the files in its `defaults`, and overrides such as `train_env_manager.group_size=4`.
 
-        Raises InvalidRequest, also for a file that is missing or no YAML.
+        Raises InvalidRequest, also for a file that is missing or is not valid YAML.
         """
         return cls(compose(path, overrides))
 
     def __getattr__(self, name: str) -> Any:
-        """A setting of ROLL's training, or one that the configuration has for its own interpolations."""
-        if name.startswith("_"):  # what copy and pickle look for
+        """A setting of ROLL's training, or a setting that the configuration defines for its own interpolations."""
+        if name.startswith("_"):  # looked up by copy and pickle
             raise AttributeError(name)
         if name in self._config:
             value = self._config[name]
@@ -141,12 +139,12 @@ class AgenticConfig:
 
     @property
     def seed_is_given(self) -> bool:
-        """Whether the configuration has a `seed`, from which the plan of a run follows; else plans are drawn."""
+        """Whether the configuration has a `seed`, which determines the plan of a run; otherwise plans are random."""
         return self._config.get("seed") is not None
 
     @property
     def async_pipeline(self) -> bool:
-        """Whether episodes are played ahead of the batch that needs them."""
+        """Whether episodes are generated before the batch that needs them."""
         return self.async_generation_ratio > 0
 
     def set_max_steps(self, max_steps: int) -> None:
@@ -191,7 +189,7 @@ class AgenticConfig:
         return made(EnvManagerConfig, given, name, ignored=OF_WORKERS)
 
     def _read_generating_args(self) -> None:
-        """As in ROLL: those of actor_infer are also those of both managers; else the train manager's are."""
+        """As in ROLL, both managers use those of actor_infer, else those of the train manager."""
         check_near(self.actor_infer, ("generating_args",), "actor_infer", beside=OF_WORKERS)
         if self.is_pure_opd:
             self.actor_infer = Section(as_mapping(self.student_infer, "student_infer"))
@@ -202,7 +200,7 @@ class AgenticConfig:
                 if manager.generating_args is not None and manager.generating_args != found:
                     _say_once(
                         f"{manager.section}generating_args has no effect, as in ROLL: actor_infer.generating_args has "
-                        f"precedence. To use it, leave actor_infer's out and give both managers their own"
+                        f"precedence. To use it, remove actor_infer.generating_args and set it in both managers"
                     )
                 manager.generating_args = found
         elif (own := self.train_env_manager.generating_args) is not None:
@@ -213,7 +211,7 @@ class AgenticConfig:
             found = GeneratingArguments(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.sequence_length)
             _say_once(
                 "neither actor_infer nor train_env_manager has generating_args: answers are sampled with temperature 1 "
-                "out of all tokens, and max_tokens_per_step limits them"
+                "from all tokens, and max_tokens_per_step limits them"
             )
             for manager in managers:
                 manager.generating_args = manager.generating_args or found
@@ -226,7 +224,7 @@ class AgenticConfig:
         if not self.sequence_length:
             if not self.response_length:
                 raise InvalidRequest(
-                    "sequence_length is missing: the most tokens of an episode; give it, or response_length",
+                    "sequence_length (the most tokens of an episode) is missing; set it, or response_length",
                     param="sequence_length",
                 )
             self.sequence_length = self.prompt_length + self.response_length
@@ -236,7 +234,7 @@ class AgenticConfig:
             )
         if self.max_steps <= 0 and self.max_steps != -1:
             raise InvalidRequest(
-                f"max_steps is {self.max_steps}; it must be positive, or -1 for no end", param="max_steps"
+                f"max_steps is {self.max_steps}; it must be positive, or -1 for no limit", param="max_steps"
             )
         checked_most(self.max_failed_episodes)
         if self.async_generation_ratio < 0 or not 0 <= self.step_reward_gamma <= 1:
@@ -261,17 +259,17 @@ class AgenticConfig:
         if self.train_env_manager.env_configs:
             fit_train(self.train_env_manager, self.rollout_batch_size, self.async_generation_ratio)
         if (val := self.val_env_manager).env_configs:
-            if "val_batch_size" not in self._config:  # ROLL's 128 fits no other number of environments
+            if "val_batch_size" not in self._config:  # ROLL's default of 128 fits few numbers of environments
                 self.val_batch_size = val.num_env_groups * val.group_size
             fit_val(val, self.val_batch_size)
 
     def _environments_of(self, manager: EnvManagerConfig) -> Mapping[str, Any]:
-        """`custom_envs`, and for tags that it lacks those of `custom_env`, where ROLL's files have them."""
+        """`custom_envs`, and the environments of `custom_env` for tags that `custom_envs` lacks."""
         lacking = [tag for tag in manager.tags if tag not in self.custom_envs]
         others = self._config.get(_INCLUDED) if lacking else None
         found = {tag: others[tag].to_dict() for tag in lacking if isinstance(others, Config) and tag in others}
         if found:
-            _say_once(f"environments that custom_envs lacks are those of custom_env: {', '.join(found)}")
+            _say_once(f"environments missing in custom_envs are taken from custom_env: {', '.join(found)}")
         return {**found, **self.custom_envs}
 
 
@@ -280,10 +278,10 @@ def compose(
     overrides: Sequence[str] = (),
     known: Known = lambda path: False,
 ) -> dict[str, Any]:
-    """The mapping that a YAML file, the files of its `defaults` and `overrides` make; interpolations stay as they are.
+    """The mapping composed of a YAML file, the files of its `defaults` and `overrides`; interpolations are kept.
 
-    `known`: which settings beside ROLL's an override may change though the files lack them. Raises InvalidRequest for a
-    file that is missing or no YAML, and for an override that changes nothing known.
+    `known`: the settings, in addition to ROLL's, that an override may set even if the files lack them. Raises
+    InvalidRequest for a file that is missing or is not valid YAML, and for an override of an unknown setting.
     """
     file = Path(path)
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
@@ -292,7 +290,7 @@ def compose(
 
 
 def _is_setting(path: tuple[str, ...]) -> bool:
-    """Whether a path is a setting that the files may have left out."""
+    """Whether a path is a setting, which the files may lack."""
     first = path[0]
     if first in ROLES or first == "actor_infer":
         return True
@@ -311,15 +309,15 @@ def _settings() -> list[str]:
 
 
 def check_setting_names(config: Config) -> None:
-    """Raises InvalidRequest for a name that is nearly that of a setting and that no interpolation uses.
+    """Raise InvalidRequest for a misspelt setting that no interpolation uses.
 
-    What has no effect is said in the log.
+    Settings without effect are logged.
     """
     given = set(map(str, config))
     known = _settings()
     needed = set(referred(config.source()))
     for name in sorted(given - {*known, *needed}):
-        one_letter = 1 - 1 / max(4, len(name))  # of a short name, another letter is more than the share below allows
+        one_letter = 1 - 1 / max(4, len(name))  # in a short name, one wrong letter exceeds the share below
         if near := get_close_matches(name, known, 1, min(_NEAR, one_letter)):
             raise InvalidRequest(f"the configuration has no setting {name!r}; did you mean {near[0]!r}?", param=name)
     _say("", sorted(given & {*DEFAULTS, *ROLES}))
@@ -338,14 +336,12 @@ def referred(value: Any) -> Iterator[str]:
 
 
 def _say(section: str, names: list[str]) -> None:
-    """Say, once for each process, which settings have no effect."""
+    """Log, once per process, which settings have no effect."""
     new = [name for name in names if f"{section}.{name}" not in _said]
     _said.update(f"{section}.{name}" for name in new)
     if new:
         where = f" of {section}" if section else ""
-        logger.warning(
-            "settings%s that ROLL has for its training, cluster and logs have no effect here: %s", where, ", ".join(new)
-        )
+        logger.warning("settings%s of ROLL's training, cluster and logs have no effect here: %s", where, ", ".join(new))
 
 
 def _say_once(message: str) -> None:

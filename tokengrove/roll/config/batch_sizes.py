@@ -1,4 +1,4 @@
-"""How many episodes each environment has in a batch, by ROLL's rules: a batch consists of whole groups."""
+"""The number of episodes of each environment in a batch, by ROLL's rules: a batch consists of whole groups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tokengrove.roll.config.env_manager_config import EnvManagerConfig
 
 
 def fit_train(manager: EnvManagerConfig, batch_size: int, async_generation_ratio: float) -> None:
-    """Set `max_traj_per_env` for `rollout_batch_size`; below 0 there is no batch. Raises InvalidRequest.
+    """Set `max_traj_per_env` for `rollout_batch_size`; a negative size means no batch. Raises InvalidRequest.
 
-    When generation runs ahead (`async_generation_ratio` above 0), it is always just what the batch needs.
+    If generation runs ahead (`async_generation_ratio` above 0), it is always the number that a batch needs.
     """
     needed = _needed(manager, batch_size)
     if async_generation_ratio > 0 or manager.max_traj_per_env < 0:
@@ -22,9 +22,9 @@ def fit_train(manager: EnvManagerConfig, batch_size: int, async_generation_ratio
 
 
 def fit_val(manager: EnvManagerConfig, batch_size: int) -> None:
-    """Set `max_traj_per_env` for `val_batch_size`; below 0 episodes are played until there is no data left.
+    """Set `max_traj_per_env` for `val_batch_size`; with a negative size episodes are played until the data ends.
 
-    Every validation environment plays equally often. Raises InvalidRequest.
+    All validation environments play the same number of episodes. Raises InvalidRequest.
     """
     if batch_size < 0:
         manager.max_traj_per_env = sys.maxsize
@@ -45,7 +45,7 @@ def fit_val(manager: EnvManagerConfig, batch_size: int) -> None:
 
 
 def _needed(manager: EnvManagerConfig, batch_size: int) -> int:
-    """Episodes of each environment, rounded up. The redundant environments of a group do not count."""
+    """Episodes of each environment, rounded up. Redundant environments of a group do not count."""
     return -(-batch_size // (manager.num_env_groups * manager.group_size))
 
 

@@ -1,4 +1,4 @@
-"""Classes by the paths that a configuration has."""
+"""Classes by the paths in a configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tokengrove.rollout import imports
 
 
 def resolve(path: Any, field: str = "class path") -> Any:
-    """The class that `path` means: ours for a path of ROLL, else the one at `package.module.Name`. A class is returned.
+    """The class for `path`: ours for a path of ROLL, else the one at `package.module.Name`. Classes are returned as is.
 
-    The module of another path may import names of ROLL though ROLL is not installed (see use_roll_names). `field` says
-    in errors where the path stands. Raises InvalidRequest for a path that names nothing, and what its module raises.
+    The module of another path may import ROLL's names even if ROLL is not installed (see use_roll_names). `field`: the
+    place of the path, for errors. Raises InvalidRequest for a path that names nothing, and the exceptions of its
+    module.
     """
     if isinstance(path, type):
         return path

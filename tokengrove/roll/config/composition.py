@@ -1,6 +1,6 @@
-"""Composes a configuration with hydra: the files that its `defaults` list names, and changes such as `a.b=1`.
+"""Composition of a configuration with hydra: the files in its `defaults` list, and overrides such as `a.b=1`.
 
-Hydra is imported here only, and only for a file that needs it. It comes with the extra `roll`.
+Hydra is imported only here, and only for files that need it. The extra `roll` installs it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tokengrove.roll.config.yaml_text import read_yaml
 logger = logging.getLogger(__name__)
 
 Known = Callable[[tuple[str, ...]], bool]
-"""Whether a path is a setting, which an override may change though the files lack it."""
+"""Whether a path is a setting, which an override may set even if the files lack it."""
 
 _OF_TRAINING = "deepspeed_"
-"""Files of such names hold settings of DeepSpeed only, and ROLL has stopped shipping them: they may be missing."""
+"""The prefix of files with settings of DeepSpeed only. They may be missing, since ROLL no longer ships them."""
 _one_at_a_time = threading.Lock()
-"""Hydra composes with objects of the whole process."""
+"""Hydra composes with global objects of the process."""
 
 
 def composed(path: Path, overrides: Sequence[str], known: Known) -> dict[str, Any]:
-    """The mapping that a file, the files of its `defaults` and `overrides` make; interpolations stay as they are.
+    """The mapping composed of a file, the files of its `defaults` and `overrides`; interpolations are kept.
 
-    Raises InvalidRequest that names the file.
+    Raises InvalidRequest with the file's name.
     """
     if isinstance(overrides, str):
-        raise InvalidRequest(f"overrides is a list of texts, such as [{overrides!r}]")
+        raise InvalidRequest(f"overrides must be a list of texts, such as [{overrides!r}]")
     values = read_yaml(path)
     if values is not None and not isinstance(values, dict):
         raise InvalidRequest(f"the configuration {str(path)!r} must be a mapping, not {type(values).__name__}")
@@ -44,12 +44,12 @@ def composed(path: Path, overrides: Sequence[str], known: Known) -> dict[str, An
     if overrides or "defaults" in values:
         path = path.resolve()
         return _by_hydra(path, [_change(each, path, known) for each in overrides])
-    values.pop("hydra", None)  # settings of hydra itself
+    values.pop("hydra", None)  # settings of hydra
     return values
 
 
 def _change(override: str, path: Path, known: Known) -> str:
-    """The override as hydra takes it, which wants a sign for what the files lack. A choice of a file has none."""
+    """The override in hydra's syntax, which marks settings that the files lack. The choice of a file is not marked."""
     name = override.partition("=")[0].strip()
     is_change = "=" in override and re.fullmatch(r"[\w.]+", name)
     is_group = (path.parent / name).is_dir()
@@ -63,7 +63,7 @@ def _by_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
         from yaml import YAMLError
     except ModuleNotFoundError as error:
         raise InvalidRequest(
-            f"{str(path)!r}: a defaults list and changes (KEY=VALUE) need the package {error.name}: "
+            f"{str(path)!r}: a defaults list and overrides (KEY=VALUE) need the package {error.name}: "
             f"{how_to_get('tokengrove[roll]')}"
         ) from None
     if path.suffix != ".yaml":
@@ -76,7 +76,7 @@ def _by_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             missing.append(_may_be_missing(str(error.missing_cfg_file), path, missing))
         except RecursionError:
             raise InvalidRequest(
-                f"the defaults of {str(path)!r} lead to the file itself, or the configuration {str(path)!r} "
+                f"the defaults of {str(path)!r} include the file itself, or the configuration {str(path)!r} "
                 "is nested too deeply"
             ) from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
@@ -84,7 +84,7 @@ def _by_hydra(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _once(path: Path, overrides: Sequence[str], missing: Sequence[str]) -> dict[str, Any]:
-    """`missing`: files that hydra takes for empty."""
+    """`missing`: files that hydra treats as empty."""
     import hydra
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
@@ -100,12 +100,12 @@ def _once(path: Path, overrides: Sequence[str], missing: Sequence[str]) -> dict[
 
 @contextmanager
 def _own_hydra() -> Iterator[None]:
-    """Hydra as nobody has used it yet. Afterwards the program has its own hydra again, and the store that it had."""
+    """A fresh state of hydra during the block. Afterwards the program's state and store of hydra are restored."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.singleton import Singleton
 
     with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # ROLL's files have no _self_, of which hydra warns
+        warnings.simplefilter("ignore", UserWarning)  # hydra warns of ROLL's files, which have no _self_
         store = ConfigStore.instance()
         before = dict(Singleton._instances)
         Singleton._instances.clear()
@@ -118,7 +118,7 @@ def _own_hydra() -> Iterator[None]:
 
 
 def _may_be_missing(name: str, path: Path, already: Sequence[str]) -> str:
-    """The name of a file of training. Raises InvalidRequest for another one."""
+    """The name of a missing file of training settings. Raises InvalidRequest for other files."""
     if not name.rpartition("/")[2].startswith(_OF_TRAINING) or name in already:
         raise InvalidRequest(f"a defaults list of {str(path)!r} names {name!r}, but there is no file of that name")
     logger.warning("%s is missing; it has settings of training only, which have no effect here", name)
@@ -126,7 +126,7 @@ def _may_be_missing(name: str, path: Path, already: Sequence[str]) -> str:
 
 
 def _refused(error: Exception, path: Path, overrides: Sequence[str]) -> InvalidRequest:
-    """What hydra says, or what is more helpful: the nearest name, or the place that a section is taken from."""
+    """Hydra's message, or a more helpful one: the nearest name, or the section that an interpolation refers to."""
     said = (str(error) or str(error.__cause__)).partition("\nSee https://")[0].strip()
     for each in overrides:
         name = each.lstrip("~").partition("=")[0].strip()
@@ -136,7 +136,7 @@ def _refused(error: Exception, path: Path, overrides: Sequence[str]) -> InvalidR
 
 
 def _hint(values: Mapping[str, Any], name: str, override: str) -> str | None:
-    """Why a path leads to nothing, and the way out; None if hydra has said it."""
+    """Why a path does not exist, and a fix; None if hydra's message is sufficient."""
     section: Any = values
     parts = name.split(".")
     for at, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The settings of a train or validation manager: how many environments there are, of what, in which groups."""
+"""The settings of a train or validation manager: the number, types and groups of its environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP_FILTER = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
 
 @dataclass
 class LLMProxyConfig:
-    """What answers in the direct managers: the engine of the server (`policy`), or what `proxy_type` names there."""
+    """The model of the direct managers: the server's engine (`policy`), or the proxy that `proxy_type` names."""
 
     proxy_type: str = "policy"
     proxy_config: dict[str, Any] = field(default_factory=dict)
@@ -25,12 +25,12 @@ class LLMProxyConfig:
 class EnvManagerConfig:
     """ROLL's fields and defaults. Group g has the environments g * final_group_size to (g + 1) * final_group_size - 1.
 
-    `tags` name the environments in `custom_envs`; `num_groups_partition` says how many groups each tag has, and divides
-    them equally if it is not given. `world_size` workers have `max_env_num_per_worker` environments each (0: one worker
-    has all). `max_traj_per_env` is the number of episodes of an environment in a batch (-1: as many as the batch
-    needs). `env_configs` {worker rank: {env_id: section}} is filled by AgenticConfig.
+    `tags` name the environments in `custom_envs`; `num_groups_partition` is the number of groups of each tag, by
+    default equal. `world_size` workers have up to `max_env_num_per_worker` environments each (0: one worker has all).
+    `max_traj_per_env` is the number of episodes of an environment in a batch (-1: as many as the batch needs).
+    `env_configs` {worker rank: {env_id: section}} is filled by AgenticConfig.
 
-    Raises InvalidRequest that names the field.
+    Raises InvalidRequest with the name of the field.
     """
 
     name: str | None = None
@@ -56,16 +56,16 @@ class EnvManagerConfig:
 
     @property
     def final_group_size(self) -> int:
-        """The environments of a group: those that count, and those beyond them."""
+        """The number of environments of a group, including redundant ones."""
         return self.group_size + self.group_size_redundancy
 
     @property
     def section(self) -> str:
-        """Its place in the configuration, as a prefix of its fields: `train_env_manager.`."""
+        """Its section in the configuration, as a prefix of its fields: `train_env_manager.`."""
         return f"{self.name}_manager." if self.name else ""
 
     def check(self) -> None:
-        """Check the numbers, and work out those that follow from others."""
+        """Check the numbers, and compute the derived ones."""
         at = self.section
         for name, least in (("num_env_groups", 0), ("group_size", 1), ("group_size_redundancy", 0)):
             if getattr(self, name) < least:

@@ -1,4 +1,4 @@
-"""The configurations of single environments, out of the custom environments and the numbers of a manager."""
+"""The configurations of single environments, made of the custom environments and the numbers of a manager."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _OF_MANAGERS = (
     *("dataset_name", "job_config_path", "job_config", "sandbox_cls", "max_iterations", "num_retries", "model_name"),
     *("scaffold_config", "model_service_cls", "model_service_port", "max_new_tokens"),
 )
-"""What managers and runners read of an `env_config`, beside what its environment has."""
+"""Names in an `env_config` that managers and runners read, in addition to those of its environment."""
 _NEAR = 0.85
-"""How much of a name must be right for it to be a misspelt one of these, and none of the environment."""
+"""The similarity, from 0 to 1, at which a name counts as a misspelling of these, and not as the environment's."""
 _MOST = 2**31 - 1
 
 
@@ -36,9 +36,9 @@ def env_configs_of(
     """{worker rank: {env_id: section}}: the keys of the custom environment of the environment's tag, and `tag`,
     `group_id`, `env_id`, `env_class` (its env_type), `config` (its env_config), `env_manager_cls` and `group_seed`.
 
-    Environments of one group share a `group_seed`, 0 to 2**31 - 1. With a `seed` the group seeds follow from it and
-    from the manager's name, so that validation plays the same in every run; without one they are random, as in ROLL.
-    Raises InvalidRequest for a tag without a custom environment, and for one without an env_type.
+    The environments of a group share a `group_seed`, 0 to 2**31 - 1. With a `seed` the group seeds are derived from it
+    and the manager's name, so that validation is the same in every run; without one they are random, as in ROLL. Raises
+    InvalidRequest for a tag without a custom environment, and for a custom environment without an env_type.
     """
     draw = random.Random(None if seed is None else f"{seed}:{manager.name}")
     configs: dict[int, dict[int, Section]] = {}
@@ -75,5 +75,5 @@ def _template(tag: str, custom_envs: Mapping[str, Any], manager: EnvManagerConfi
     if isinstance(env_config := found.get("env_config"), Mapping):
         check_near(env_config, _OF_MANAGERS, f"{path}.env_config", cutoff=_NEAR)
     if "env_type" not in found:
-        raise InvalidRequest(f"{path} has no env_type; write the name by which gem makes it", param=f"{path}.env_type")
+        raise InvalidRequest(f"{path} has no env_type; set it to the environment's id in gem", param=f"{path}.env_type")
     return found

@@ -1,4 +1,4 @@
-"""Makes a dataclass out of a section of a configuration, and says what is wrong with a field by its whole path."""
+"""Dataclasses made of sections of a configuration, with errors that name a field by its whole path."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tokengrove.errors import InvalidRequest
 
 T = TypeVar("T")
 _NEAR = 0.75
-"""How much of a name must be right for it to be a misspelt one."""
+"""The similarity, from 0 to 1, at which a name counts as misspelt."""
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
 def made(cls: type[T], section: Any, path: str, *, ignored: Iterable[str] = ()) -> T:
     """An instance of the dataclass `cls` with the values of `section` (a mapping, another dataclass, or a `cls`).
 
-    `ignored`: names that the section may have besides and that have no effect. Null stands for a field's default if
-    the field cannot be null. Raises InvalidRequest for an unknown name and for a value of the wrong type.
+    `ignored`: names that the section may also have, without effect. Null means a field's default if the field cannot be
+    null. Raises InvalidRequest for an unknown name and for a value of the wrong type.
     """
     if isinstance(section, cls):
         return section
@@ -33,7 +33,7 @@ def made(cls: type[T], section: Any, path: str, *, ignored: Iterable[str] = ()) 
 
 
 def as_mapping(section: Any, path: str) -> Mapping[str, Any]:
-    """The fields of a section. Raises InvalidRequest for a value that has none."""
+    """The fields of a section; {} for None. Raises InvalidRequest for a value without fields."""
     if section is None:
         return {}
     if isinstance(section, Mapping):
@@ -44,7 +44,7 @@ def as_mapping(section: Any, path: str) -> Mapping[str, Any]:
 
 
 def check_names(values: Mapping[str, Any], known: Iterable[str], path: str, *, ignored: Iterable[str] = ()) -> None:
-    """Raises InvalidRequest for a name that is neither `known` nor `ignored`, with the nearest that is."""
+    """Raise InvalidRequest for a name that is neither `known` nor `ignored`, with the nearest of these."""
     allowed = [*known, *ignored]
     for name in values:
         if name not in allowed:
@@ -55,9 +55,9 @@ def check_names(values: Mapping[str, Any], known: Iterable[str], path: str, *, i
 def check_near(
     values: Mapping[Any, Any], known: Iterable[str], path: str, *, beside: Iterable[str] = (), cutoff: float = _NEAR
 ) -> None:
-    """Raises InvalidRequest for a name that is neither `known` nor among those `beside` them, and near a known one.
+    """Raise InvalidRequest for a name that is close to a `known` one, but neither `known` nor in `beside`.
 
-    For sections in which users have names of their own: a name that is near none passes.
+    For sections in which users have their own names: other unknown names are accepted.
     """
     known = tuple(known)
     allowed = {*known, *beside}
@@ -69,13 +69,13 @@ def check_near(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?` if a known name is near, else nothing."""
+    """`; did you mean ...?` if a known name is close, else an empty text."""
     near = get_close_matches(name, list(known), 1, _NEAR)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def checked(value: Any, hint: Any, path: str) -> Any:
-    """`value`, if it is of the type that `hint` says; an integer is a number, too. Raises InvalidRequest."""
+    """`value`, if it has the type `hint`. Integers are also numbers. Raises InvalidRequest for other values."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None:
         return None

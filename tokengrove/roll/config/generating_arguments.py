@@ -1,4 +1,4 @@
-"""ROLL's `generating_args`, and what they are to our server."""
+"""ROLL's `generating_args`, and their meaning for our server."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _SAMPLING = {
     "stop_strings": "stop",
     "include_stop_str_in_output": "include_stop_str_in_output",
 }
-"""Names of generating_args, and of a session's `sampling`."""
+"""Fields of a session's `sampling`, by the names in generating_args."""
 _WITHOUT_EFFECT = {
-    "num_return_sequences": (1, "an episode is one session; group_size says how many are sampled"),
-    "length_penalty": (1.0, "it is of beam search only"),
+    "num_return_sequences": (1, "an episode is one session; group_size is the number of samples"),
+    "length_penalty": (1.0, "only beam search uses it"),
     "logprobs": (0, "the logprob of every sampled token is recorded anyway"),
     "max_length": (8192, "sequence_length limits an episode"),
 }
-"""Names that mean nothing here, with the values for which nobody has to be told, and why."""
+"""Names without effect: the value that needs no warning, and the reason."""
 _said: set[str] = set()
 
 
 @dataclass
 class GeneratingArguments:
-    """How answers are sampled, with ROLL's names and defaults; from `min_p` on, further names of our server.
+    """How answers are sampled, with ROLL's names and defaults; the names from `min_p` on are our server's.
 
-    `max_new_tokens` limits each answer. `do_sample` false is greedy. `top_k` 0 and -1 mean off.
+    `max_new_tokens` limits each answer. `do_sample` false means greedy. `top_k` 0 and -1 mean off.
     """
 
     do_sample: bool | None = True
@@ -63,7 +63,7 @@ class GeneratingArguments:
     min_tokens: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """ROLL's names with their values, as its engines get them: one of max_new_tokens and max_length."""
+        """ROLL's names with their values, as its engines receive them: with either max_new_tokens or max_length."""
         values = dataclasses.asdict(self)
         values.pop("max_length" if (self.max_new_tokens or 0) > 0 else "max_new_tokens")
         optional = (
@@ -78,10 +78,10 @@ class GeneratingArguments:
 
 
 def sampling_of(generating_args: Any, max_tokens_per_step: int | None = None) -> dict[str, Any]:
-    """What `generating_args` (GeneratingArguments, ROLL's own, a mapping or None) are in a session's `sampling`.
+    """A session's `sampling` for `generating_args` (GeneratingArguments, ROLL's own, a mapping or None).
 
-    Its `max_tokens` is the less of `max_new_tokens` and `max_tokens_per_step`. What has no effect here is said once in
-    the log. Raises InvalidRequest for what our engines cannot do, beam search, and for an unknown name.
+    `max_tokens` is the smaller of `max_new_tokens` and `max_tokens_per_step`. Names without effect are logged once.
+    Raises InvalidRequest for beam search, which our engines do not support, and for an unknown name.
     """
     given = {name: value for name, value in _values(generating_args).items() if value is not None}
     greedy = given.pop("do_sample", True) is False
@@ -111,7 +111,7 @@ def _values(generating_args: Any) -> Mapping[str, Any]:
 def _say(name: str, value: Any) -> None:
     if name not in _WITHOUT_EFFECT:
         raise InvalidRequest(
-            f"generating_args.{name} is nothing that our engines know; leave it out", param=f"generating_args.{name}"
+            f"generating_args.{name} is unknown to our engines; leave it out", param=f"generating_args.{name}"
         )
     quiet, why = _WITHOUT_EFFECT[name]
     if value != quiet and name not in _said:

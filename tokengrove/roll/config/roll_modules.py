@@ -1,4 +1,4 @@
-"""ROLL's modules and what their names mean here. A name is looked up when it is asked for, and not imported before."""
+"""ROLL's modules and our objects for their names. A name is looked up on access, and not imported before."""
 
 from __future__ import annotations
 
@@ -74,26 +74,26 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "roll.utils.hash_utils": {"compute_object_hash": "values"},
     "roll.utils.str_utils": {"contains_renderable_field": "values"},
 }
-"""ROLL's modules: the names that we have, with the package below tokengrove.roll that has them, or their place."""
+"""ROLL's modules: their names that we have, each with its package below tokengrove.roll, or with its full path."""
 
 _ABSENT: Mapping[str, str] = {
     f"{_AGENTIC}.agentic_pipeline.AgenticPipeline": "it trains; AgenticRolloutPipeline plays, and your trainer trains",
     f"{_AGENTIC}.agentic_actor_worker": "it trains",
     f"{_AGENTIC}.agentic_actor_pg_worker": "it trains",
     f"{_AGENTIC}.proxy": "the server is the proxy: tokengrove serve, or Client(app=...) in this process",
-    f"{_AGENTIC}.llm_proxy.openai_proxy": "the engine of the server answers; choose it where you start the server",
-    f"{_RUNNERS}.rock.pull_runner.ModelServiceOperator": "PullModeRunner.model_service_cls takes its place",
-    f"{_RUNNERS}.rock.pull_runner.ModelServiceHarborTrial": "PullModeRunner.model_service_cls takes its place",
-    "roll.datasets.global_dataset.GlobalDatasetManager": "tokengrove.roll.rock.reset_datasets takes its place",
+    f"{_AGENTIC}.llm_proxy.openai_proxy": "the server's engine answers; choose it when you start the server",
+    f"{_RUNNERS}.rock.pull_runner.ModelServiceOperator": "PullModeRunner.model_service_cls replaces it",
+    f"{_RUNNERS}.rock.pull_runner.ModelServiceHarborTrial": "PullModeRunner.model_service_cls replaces it",
+    "roll.datasets.global_dataset.GlobalDatasetManager": "tokengrove.roll.rock.reset_datasets replaces it",
     f"{_MANAGERS}.message_tracker": "the server tracks messages: a session is a tree of sampled tokens",
-    "roll.distributed.scheduler.initialize": "there is no Ray to be started; leave the call out",
+    "roll.distributed.scheduler.initialize": "there is no Ray to initialize; remove the call",
     f"{_ENVS}": "only sokoban, frozen_lake and sokoban_tool_call are here; register yours with gem.register",
 }
-"""What is not here, and why; a module stands for all that it has."""
+"""Names that are not here, with the reason; a module stands for all names in it."""
 
 
 def ours(path: str) -> Any:
-    """What a name of ROLL means here; None if it means nothing. Raises what the import of its module raises."""
+    """Our object for a name of ROLL; None if there is none. Raises the exceptions of its module's import."""
     module, _, name = path.rpartition(".")
     place = MODULES.get(module, {}).get(name)
     if place is None:
@@ -103,7 +103,7 @@ def ours(path: str) -> Any:
 
 
 def why_absent(path: str) -> str:
-    """A sentence for a name of ROLL that means nothing here."""
+    """A sentence about a name of ROLL that is not here."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         if reason := _ABSENT.get(".".join(parts[:end])):

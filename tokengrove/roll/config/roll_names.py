@@ -1,4 +1,4 @@
-"""Modules with ROLL's names that have our classes, for code that was written for ROLL and runs where it is not."""
+"""Modules with ROLL's names and our classes, for code that was written for ROLL and runs without it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _PACKAGES = {".".join(name.split(".")[:end]) for name in MODULES for end in rang
 
 
 def use_roll_names() -> None:
-    """From now on `from roll.pipeline.agentic.agent_runner.base import AgentRunner` and the like import our classes.
+    """Make `from roll.pipeline.agentic.agent_runner.base import AgentRunner` and the like import our classes.
 
-    A name that is not here raises ImportError, which says why. Calling it again changes nothing. Raises InvalidRequest
-    if a package `roll` is installed, which is not replaced.
+    A name that is not here raises ImportError with the reason. Repeated calls have no effect. Raises InvalidRequest if
+    a package `roll` is installed, which is not replaced.
     """
     if (place := installed_roll()) is not None:
         raise InvalidRequest(
-            f"a package named roll is installed at {place}, and its names are its own; to use ours, run where it is "
-            "not, or import from tokengrove.roll"
+            f"a package named roll is installed at {place}; to use our names, run in an environment without it, "
+            "or import from tokengrove.roll"
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # before the one that takes a folder of that name for a package
+        sys.meta_path.insert(0, _Finder())  # before the finder that treats a folder of that name as a package
 
 
 def installed_roll() -> str | None:
-    """Where a package `roll` is that is not made of our names; None if there is none.
+    """The location of a package `roll` other than our modules; None if there is none.
 
-    A folder of that name is one only with Python code in it: users keep ROLL's configurations in such folders.
+    A folder of that name counts only if it contains Python code: users keep ROLL's configurations in such folders.
     """
     module = sys.modules.get("roll")
     spec = module.__spec__ if module is not None else _found_by_others()
@@ -54,20 +54,20 @@ def _found_by_others() -> ModuleSpec | None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of `MODULES` and the packages that they are in."""
+    """Finds the modules of `MODULES` and their packages."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "roll" and not fullname.startswith("roll."):
             return None
-        if fullname not in _PACKAGES:  # `from module import name` asks for it, too, when the module lacks the name
+        if fullname not in _PACKAGES:  # also requested by `from module import name` if the module lacks the name
             raise ImportError(why_absent(fullname), name=fullname)
         return ModuleSpec(fullname, _Loader(), origin="Tokengrove", is_package=True)
 
 
 class _Loader(Loader):
-    """Makes a module whose names are looked up when they are asked for."""
+    """Creates modules whose names are looked up on access."""
 
     def exec_module(self, module: ModuleType) -> None:
         names = MODULES.get(module.__name__, {})

@@ -1,4 +1,4 @@
-"""Settings of ROLL for its training, its cluster and its logs: they can be read, and have no effect here."""
+"""Settings of ROLL's training, cluster and logs: they can be read, and have no effect here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROLES = (
     *("reward_normalization", "train_infer_correction", "router_args", "transfer_backend", "checkpoint_config"),
     "tracker_kwargs",
 )
-"""Sections; one that is not given is empty."""
+"""Sections; empty by default."""
 
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(
@@ -82,4 +82,4 @@ OF_WORKERS = (
     *("sequence_length_round_in_infer", "offload_nccl", "use_sequence_packing", "sequence_packing_args"),
     *("logits_in_fp32", "router_replay", "apply_loss_scale", "mtp_training_mode", "opd_kl_coef", "tag_included"),
 )
-"""What a worker may be given in ROLL, and an environment manager therefore, too."""
+"""Settings of a worker in ROLL, which an environment manager may therefore also have."""

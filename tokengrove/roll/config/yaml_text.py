@@ -1,4 +1,4 @@
-"""Reads YAML as OmegaConf does: YAML 1.1, but `1e-6` is a number, a date is a text, and a key may stand only once."""
+"""YAML as OmegaConf reads it: YAML 1.1, but `1e-6` is a number, dates are texts, and duplicate keys are errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(
 _MAPPING, _MERGE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:merge"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MOST_VALUES = 1_000_000
-"""A text of aliases of aliases may mean more values than any memory holds."""
+"""The maximum number of values of a text. Nested aliases could expand to more values than fit into memory."""
 
 
 def read_yaml(path: Path) -> Any:
-    """The value that a file has; None for an empty one. Raises InvalidRequest that names the file."""
+    """The value of a file; None for an empty file. Raises InvalidRequest with the file's name."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -27,8 +27,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text, whose aliases may be written out. Raises InvalidRequest; `name` says in it what the
-    text is.
+    """The value of a YAML text, with a limit for expanded aliases. Raises InvalidRequest; `name` describes the text in
+    its message.
     """
     import yaml
 
@@ -38,24 +38,24 @@ def parse_yaml(text: str, name: str) -> Any:
         if node is None:
             return None
         if _values(node, {}) > _MOST_VALUES:
-            raise InvalidRequest(f"{name} has more than {_MOST_VALUES} values with its aliases (*name) written out")
+            raise InvalidRequest(f"{name} has more than {_MOST_VALUES} values with its aliases (*name) expanded")
         return loader.construct_document(node)
     except _Circle:
-        raise InvalidRequest(f"{name} has an alias (*name) inside of its own anchor (&name)") from None
+        raise InvalidRequest(f"{name} has an alias (*name) inside its own anchor (&name)") from None
     except RecursionError:
-        raise InvalidRequest(f"{name} is no YAML: it is nested too deeply") from None
+        raise InvalidRequest(f"{name} is not valid YAML: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InvalidRequest(f"{name} is no YAML: {error}") from None
+        raise InvalidRequest(f"{name} is not valid YAML: {error}") from None
     finally:
         loader.dispose()
 
 
 class _Circle(Exception):
-    """An anchor that has an alias of itself in it."""
+    """An anchor that contains an alias of itself."""
 
 
 def _values(node: Any, known: dict[Any, int | None]) -> int:
-    """The number of values in a node, with those of aliases. `known` has those of other nodes; None: being counted."""
+    """The number of values in a node with aliases expanded. `known`: counts of other nodes; None: not yet complete."""
     if not isinstance(node.value, list):
         return 1
     if node not in known:
@@ -69,7 +69,7 @@ def _values(node: Any, known: dict[Any, int | None]) -> int:
 
 @cache
 def _loader() -> Any:
-    """A SafeLoader with OmegaConf's numbers, without dates, and without repeated keys."""
+    """A SafeLoader with OmegaConf's numbers, without dates, and without duplicate keys."""
     import yaml
 
     resolvers = {
@@ -83,16 +83,16 @@ def _loader() -> Any:
 
 
 def _construct_mapping(loader: Any, node: Any) -> Iterator[dict[Any, Any]]:
-    """As SafeLoader does, which may need the mapping before its values are made (anchors)."""
+    """Like SafeLoader's constructor, which yields the mapping before its values are constructed (anchors)."""
     import yaml
 
     keys = set()
     for key, _ in node.value:
         if not isinstance(key.value, str):
-            continue  # a list or a mapping, which the loader refuses
+            continue  # a list or a mapping, which the loader rejects
         if key.value in keys and key.tag != _MERGE:
             raise yaml.constructor.ConstructorError(
-                "in a mapping", node.start_mark, f"the key {key.value!r} stands there twice", key.start_mark
+                "in a mapping", node.start_mark, f"the key {key.value!r} is there twice", key.start_mark
             )
         keys.add(key.value)
     values: dict[Any, Any] = {}

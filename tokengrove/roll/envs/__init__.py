@@ -1,6 +1,6 @@
-"""The environments that ROLL has under ids of its own, on the interface of gem. gem is imported when one is asked for.
+"""ROLL's own environments, by its ids and on gem's interface. gem is imported when an environment is needed.
 
-`register_game` makes them known to gem by those ids, unless somebody has: ROLL's own are registered when ROLL imports
+`register_game` registers them with gem by those ids, unless the ids are taken: ROLL registers its own when it imports
 them.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["FrozenLakeEnv", "SokobanEnv", "SokobanNativeEnv", "SokobanToolCallEn
 
 
 def __getattr__(name: str) -> Any:
-    """A class, whose module needs gem; or `gem` itself, which then knows these environments."""
+    """A class, whose module needs gem; or `gem` itself, with these environments registered."""
     if name == "gem":
         return register_games()
     if name in _CLASSES:

@@ -1,4 +1,4 @@
-"""Reads an action out of what a model wrote, as `action_pattern` and `action_lookup` say."""
+"""Parsing of actions in a model's output, by `action_pattern` and `action_lookup`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ METRICS_AGG_MODE = {
     "success": "last",
     "format_penalty": "mean",
 }
-"""How the metrics of an episode's steps become one number each."""
+"""How the metrics of an episode's steps are aggregated to one number each."""
 
 
 def text_of(action: Any) -> str:
-    """The text of an action: a text, an assistant's message, or nothing."""
+    """The text of an action: a text, the content of an assistant message, or ""."""
     if isinstance(action, Mapping):
         action = action.get("content")
     return action if isinstance(action, str) else ""
@@ -28,7 +28,7 @@ def parse_action(
     """Find the action in `text`: `action` (its number, None if there is none), `action_content`, `think_content`.
 
     The last group of `action_pattern` is the action, and the first of several the thought. Names of actions are
-    compared without regard to case. `special_token_list` is taken out of the text before.
+    compared without regard to case. `special_token_list`: texts that are removed before.
     """
     for token in special_token_list or ():
         text = text.replace(token, "")
@@ -46,12 +46,12 @@ def parse_action(
 
 
 def by_number(lookup: Mapping[Any, str]) -> dict[int, str]:
-    """A lookup with whole numbers as keys, which JSON and overrides of a configuration write as texts."""
+    """A lookup with integer keys, which are texts in JSON and in overrides of a configuration."""
     return {int(number): name for number, name in lookup.items()}
 
 
 def instructions(rules: str, grid_vocab: Mapping[str, str], action_lookup: Mapping[int, str]) -> str:
-    """The rules of a game, what the signs of its map mean if it has any, and its actions."""
+    """The rules of a game, the meanings of the signs of its map if it has any, and its actions."""
     signs = ", ".join(f"{sign}: {meaning}" for sign, meaning in grid_vocab.items())
     actions = ", ".join(action_lookup.values())
     told = f"{rules}\nThe signs of the map are:\n{signs}" if signs else rules

@@ -1,6 +1,6 @@
-"""The frozen lake as text or pictures: what ROLL's users know as `frozen_lake`.
+"""The frozen lake as text or pictures: ROLL's `frozen_lake`.
 
-An episode depends on its seed and its actions only: the generator is the environment's own, and none of the process.
+An episode depends on its seed and its actions only: the environment has its own random generator.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _RULES = (
     "the side of where you wanted to go. Give one action in each turn, in the form <answer>Right</answer>."
 )
 _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
-"""Of 0 left, 1 down, 2 right, 3 up: their neighbours here are at right angles to them."""
+"""The steps of 0 left, 1 down, 2 right, 3 up. The neighbours of a step in this order are at right angles to it."""
 
 
 class FrozenLakeEnv(Env):  # type: ignore[misc]
     """A lake with holes. An observation is its map as text, an action a text with the name of a direction.
 
-    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], whose cells have `cell_pixels`
-    pixels each way.
+    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], with cells of `cell_pixels` x
+    `cell_pixels` pixels.
 
-    `size`: rows and columns. `p`: how likely a cell is frozen. `is_slippery`: each move goes where it should, or to
-    either side, with a probability of a third each. `map_seed`: of the map of a reset without a seed. `max_steps`: the
-    episode is over after so many steps (`terminated` and `truncated`). `grid_lookup`: the sign of 0 player, 1 frozen, 2
-    hole, 3 goal, 4 player in hole, 5 player on goal; `grid_vocab`: what the signs mean. `map_lookup`: which of these P
-    (player), F, H and G are. `action_lookup`: the names of 0 left, 1 down, 2 right, 3 up. `env_instruction`: in place
-    of the rules. `action_pattern`, `special_token_list`: see `parse_action`. The goal earns 1, and a step without a
-    valid action `format_penalty`. Raises InvalidRequest for other parameters.
+    `size`: rows and columns. `p`: the probability that a cell is frozen. `is_slippery`: each move goes in its direction
+    or to either side, with a probability of a third each. `map_seed`: the seed of a reset without a seed. `max_steps`:
+    the number of steps after which the episode is over (`terminated` and `truncated`). `grid_lookup`: the signs of 0
+    player, 1 frozen, 2 hole, 3 goal, 4 player in hole, 5 player on goal; `grid_vocab`: the meanings of the signs.
+    `map_lookup`: the numbers of P (player), F, H and G. `action_lookup`: the names of 0 left, 1 down, 2 right, 3 up.
+    `env_instruction`: replaces the rules. `action_pattern`, `special_token_list`: see `parse_action`. The goal earns 1,
+    and a step without a valid action `format_penalty`. Raises InvalidRequest for unknown parameters.
     """
 
     render_modes: ClassVar[Sequence[str]] = RENDER_MODES
@@ -82,20 +82,20 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         self._draw = random.Random()
 
     def get_instructions(self) -> str:
-        """The rules, the signs of the map (in words for pictures) and the actions."""
+        """The rules, the signs of the map (for pictures, a description) and the actions."""
         is_text = self.render_mode == "text"
         told = self.env_instruction if is_text or self.env_instruction != _RULES else f"{_RULES} {_COLOURS}"
         return instructions(told, self.GRID_VOCAB if is_text else {}, self.ACTION_LOOKUP)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the game of `seed`; without one that of `map_seed`, or any. `info` has `env_instruction`."""
+        """Begin the game of `seed`; by default of `map_seed`, or a random game. `info` has `env_instruction`."""
         self._draw = random.Random(self.map_seed if seed is None else seed)
         self.lake = generate_map(self._draw, self.size, self.p)
         self.player_pos, self.step_count = find(self.lake, START), 0
         return self.render(), {"env_instruction": self.get_instructions()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Move as `action` says. A step without a valid action counts, and moves nothing."""
+        """Move by `action`. A step without a valid action counts, and moves nothing."""
         if not self.lake:
             raise InvalidRequest("the game has not begun; call reset first")
         self.step_count += 1
@@ -123,7 +123,7 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         return parse_action(text, self.action_pattern, self.ACTION_LOOKUP, self.special_token_list)
 
     def render(self, mode: str | None = None) -> Any:
-        """The map: a text with a row in each line, or a picture."""
+        """The map: a text with one line for each row, or a picture."""
         mode = mode or self.render_mode
         check_parameters("frozen_lake", (), {}, mode, self.render_modes)
         cells = [[self._code((row, column)) for column in range(self.size)] for row in range(self.size)]
@@ -132,7 +132,7 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         return "\n".join("".join(self.GRID_LOOKUP.get(code, "?") for code in row) for row in cells)
 
     def sample_random_action(self) -> str:
-        """A direction, as the default `action_pattern` reads it."""
+        """A direction, in the form of the default `action_pattern`."""
         return f"<answer>{random.choice([*self.ACTION_LOOKUP.values()])}</answer>"
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         self.lake = []
 
     def _move(self, number: int) -> bool:
-        """Go, or slide, and return whether that changed anything. Nobody leaves a hole or the goal."""
+        """Move or slide; return whether the position changed. A player in a hole or on the goal does not move."""
         if self._here() in (GOAL, HOLE):
             return False
         if self.is_slippery:

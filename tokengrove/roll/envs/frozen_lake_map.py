@@ -1,4 +1,4 @@
-"""Maps of frozen lakes, each with a way from the start to the goal. A map depends on its generator only."""
+"""Maps of frozen lakes, each with a path from the start to the goal. A map depends on its random generator only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRIES = 10_000
 def generate_map(draw: random.Random, size: int, p: float) -> list[str]:
     """Draw a map of `size` rows of S (start), F (frozen), H (hole) and G (goal); a cell is frozen with probability `p`.
 
-    Start and goal are anywhere. Raises InvalidRequest if no map with a way between them is found.
+    Start and goal are random. Raises InvalidRequest if no map with a path between them is found.
     """
     if size < 2:
         raise InvalidRequest(f"size is {size}; a lake has at least two rows", param="size")
@@ -27,11 +27,11 @@ def generate_map(draw: random.Random, size: int, p: float) -> list[str]:
         lake = ["".join(row) for row in rows]
         if _connected(lake, start, goal):
             return lake
-    raise InvalidRequest(f"no map of size {size} with p={p} has a way to the goal; take a larger p", param="p")
+    raise InvalidRequest(f"no map of size {size} with p={p} has a path to the goal; take a larger p", param="p")
 
 
 def find(lake: list[str], sign: str) -> Cell:
-    """The cell that has this sign, which stands once."""
+    """The cell of a sign that the map has once."""
     return next((row, line.index(sign)) for row, line in enumerate(lake) if sign in line)
 
 

@@ -1,4 +1,4 @@
-"""The ids of the games, and gem, which makes an environment by its id."""
+"""The ids of the games, and gem, which creates environments by id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAMES = {
     "sokoban_tool_call": f"{_HERE}.sokoban_tool_call:SokobanToolCallEnv",
     "frozen_lake": f"{_HERE}.frozen_lake:FrozenLakeEnv",
 }
-"""Entry points by the ids that ROLL has for such games."""
+"""Entry points by ROLL's ids of the games."""
 
 _OF_ROLL_ONLY = {
     **dict.fromkeys(("roll_math", "roll_code", "roll_qa"), "gem has math:, code: and qa: environments like it"),
@@ -27,13 +27,13 @@ _OF_ROLL_ONLY = {
     "openreward_env": "it needs OpenReward's service",
     "atropos_env": "it needs the environments of Atropos",
 }
-"""Ids of environments that only ROLL's own package has, and what to know of them."""
+"""Ids of environments that only ROLL's own package has, with alternatives."""
 
 _registering = threading.Lock()
 
 
 def load_gem() -> Any:
-    """Import gem, which sets up the root logger, and leave that as it was. Raises InvalidRequest if it is missing."""
+    """Import gem, without the changes that it makes to the root logger. Raises InvalidRequest if it is missing."""
     try:
         with same_root_logger():
             import gem
@@ -45,9 +45,9 @@ def load_gem() -> Any:
 
 
 def register_game(env_id: str) -> None:
-    """Let gem know the game of this id, if it is one of `GAMES` and gem has none of that id.
+    """Register the game of this id with gem, if it is one of `GAMES` and the id is not taken.
 
-    Raises InvalidRequest for the id of an environment that only ROLL has, unless somebody has registered it.
+    Raises InvalidRequest for the id of an environment that only ROLL has, unless it is registered.
     """
     gem = load_gem()
     from gem.envs.registration import ENV_REGISTRY
@@ -58,7 +58,7 @@ def register_game(env_id: str) -> None:
         if env_id in _OF_ROLL_ONLY:
             raise InvalidRequest(
                 f"{env_id!r} is an environment of ROLL's own package, which is not here ({_OF_ROLL_ONLY[env_id]}); "
-                f"gem.register({env_id!r}, 'package.module:Class') makes yours known, and so does its path as env_type",
+                f"register yours with gem.register({env_id!r}, 'package.module:Class'), or set env_type to its path",
                 param="env_type",
             )
         if env_id in GAMES:
@@ -66,7 +66,7 @@ def register_game(env_id: str) -> None:
 
 
 def register_games() -> Any:
-    """Let gem know all games of which it has none; return the module gem."""
+    """Register all games whose ids are not taken; return the module gem."""
     for env_id in GAMES:
         register_game(env_id)
     return load_gem()

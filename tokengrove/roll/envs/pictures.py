@@ -1,4 +1,4 @@
-"""Games as pictures: what is in each cell is a square of its own colour with a mark of its own."""
+"""Games as pictures: each content of a cell is a square with its own colour and mark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RENDER_MODES = ("text", "rgb_array")
 
 
 class Tile(NamedTuple):
-    """How a cell is drawn: its ground, and the mark in it, if any: a `disc`, a `box` or a `ring`."""
+    """How a cell is drawn: its ground, and its mark if any: a `disc`, a `box` or a `ring`."""
 
     ground: Colour
     mark: str = ""
@@ -31,7 +31,7 @@ def draw(codes: Sequence[Sequence[int]], tiles: Mapping[int, Tile], pixels: int)
 
 
 def cell_pixels(given: int) -> int:
-    """The size of a cell. Raises InvalidRequest if nothing could be told apart in it."""
+    """The size of a cell. Raises InvalidRequest if it is too small for the marks."""
     if given < 8:
         raise InvalidRequest(f"cell_pixels is {given}; a cell has at least 8", param="cell_pixels")
     return given
@@ -47,7 +47,7 @@ def _drawn(tile: Tile, pixels: int) -> NDArray[np.uint8]:
 
 
 def _marked(mark: str, pixels: int) -> NDArray[np.bool_]:
-    """Where a mark is: bool [pixels, pixels]."""
+    """The pixels of a mark: bool [pixels, pixels]."""
     across = (np.arange(pixels) + 0.5) / pixels - 0.5
     x, y = across[None, :], across[:, None]
     if mark == "box":

@@ -1,6 +1,6 @@
-"""Refuses parameters that a game does not have, and ways in which it is not shown.
+"""Checks of parameters and render modes of games.
 
-Parameters of runners and managers stand beside those of games, and are theirs.
+Parameters of runners and managers, which are in the same section, are accepted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OF_OTHERS = frozenset(
 def check_parameters(
     game: str, known: Iterable[str], given: Mapping[str, Any], render_mode: str, modes: Sequence[str]
 ) -> None:
-    """Raise InvalidRequest for a parameter that neither the game nor a runner or manager knows, and for a `render_mode`
-    that is none of `modes`.
+    """Raise InvalidRequest for a parameter that neither the game nor a runner or manager has, and for a `render_mode`
+    that is not in `modes`.
     """
     if render_mode not in modes:
         shown = " or ".join(modes)

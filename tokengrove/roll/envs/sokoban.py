@@ -1,6 +1,6 @@
-"""Sokoban as text or pictures: what ROLL's users know as `sokoban`.
+"""Sokoban as text or pictures: ROLL's `sokoban`.
 
-An episode depends on its seed and its actions only: the generator is the environment's own, and none of the process.
+An episode depends on its seed and its actions only: the environment has its own random generator.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _RULES = (
     "in each turn, in the form <answer>Right</answer>."
 )
 _STEP, _BOX, _SOLVED = -0.1, 1.0, 10.0
-"""Rewards of gym-sokoban: of each step, of each box that comes onto a target (negative: off it), of the solution."""
+"""Rewards of gym-sokoban: of each step, of each box moved onto a target (negative: off it), of the solution."""
 
 
 class SokobanEnv(Env):  # type: ignore[misc]
     """A room with boxes. An observation is its map as text, an action a text with the name of a direction.
 
-    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], whose cells have `cell_pixels`
-    pixels each way.
+    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], with cells of `cell_pixels` x
+    `cell_pixels` pixels.
 
-    `dim_room`: rows and columns. `max_steps`: the episode is over after so many steps (`terminated` and `truncated`).
-    `search_depth`, `num_gen_steps`: see `generate_room`. `grid_lookup`: the sign of each content of a cell (0 wall, 1
-    floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on target); `grid_vocab`: what the signs mean.
-    `action_lookup`: the names of 1 up, 2 down, 3 left, 4 right. `env_instruction`: in place of the rules.
+    `dim_room`: rows and columns. `max_steps`: the number of steps after which the episode is over (`terminated` and
+    `truncated`). `search_depth`, `num_gen_steps`: see `generate_room`. `grid_lookup`: the signs of the contents of a
+    cell (0 wall, 1 floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on target); `grid_vocab`: the meanings
+    of the signs. `action_lookup`: the names of 1 up, 2 down, 3 left, 4 right. `env_instruction`: replaces the rules.
     `action_pattern`, `special_token_list`: see `parse_action`. `format_penalty` is added to the reward of a step
-    without a valid action. Rewards are those of gym-sokoban. Raises InvalidRequest for other parameters.
+    without a valid action. Other rewards are those of gym-sokoban. Raises InvalidRequest for unknown parameters.
     """
 
     render_modes: ClassVar[Sequence[str]] = RENDER_MODES
@@ -79,24 +79,24 @@ class SokobanEnv(Env):  # type: ignore[misc]
         self.room: Room | None = None
 
     def get_instructions(self) -> str:
-        """The rules, the signs of the map (in words for pictures) and the actions."""
+        """The rules, the signs of the map (for pictures, a description) and the actions."""
         is_text = self.render_mode == "text"
         told = self.env_instruction if is_text or self.env_instruction != _RULES else f"{_RULES} {_COLOURS}"
         return instructions(told, self.GRID_VOCAB if is_text else {}, self.ACTION_LOOKUP)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the game of `seed`; without one any. `info` has `env_instruction`."""
+        """Begin the game of `seed`; by default a random game. `info` has `env_instruction`."""
         draw = random.Random(seed)
         self.room = generate_room(draw, self.dim_room, self.num_boxes, self.search_depth, self.num_gen_steps)
         self.num_env_steps = 0
         return self.render(), {"env_instruction": self.get_instructions()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Move as `action` says. A step without a valid action counts, and moves nothing."""
+        """Move by `action`. A step without a valid action counts, and moves nothing."""
         return self.play(self.parse_action(text_of(action)))
 
     def play(self, chosen: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Make the step that `parse_action` has found, or that has no action."""
+        """Make the step of a result of `parse_action`, which may have no action."""
         room, number = self._room(), chosen["action"]
         self.num_env_steps += 1
         before = room.solved_boxes
@@ -123,7 +123,7 @@ class SokobanEnv(Env):  # type: ignore[misc]
         return parse_action(text, self.action_pattern, self.ACTION_LOOKUP, self.special_token_list)
 
     def render(self, mode: str | None = None) -> Any:
-        """The map: a text with a row in each line, or a picture."""
+        """The map: a text with one line for each row, or a picture."""
         mode, room = mode or self.render_mode, self._room()
         check_parameters("sokoban", (), {}, mode, self.render_modes)
         cells = [[room.code((row, column)) for column in range(room.columns)] for row in range(room.rows)]
@@ -141,7 +141,7 @@ class SokobanEnv(Env):  # type: ignore[misc]
         return self._room().player
 
     def sample_random_action(self) -> str:
-        """A direction, as the default `action_pattern` reads it."""
+        """A direction, in the form of the default `action_pattern`."""
         return f"<answer>{random.choice([*self.ACTION_LOOKUP.values()])}</answer>"
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sokoban as a conversation that the environment writes: what ROLL's users know as `sokoban_native_env`."""
+"""Sokoban as a conversation that the environment writes: ROLL's `sokoban_native_env`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokengrove.roll.envs.actions import METRICS_AGG_MODE, text_of
 from tokengrove.roll.envs.sokoban import SokobanEnv
 
 Messages = list[dict[str, Any]]
-"""A conversation in the form of chat completions."""
+"""A conversation in the format of chat completions."""
 
 _SYSTEM = "You are a helpful assistant and a good player. Aim for a high reward."
 
@@ -18,14 +18,14 @@ _SYSTEM = "You are a helpful assistant and a good player. Aim for a high reward.
 class SokobanNativeEnv(SokobanEnv):
     """Sokoban whose observations are all messages so far, and whose actions are the assistant's texts.
 
-    `system_template`: the system message before the rules. `observation_suffix`: what follows each map. In place of an
-    action a manager may give the reason for which the episode is over (a member of an enumeration). Other parameters
-    are those of `SokobanEnv`, with smaller rooms.
+    `system_template`: the text of the system message before the rules. `observation_suffix`: the text after each map.
+    Instead of an action a manager may pass the reason that ends the episode (a member of an enumeration). Other
+    parameters are those of `SokobanEnv`, with smaller rooms by default.
     """
 
     render_modes = ("text",)
     reminder = "Keep to the form."
-    """What the model is told after a message that has no action."""
+    """The text for the model after a message without an action."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SokobanNativeEnv(SokobanEnv):
         return self._messages(), {**info, "tools": [], "error_msg": "", "failure_mode": ""}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Add the assistant's message and what it led to."""
+        """Add the assistant's message and its result."""
         if isinstance(action, Enum):
             return self._stopped(action)
         self.current_step += 1
@@ -71,7 +71,7 @@ class SokobanNativeEnv(SokobanEnv):
         return self._messages(), reward, terminated, truncated, self._told(info)
 
     def _stopped(self, reason: Enum) -> tuple[Messages, float, bool, bool, dict[str, Any]]:
-        """The end that a manager asks for: nothing is played, and nothing earned."""
+        """The end that a manager requests: nothing is played, and the reward is 0."""
         self.stop_reason = reason.name
         metrics = {"success": self.boxes_on_target == self.num_boxes}
         info = {"metrics": metrics, "metrics_agg_mode": dict(METRICS_AGG_MODE)}
@@ -81,11 +81,11 @@ class SokobanNativeEnv(SokobanEnv):
         return f"The map is:\n{observation}\n\n{self.observation_suffix}".rstrip()
 
     def _messages(self) -> Messages:
-        """The conversation: a list of the caller's own, which later steps do not change."""
+        """The conversation, as a copy that later steps do not change."""
         return list(self.message_history)
 
     def _told(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """What `info` says, with what managers ask for of an environment that owns its messages."""
+        """`info` with the fields that managers expect of an environment that owns its messages."""
         more = {"env_timeout": False, "env_reset_failed": False, "raw_reward": self.reward, "task_id": self.task_idx}
         return {
             **info,

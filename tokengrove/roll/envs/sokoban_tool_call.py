@@ -1,4 +1,4 @@
-"""Sokoban by tool calls: what ROLL's users know as `sokoban_tool_call`."""
+"""Sokoban with tool calls: ROLL's `sokoban_tool_call`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _NUMBERS = {"up": 1, "down": 2, "left": 3, "right": 4}
 
 
 class SokobanToolCallEnv(SokobanNativeEnv):
-    """Sokoban whose actions are an assistant's messages with calls of `move_player`; a text is no action.
+    """Sokoban whose actions are assistant messages with calls of `move_player`; texts are not actions.
 
-    The calls of one message are made in order. What cannot be made (another tool, arguments that are none, another
-    direction) earns `format_penalty` and is answered with an error. With `full_history`, a message with such a call is
-    taken out of the history, with its answers, and the user says why: so the next request forks from what was sampled.
-    Other parameters are those of `SokobanNativeEnv`; `max_steps` counts messages. Rewards are the sums of the moves'.
+    The calls of a message are made in order. An invalid call (another tool, invalid arguments, an unknown direction) is
+    answered with an error, and its message earns `format_penalty`. With `full_history`, a message with an invalid call
+    and its answers are removed from the history, and a user message gives the reason; so the next request is a fork.
+    Other parameters are those of `SokobanNativeEnv`; `max_steps` counts messages. The reward of a message is the sum of
+    its moves' rewards.
     """
 
     reminder = f"Call the tool {_TOOL}."
@@ -38,7 +39,7 @@ class SokobanToolCallEnv(SokobanNativeEnv):
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tool in the form of chat completions."""
+        """The tool in the format of chat completions."""
         direction = {"type": "string", "enum": [*_NUMBERS], "description": "Where to move"}
         function = {
             "name": _TOOL,
@@ -53,8 +54,8 @@ class SokobanToolCallEnv(SokobanNativeEnv):
         return messages, {**info, "tools": self.tools}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Make the calls of a message, and add it and their answers to the conversation."""
-        self.num_env_steps = self.current_step  # a message is one step, also one in which nothing was played
+        """Make the calls of a message, and add the message and the answers to the conversation."""
+        self.num_env_steps = self.current_step  # each message is one step, even if nothing was played
         calls = (action.get("tool_calls") or []) if isinstance(action, Mapping) else []
         if not calls:
             return super().step(text_of(action) if isinstance(action, Mapping) else action)
@@ -81,14 +82,14 @@ class SokobanToolCallEnv(SokobanNativeEnv):
         return self._messages(), self.reward, over, over and not metrics["success"], info
 
     def parse_action(self, text: str) -> dict[str, Any]:
-        """No text is an action here."""
+        """No action: texts are not actions here."""
         return {"action": None, "action_content": text[:50], "think_content": ""}
 
     def _add(self, answered: list[dict[str, Any]], wrong: bool) -> None:
         if not (wrong and self.full_history):
             self.message_history += answered
             return
-        logger.info("step %d of sokoban_tool_call is taken out of the history: a call was wrong", self.current_step)
+        logger.info("step %d of sokoban_tool_call is removed from the history: a call was invalid", self.current_step)
         problem = (
             f"Your last call was wrong, and the round was removed: {_TOOL} takes a direction, one of "
             f"{', '.join(_NUMBERS)}.\n\n{self._shown(self.render())}"
@@ -97,7 +98,7 @@ class SokobanToolCallEnv(SokobanNativeEnv):
 
 
 def _number_of(call: Any) -> tuple[int | None, str]:
-    """The direction of a call as a number, or None and what is wrong with it."""
+    """The direction of a call as a number, or None with the error."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or function.get("name") != _TOOL:
         return None, f"there is no such tool; call {_TOOL}"

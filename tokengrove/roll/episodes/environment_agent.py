@@ -1,4 +1,4 @@
-"""Plays environments of a ROLL configuration as one agent: the task says which, and with which seed."""
+"""An agent that plays the environments of a ROLL configuration. The task selects the environment and its seed."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tokengrove.rollout.failures import AgentFailed
 from tokengrove.rollout.threads import in_thread
 
 _CLOSE_S = 30.0
-"""How long the end of a run waits for the teardown of all environments."""
+"""Seconds that the end of a run waits for the teardown of all environments."""
 _UNFINISHED: Mapping[str, Literal["Failed", "NoData", "Timeout"]] = {"NoData": "NoData", "Timeout": "Timeout"}
 
 
 class EnvironmentAgent:
-    """`config`: the mapping of a ROLL configuration. `mode`: `train` or `val`, whose manager's environments it plays.
+    """`config`: the mapping of a ROLL configuration. `mode`: `train` or `val`, the manager whose environments play.
 
-    The data of a task are `tag`, `group_id` and `seed`. Each episode that runs has an environment with its manager, and
-    its runner if it has one, in a thread; they are kept for later episodes of the tag. Raises InvalidRequest for a
-    configuration that is wrong.
+    The data of a task are `tag`, `group_id` and `seed`. Each running episode has an environment with its manager, and
+    its runner if it has one, in a thread. They are kept for later episodes of the tag. Raises InvalidRequest for an
+    invalid configuration.
     """
 
     def __init__(self, config: Mapping[str, Any], mode: str = "train") -> None:
@@ -49,9 +49,9 @@ class EnvironmentAgent:
         self._refused: InvalidRequest | None = None
 
     async def play(self, episode: Episode) -> Reward:
-        """Raises EpisodeEnded for an episode that ends otherwise than by being played, and what its manager raises.
+        """Play an episode. Raises EpisodeEnded if its outcome is not Finished, and its manager's exceptions.
 
-        Once a group has not the metric that `reward_granularity` names, raises InvalidRequest for every episode.
+        After a group without the metric that `reward_granularity` names, raises InvalidRequest for every episode.
         """
         if self._refused is not None:
             raise self._refused
@@ -76,7 +76,7 @@ class EnvironmentAgent:
         return await _judged(episode, ending, failure)
 
     async def close(self) -> None:
-        """Tear down all environments; wait for half a minute at most."""
+        """Tear down all environments; wait at most half a minute."""
         slots, self._slots = self._slots, set()
         await asyncio.gather(*(in_thread(partial(slot.close, _CLOSE_S)) for slot in slots))
         for client in self._clients.values():
@@ -84,7 +84,7 @@ class EnvironmentAgent:
         self._clients.clear()
 
     def _check(self, task_id: str, metric: ScoreMetric | None) -> None:
-        """Note the metric that scores an episode of a task, whose episodes are a group."""
+        """Record the metric that scores an episode of a task, and check it when the group is complete."""
         if metric is None:
             return
         group = self._groups[task_id]
@@ -113,7 +113,7 @@ class EnvironmentAgent:
         return slot
 
     def _new_manager(self, tag: str, client: SessionGiver, queue: EnvironmentSlot) -> Any:
-        """A manager of the tag, whose environment has a number that no other has."""
+        """A manager of the tag, whose environment has a unique number."""
         entries = (entry for envs in self._manager_config.env_configs.values() for entry in envs.values())
         entry = Section(next(entry for entry in entries if entry["tag"] == tag).to_dict())
         entry["env_id"] = next(self._numbers)
@@ -131,8 +131,8 @@ class EnvironmentAgent:
 
 
 async def _judged(episode: Episode, ending: EndOptions | None, failure: FailedEpisode | None) -> Reward:
-    """The reward that a manager gave at the end of the session. Raises EpisodeEnded for another outcome, from what
-    `failure` stands for.
+    """The reward that the manager gave at the end of the session. Raises EpisodeEnded for an outcome other than
+    Finished, caused by `failure`.
     """
     if ending is None:
         raise EpisodeEnded("NoData", "the environment has no more episodes")
@@ -146,14 +146,14 @@ async def _judged(episode: Episode, ending: EndOptions | None, failure: FailedEp
     if outcome == "Finished":
         return rewards
     if isinstance(rewards, Mapping) and rewards:
-        await episode.session.set_reward(rewards=rewards)  # what was earned before stays
+        await episode.session.set_reward(rewards=rewards)  # earned before the failure
     reason = ending.get("exit_reason") or f"the environment ended the episode as {outcome}"
     cause = None if failure is None else AgentFailed(failure.type, failure.message, failure.traceback)
     raise EpisodeEnded(_UNFINISHED.get(outcome, "Failed"), reason) from cause
 
 
 async def _rewards(episode: Episode, ending: EndOptions) -> Reward:
-    """Step scores belong to the turns in order, as the end of a session with `align: first` has it."""
+    """Step scores are assigned to the turns in order, like the end of a session with `align: first`."""
     if "rewards" in ending:
         return {name: float(reward) for name, reward in ending["rewards"].items()}
     if "step_scores" not in ending:

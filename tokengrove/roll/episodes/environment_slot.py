@@ -1,4 +1,4 @@
-"""One environment of ROLL with its manager, in a thread of its own: it plays the episodes that it is given."""
+"""A slot: one environment of ROLL with its manager, in its own thread. It plays the episodes that it receives."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tokengrove.roll.values.score_metric import SCORE_METRIC, ScoreMetric
 from tokengrove.rollout.failure_log import FailedEpisode
 
 MakeManager = Callable[[SessionGiver, "EnvironmentSlot"], Any]
-"""Makes a manager, whose client and whose output queue these are."""
+"""Creates a manager with a client and an output queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEpisode:
-    """An episode that a slot plays: its place in the group, its seed, and how its session should end."""
+    """An episode that a slot plays: its group, its seed, its session and how the session should end."""
 
     group_id: int
     seed: int
@@ -33,15 +33,15 @@ class SlotEpisode:
 
 
 class EnvironmentSlot:
-    """Makes a manager and runs its loop in a thread. `play` gives it an episode, one at a time.
+    """Creates a manager and runs its loop in a thread. `play` gives it an episode, one at a time.
 
-    The manager keeps its environment from one episode to the next, as in ROLL. `is_done`: its loop has ended, because
-    it failed, had nothing to play any more, or was stopped. `score_metric`: the metric that scores the environment, as
-    its latest episode had it; None without one. `failure`: why the last episode has failed, if it has.
+    The manager keeps its environment between episodes, as in ROLL. `is_done`: its loop has ended, because it failed,
+    had nothing more to play, or was stopped. `score_metric`: the metric that scored the last episode, or None.
+    `failure`: why the last episode failed, or None.
     """
 
     counts_failures = True
-    """The run does it, of the results of its episodes."""
+    """The manager does not count failures: the run counts them in the results of its episodes."""
 
     def __init__(self, make_manager: MakeManager, client: Client, name: str) -> None:
         self._over: BaseException | None = None
@@ -61,12 +61,12 @@ class EnvironmentSlot:
         return self._over is not None
 
     def play(self, group_id: int, seed: int, session: StartedSession) -> Future[EndOptions | None]:
-        """Play an episode. The future has what its manager says of the end of the session; None: nothing to play.
+        """Play an episode. The future's result are the manager's options for the end of the session; None: no data.
 
-        It raises what the manager raises.
+        It raises the manager's exceptions.
         """
         episode = SlotEpisode(group_id, seed, session)
-        episode.ending.set_running_or_notify_cancel()  # one that was cancelled would take no end
+        episode.ending.set_running_or_notify_cancel()  # a cancelled future would accept no result
         with self._ending:
             if self._over is not None:
                 episode.ending.set_exception(self._over)
@@ -75,18 +75,18 @@ class EnvironmentSlot:
         return episode.ending
 
     def stop(self) -> None:
-        """End the running episode, and play no further one. A thread that hangs is left, and ends with the process."""
+        """End the running episode, and play no more. A thread that hangs is left, and ends with the process."""
         if self._manager is not None:
             self._manager.stop()
         self._episodes.put(None)
 
     def close(self, within_s: float) -> None:
-        """Let the manager tear down its environment. Wait for that for so many seconds at most."""
+        """Let the manager tear down its environment; wait at most `within_s` seconds."""
         self._episodes.put(None)
         self._thread.join(within_s)
 
     def get_episode_id(self, group_id: int, env_id: int | None = None) -> int | None:
-        """For the manager: wait for the next episode; None: there is no more."""
+        """Called by the manager: wait for the next episode; None if there are no more."""
         self._playing = episode = self._episodes.get()
         if episode is None:
             return None
@@ -97,7 +97,7 @@ class EnvironmentSlot:
     def put(
         self, group_id: int, episode_id: int | None, start_step: int, rollout: Any, env_id: int | None = None
     ) -> None:
-        """For the manager: the episode has ended."""
+        """Called by the manager at the end of an episode."""
         episode, self._playing = self._playing, None
         self.score_metric = None if rollout is None else rollout.meta_info.get(SCORE_METRIC)
         self.failure = FailedEpisode.told_in(getattr(rollout, "meta_info", {}))
@@ -115,7 +115,7 @@ class EnvironmentSlot:
             self._end(RuntimeError("the manager plays no further episode"))
 
     def _end(self, error: BaseException) -> None:
-        """Let nobody wait for an episode that is not played."""
+        """Raise `error` for all episodes that will not be played."""
         with self._ending:
             self._over = error
         left = [self._playing]
@@ -128,5 +128,5 @@ class EnvironmentSlot:
 
 
 def _no_rollout(*_: Any) -> DataProto:
-    """In place of a manager's export: the sessions of a run are exported together, at its end."""
+    """Replaces a manager's export: the sessions of a run are exported together, at its end."""
     return DataProto()

@@ -1,7 +1,7 @@
-"""A client that starts no sessions: it hands out the one that an episode has, and notes how that should end.
+"""A client that starts no sessions: it returns the session of the episode, and records how it should end.
 
-Managers of ROLL start and end the sessions of their episodes themselves. In a run both are done for every kind of
-agent at one place, which gets what the manager says of the end.
+Managers of ROLL start and end the sessions of their episodes. In a run both happen in one place for all kinds of
+agents, which uses the manager's options for the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokengrove.errors import InvalidRequest
 
 
 class GivenSession(Session):
-    """A session that somebody else ends. `ending` is how, once `end` was called."""
+    """A session that the caller ends. `ending`: the options of the first call of `end`; None before."""
 
     def __init__(self, client: Client, started: StartedSession) -> None:
         names = ("session_id", "api_key", "control_key", "base_url", "root_url", "keys_expire_at")
@@ -25,7 +25,7 @@ class GivenSession(Session):
     def end(
         self, *, idempotency_key: str | None = None, retry_s: float | None = None, **options: Unpack[EndOptions]
     ) -> int:
-        """Note how the session should end. The first call counts."""
+        """Record how the session should end. Later calls are ignored."""
         if self.ending is None:
             self.ending = options
         self.ended = True
@@ -40,7 +40,7 @@ class SessionGiver:
         self._given: GivenSession | None = None
 
     def give(self, started: StartedSession) -> GivenSession:
-        """Let the next `start_session` return this session."""
+        """Make the next `start_session` return this session."""
         self._given = GivenSession(self._client, started)
         return self._given
 
@@ -52,9 +52,9 @@ class SessionGiver:
         retry_s: float | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """The given session, once. Raises InvalidRequest for a key of one's own, which it cannot have any more."""
+        """The given session, once. Raises InvalidRequest for an `api_key`, since the session already has a key."""
         if "api_key" in options:
-            raise InvalidRequest("the session of this episode has its key already", param="api_key")
+            raise InvalidRequest("the session of this episode already has its key", param="api_key")
         given, self._given = self._given, None
         if given is None:
             raise InvalidRequest(f"the episode of {task_id!r} has one session, which was started already")

@@ -1,6 +1,6 @@
 """The episodes of a batch of ROLL as tasks: a group is a task, its environments are the samples.
 
-Groups play in turns, as ROLL's do: each plays its first episode, then each its second, until the batch is full.
+Groups take turns, as in ROLL: each plays its first episode, then each its second, until the batch is full.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tokengrove.rollout.episodes import Task
 
 
 def tasks_of(config: AgenticConfig, mode: Literal["train", "val"], seed: int) -> tuple[Task, ...]:
-    """One batch: `rollout_batch_size` episodes of the train manager, or `val_batch_size` of the validation's.
+    """One batch: `rollout_batch_size` episodes of the train manager, or `val_batch_size` of the validation manager.
 
-    The seed of a task is that of the run, `seed`, plus that of its group, plus the number of the episode; all samples
-    have it. Its `options` are how the model answers in environments of its tag. Raises InvalidRequest for a manager
-    without environments, and for one whose episodes only end with its data.
+    The seed of a task is the run's `seed` plus its group's seed plus the number of the episode; all samples share it.
+    Its `options` are those of the sessions of its tag. Raises InvalidRequest for a manager without environments, and
+    for a batch without a number of episodes.
     """
     manager: EnvManagerConfig = getattr(config, f"{mode}_env_manager")
     name = "rollout_batch_size" if mode == "train" else "val_batch_size"

@@ -1,4 +1,4 @@
-"""Managers, which play the episodes of one environment each and lay out what was sampled."""
+"""Managers. Each plays the episodes of one environment and returns the samples."""
 
 from tokengrove.roll.managers.agent_native_env_manager import AgentNativeStepEnvManager
 from tokengrove.roll.managers.base_env_manager import BaseEnvManager

@@ -21,19 +21,19 @@ from tokengrove.roll.values import DataProto, EpisodeStopReason, GenerateStopRea
 
 
 class AgentNativeStepEnvManager(TrajEnvManager):
-    """Answers the messages that the environment gives as its observation, with the `tools` of its `info`.
+    """Answers the messages of the environment's observation, with the `tools` of its `info`.
 
-    Every step is a sample, and its state is its messages. An environment that sends the answer back and goes on from it
-    is continued token by token; one that rewrites its history is rendered anew. The environment decides when an episode
-    ends: it is told `EpisodeStopReason.MAX_LENGTH` in place of an action when the prompt leaves no room for an answer,
-    and the episode ends then. An environment whose `env_reset_failed` is true has failed to begin.
+    Every step is a sample, and its state is its messages. If the messages begin with the last prompt and answer, the
+    prompt continues their exact tokens; otherwise it is rendered anew. The environment decides when an episode ends.
+    When the prompt leaves no room for an answer, it receives `EpisodeStopReason.MAX_LENGTH` as its action, and the
+    episode ends. An environment whose `env_reset_failed` is true has failed to start.
     """
 
     layout = "individual"
     ends_at_max_steps: ClassVar[bool] = False
 
     def reset(self) -> RolloutCache | None:
-        """As `TrajEnvManager.reset`. Raises RuntimeError if the environment says that it has failed to begin."""
+        """Like `TrajEnvManager.reset`. Raises RuntimeError if the environment reports that it has failed to start."""
         self.tools, self._begun = [], time.monotonic()
         rollout_cache = super().reset()
         if rollout_cache is None:
@@ -42,13 +42,13 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         if getattr(self.env, "env_reset_failed", False):
             self.stop_reason = EpisodeStopReason.ENV_RESET_FAILED
             raise RuntimeError(
-                f"the environment has failed to begin: {began.get('failure_mode') or 'it says no reason'}"
+                f"the environment has failed to start: {began.get('failure_mode') or 'it gives no reason'}"
             )
         self.tools = [as_plain(tool) for tool in began.get("tools") or ()]
         return rollout_cache
 
     def format_messages(self, rollout_cache: RolloutCache) -> DataProto:
-        """The prompt of the environment's messages. The entry gets `prompt_ids` (the whole prompt) and `state_hash`."""
+        """The prompt of the environment's messages. Sets the entry's `prompt_ids` (all of it) and `state_hash`."""
         content = rollout_cache.history[-1]
         messages: list[dict[str, Any]] = content["observation"]
         if not isinstance(messages, list):
@@ -62,7 +62,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         return lm_input_of(prompt_ids)
 
     def formulate_rollouts(self, rollout_cache: RolloutCache) -> DataProto:
-        """As `TrajEnvManager.formulate_rollouts`; the last row's `trajectory_data` tells of the whole episode."""
+        """Like `TrajEnvManager.formulate_rollouts`; the last row's `trajectory_data` describes the whole episode."""
         last = rollout_cache.history[-1]["observation"] if rollout_cache.history else []
         rollout = super().formulate_rollouts(rollout_cache)
         column = rollout.non_tensor_batch["trajectory_data"]
@@ -71,7 +71,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         return rollout
 
     def _continued(self, history: Sequence[Mapping[str, Any]], messages: list[dict[str, Any]]) -> list[int] | None:
-        """The prompt that goes on from the tokens of the step before; None if the messages do not."""
+        """The prompt that continues the tokens of the step before; None if the messages do not continue it."""
         if len(history) < 2 or "response_ids" not in history[-2]:
             return None
         before = history[-2]
@@ -89,7 +89,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
             return None
 
     def _is_answer(self, message: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-        """Whether a message of the environment is the answer of this step: its text, or its text and calls parsed."""
+        """Whether a message of the environment is the answer of this step: its text, or its parsed text and calls."""
         if message.get("role") != "assistant":
             return False
         text = message.get("content") or ""
@@ -99,7 +99,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         return _calls(parsed) == _calls(message) and (parsed.get("content") or "").strip() == str(text).strip()
 
     def _cleaned(self, rollout_cache: RolloutCache, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, where answers that have their special tokens as text are without them."""
+        """The messages, with special tokens removed from the texts of answers."""
         answers = [entry for entry in rollout_cache.history if "response_ids" in entry and "llm_response" in entry]
         texts = {entry["llm_response"]: _text_of(entry) for entry in answers}
         return [
@@ -116,7 +116,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         return list(rollout_cache.history[-1]["messages"])
 
     def _observed(self, observation: Any) -> Any:
-        return copy.deepcopy(observation)  # environments go on writing into their history
+        return copy.deepcopy(observation)  # environments modify their history later
 
     def _action(self, llm_output: DataProto) -> Any:
         return self.stop_reason if llm_output.batch is None else super()._action(llm_output)
@@ -155,7 +155,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
         }
 
     def _about(self, rollout_cache: RolloutCache, rollout: DataProto) -> dict[str, Any]:
-        """The episode in ROLL's parts."""
+        """The episode in ROLL's sections."""
         history = rollout_cache.history
         metrics = self._metrics(rollout_cache)
         rewards = [float(entry["reward"]) for entry in history if entry.get("reward") is not None]
@@ -196,7 +196,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
 
 
 def as_plain(tool: Any) -> dict[str, Any]:
-    """A tool as plain JSON; a pydantic model as what it writes."""
+    """A tool as plain JSON: a mapping, or the dump of a pydantic model."""
     return dict(tool.model_dump() if hasattr(tool, "model_dump") else tool)
 
 
@@ -218,6 +218,6 @@ def _parsed(arguments: str) -> Any:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean, least and most of the values; 0 of none."""
+    """Mean, minimum and maximum of the values; 0 if there are none."""
     found = values or [0.0]
     return {name: float(np.mean(found)), f"{name}_min": float(min(found)), f"{name}_max": float(max(found))}

@@ -1,4 +1,4 @@
-"""What all environment managers have: one environment's place in a group, its seeds, and its side of the queue."""
+"""The base of all environment managers: one environment's place in a group, its seeds, and its use of the queue."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _said: set[str] = set()
 
 
 class BaseEnvManager:
-    """Plays episodes of one environment, in a thread of its own, until the queue has no more.
+    """Plays episodes of one environment, in its own thread, until the queue has no more.
 
     The arguments are those of all managers, in ROLL's order: `generate_scheduler` is a `tokengrove.Client` that may
     start sessions, `tokenizer` may be None, and `output_queue` has `get_episode_id(group_id, env_id) -> int | None` and
-    `put(group_id, episode_id, start_step, rollout, env_id)`. `thread_lock` is held where the environment's
-    `use_thread_lock` asks for it, and `env_step_limiter` around its steps. A subclass that keeps all of this itself may
-    call `super().__init__()` without arguments.
+    `put(group_id, episode_id, start_step, rollout, env_id)`. `thread_lock` is used if the environment's
+    `use_thread_lock` is true, and `env_step_limiter` around its steps. A subclass with its own state may call
+    `super().__init__()` without arguments.
 
-    A rollout of an episode that has failed has `meta_info["failure"]`, the fields of a `FailedEpisode`. The queue warns
-    of it if it has `counts_failures`, and else the manager, whose loop ends after `max_failed_episodes` in a row.
+    The rollout of a failed episode has `meta_info["failure"]`, the fields of a `FailedEpisode`. If the queue has
+    `counts_failures`, it logs and counts them; otherwise the manager does, and its loop ends after
+    `max_failed_episodes` in a row.
 
-    ROLL's other arguments, such as `processor` or `collator`, have no effect here: the server renders prompts. The log
-    says so once for each.
+    ROLL's other arguments, such as `processor` or `collator`, have no effect here, since the server renders prompts.
+    Each is logged once.
 
-    `current_step` is the trainer's step, -1 before the first; `running` says whether episodes are played. `group_seed`,
+    `current_step` is the trainer's step, -1 before the first. `running`: whether episodes are played. `group_seed`,
     `episode_id` and `start_step` are those of the running episode.
     """
 
@@ -72,7 +73,7 @@ class BaseEnvManager:
 
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
-        """Further fields of `start_session` for the episodes of an environment: how the model answers in them."""
+        """Further fields of `start_session` for the episodes of an environment, such as how the model answers."""
         return {}
 
     def run_rollout_loop(self, data: DataProto) -> None:
@@ -80,23 +81,23 @@ class BaseEnvManager:
         raise NotImplementedError(f"{type(self).__name__} has no run_rollout_loop")
 
     def update_step(self, global_step: int, trace_meta: Any = None) -> None:
-        """Take note of the trainer's step: episodes that start from now on belong to it."""
+        """Set the trainer's step: episodes that start from now on belong to it."""
         self.current_step = global_step
         self.trace_meta = trace_meta
 
     def stop(self) -> None:
-        """Play no further episode; the running one goes on as far as the manager lets it."""
+        """Play no more episodes. The manager decides whether the running episode continues."""
         self.running = False
 
     def begin(self, data: DataProto) -> None:
-        """Begin a run. All environments of a group have one `group_seed`. Raises ValueError for data without a seed."""
+        """Begin a run. All environments of a group have the same `group_seed`. Raises ValueError without a seed."""
         if "seed" not in data.meta_info:
-            raise ValueError("data.meta_info has no 'seed': it is the seed of the run")
+            raise ValueError("data.meta_info has no 'seed', the seed of the run")
         self.group_seed = int(data.meta_info["seed"]) + int(self.env_config["group_seed"])
         self.running = True
 
     def next_episode(self) -> bool:
-        """Wait for the queue to give out an episode. Return False if there is none, or the manager was stopped."""
+        """Wait for an episode of the queue. Return False if there is none, or if the manager was stopped."""
         self.start_step = self.current_step
         if not self.running:
             self.episode_id = None
@@ -109,13 +110,13 @@ class BaseEnvManager:
     def episode_seed(self) -> int:
         """The seed of the running episode, which all environments of its group share."""
         if self.group_seed is None or self.episode_id is None:
-            raise ValueError("no episode runs: call begin and next_episode first")
+            raise ValueError("no episode is running: call begin and next_episode first")
         return self.group_seed + self.episode_id
 
     def put(self, rollout: DataProto | None) -> None:
-        """Hand the episode's rollout to the queue; None: this environment has no more.
+        """Put the episode's rollout into the queue; None: this environment has no more.
 
-        Raises TooManyFailedEpisodes if the queue does not count failed episodes, and it is one too many in a row.
+        Raises TooManyFailedEpisodes at the limit of failed episodes in a row, if the queue does not count them.
         """
         place, env_id = self.env_config["group_id"], self.env_config["env_id"]
         self.output_queue.put(place, self.episode_id, self.start_step, rollout, env_id)
@@ -128,7 +129,7 @@ class BaseEnvManager:
 
 
 def say_once(line: str, log: logging.Logger = logger) -> None:
-    """Warn, once for each process."""
+    """Log a warning once per process."""
     if line not in _said:
         _said.add(line)
         log.warning("%s", line)

@@ -1,4 +1,4 @@
-"""Prompts of a conversation: the whole of one, or what continues the exact tokens of an earlier one."""
+"""Prompts of a conversation: of the whole conversation, or continuing the exact tokens of an earlier prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokengrove.rollout.server_template import Tokenizes
 
 
 def whole_prompt(server: Tokenizes, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-    """The ids of a conversation, with what begins the next answer."""
+    """The ids of a conversation, with the generation prompt."""
     return server.tokenize([as_sent(message) for message in messages], **options)
 
 
@@ -22,10 +22,10 @@ def continued_prompt(
     messages: Sequence[Mapping[str, Any]],
     **options: Any,
 ) -> list[int]:
-    """`known_ids` with what the chat template appends for `messages`, and what begins the next answer.
+    """`known_ids`, followed by what the chat template appends for `messages`, and the generation prompt.
 
-    `known_ids` are the exact tokens of `conversation`, which ends with an answer of `output_tokens` ids: they are
-    neither rendered nor changed. Tool results without an id answer calls that the answer made as text.
+    `known_ids` are the exact tokens of `conversation`, which ends with an answer of `output_tokens` ids; they are
+    neither rendered nor changed. Tool results without an id are matched to calls in the text of the answer.
     """
     sent = [as_sent(message) for message in messages]
     unnamed = [at for at, message in enumerate(sent) if message["role"] == "tool" and "tool_call_id" not in message]
@@ -41,7 +41,7 @@ def continued_prompt(
 
 
 def as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as the server takes it: calls have ids, and their arguments are JSON texts."""
+    """A message in the server's format: calls have ids, and their arguments are JSON texts."""
     sent = dict(message)
     if sent.get("tool_calls"):
         sent["tool_calls"] = [_call_as_sent(call, at) for at, call in enumerate(sent["tool_calls"])]

@@ -1,8 +1,8 @@
-"""The loop of managers that play their environment themselves, an episode as one session.
+"""The loop of managers that play their environment themselves, with one session for each episode.
 
-Whatever happens in an episode, its session ends once, its rollout has what was sampled and earned, and the loop goes
-on. The tokens of a decision are those that the engine got and sampled: the history holds them, the session records
-them, and `formulate_rollouts` exports them, so the three cannot differ.
+Whatever happens in an episode, its session ends once, its rollout contains what was sampled and earned, and the next
+episode is played. The tokens of a decision are those that the engine received and sampled. The history contains them,
+the session records them, and `formulate_rollouts` exports them, so the three cannot differ.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _MOST_ABORTS = 3
 
 
 class DirectEnvManager(BaseEnvManager, ABC):
-    """Plays episodes by `reset`, `make_decision` and `step`, which a subclass has, and lays out their samples.
+    """Plays episodes with the methods `reset`, `make_decision` and `step` of a subclass, and returns their samples.
 
-    The arguments are those of `BaseEnvManager`. `tokenizer` may be None: `self.tokenizer` is then the server's, over
-    HTTP, with the methods of one of transformers.
+    The arguments are those of `BaseEnvManager`. If `tokenizer` is None, `self.tokenizer` is the server's, over HTTP,
+    with the methods of a tokenizer of transformers.
 
-    `rollout_cache` is the running episode, `episode` its session, and `failure` the exception that has ended it.
-    `log_stats` has the seconds that its parts took.
+    `rollout_cache` is the running episode, `episode` its session, and `failure` the exception that ended it.
+    `log_stats` has the seconds of its parts.
     """
 
     layout: ClassVar[Layout] = "concat"
     """The layout of the export: one sample for each conversation, or one for each step."""
     reset_backoff_s: ClassVar[float] = 10.0
-    """Seconds by which the pause grows after each `reset` in a row that has failed."""
+    """Seconds by which the pause grows after each consecutive failed `reset`."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class DirectEnvManager(BaseEnvManager, ABC):
 
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
-        return {"sampling_policy": "default"}  # what a make_decision of one's own asks for counts
+        return {"sampling_policy": "default"}  # an overridden make_decision may choose the sampling
 
     @abstractmethod
     def reset(self) -> RolloutCache | None:
-        """Begin the next episode, which `next_episode` gives out. None: there is none, or nothing to play."""
+        """Begin the next episode of `next_episode`. None: there is none, or nothing to play."""
 
     @abstractmethod
     def make_decision(self, rollout_cache: RolloutCache) -> DataProto:
@@ -103,15 +103,15 @@ class DirectEnvManager(BaseEnvManager, ABC):
 
     @abstractmethod
     def step(self, llm_output: DataProto) -> RolloutCache:
-        """Act on a decision; a cache that is `terminated` or `truncated` ends the episode."""
+        """Act on a decision. The episode ends if the returned cache is `terminated` or `truncated`."""
 
     def run_rollout_loop(self, data: DataProto) -> None:
         """Play episodes until the queue has no more; `data.meta_info["seed"]` is the seed of the run.
 
-        An exception of the environment, or of the model's, fails the episode: its session says so, its rollout has what
-        was sampled and earned before, and the next episode begins. Raises what keeps an episode from being recorded:
-        errors of the queue, of a session's start or export, and of a `formulate_rollouts` of one's own. Raises
-        InvalidRequest for an `agent_template` that cannot be rendered.
+        An exception of the environment or of a model call fails the episode: its session ends as Failed, its rollout
+        contains what was sampled and earned before, and the next episode begins. Raises errors that prevent an episode
+        from being recorded: of the queue, of a session's start or export, and of an overridden `formulate_rollouts`.
+        Raises InvalidRequest for an `agent_template` that cannot be rendered.
         """
         self._stopped.clear()
         self.begin(data)
@@ -123,7 +123,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
         self.put(None)
 
     def _play_episode(self) -> bool:
-        """Play one episode and hand in its rollout. Return False if none is left."""
+        """Play one episode and put its rollout. Return False if there are no more."""
         rollout_cache: RolloutCache | None = None
         try:
             rollout_cache = self._timed("reset_time", self.reset)
@@ -131,12 +131,12 @@ class DirectEnvManager(BaseEnvManager, ABC):
                 return False
             self._failed_resets = 0
             rollout_cache = self._play(rollout_cache)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # nobody cancels a thread
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # threads are not cancelled
             if self.running:
                 self._fail(error)
             if isinstance(error, InvalidRequest) and error.param == "agent_template":
                 self._end_session(exit_reason(error))
-                raise  # no episode can be played with it
+                raise  # it affects every episode
         if not self.running:
             return False
         self.put(self._formulated(rollout_cache or self.rollout_cache or self._new_cache()))
@@ -162,7 +162,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
     def _advance(
         self, rollout_cache: RolloutCache, lm_output: DataProto, stop_reason: GenerateStopReason
     ) -> RolloutCache:
-        """Go on after a decision: one step of the environment, or the end for want of room."""
+        """Act on a decision: one step of the environment, or the end of the episode if the prompt leaves no room."""
         if stop_reason is GenerateStopReason.FINISH:
             return self.step(lm_output)
         self.stop_reason = EpisodeStopReason.MAX_LENGTH
@@ -170,19 +170,19 @@ class DirectEnvManager(BaseEnvManager, ABC):
         return rollout_cache
 
     def _fail(self, error: BaseException) -> None:
-        """Note that the episode has failed. Raises the error if there is no session to say so."""
+        """Record that the episode has failed. Raises the error if there is no session to record it."""
         if self.episode is None:
             raise error
         self.failure = error
 
     def _formulated(self, rollout_cache: RolloutCache) -> DataProto:
-        """The rollout, with the names that the trainer groups by, after the end of the session."""
+        """The rollout, with the names that the trainer groups by, after the session has ended."""
         try:
             rollout = self.formulate_rollouts(rollout_cache)
         except Exception:
             if self.failure is None:
                 raise
-            self.logger.exception("formulate_rollouts cannot take the history of the failed episode")
+            self.logger.exception("formulate_rollouts failed on the history of the failed episode")
             rollout = DirectEnvManager.formulate_rollouts(self, rollout_cache)
         episode = self._ended(rollout_cache)
         names = {"traj_group_id": episode.traj_group_id, "traj_id": f"{episode.traj_group_id}_{episode.env_id}"}
@@ -196,18 +196,18 @@ class DirectEnvManager(BaseEnvManager, ABC):
         self._stopped.wait(min(3600.0, self.reset_backoff_s * self._failed_resets))
 
     def stop(self) -> None:
-        """Play no further episode, and end the running one: what it asks for next is refused."""
+        """Play no more episodes, and end the running one: its later requests are rejected."""
         super().stop()
         self._stopped.set()
         if (episode := self.episode) is not None:
-            with suppress(ProxyError):  # the loop ends it, too
+            with suppress(ProxyError):  # the loop also ends it
                 episode.fail("the manager was stopped", within_s=0.0)
 
     def formulate_rollouts(self, rollout_cache: RolloutCache) -> DataProto:
-        """End the episode's session with what the history has earned, and lay out its samples.
+        """End the episode's session with the rewards of the history, and return its samples.
 
-        The last observation, which nothing has answered, is taken off the history. An episode without any answer has
-        one row of padding, and `drop_flag` in `meta_info` if its environment failed to begin.
+        An unanswered last observation is removed from the history. An episode without an answer has one row of padding,
+        and `drop_flag` in `meta_info` if its environment failed to start.
         """
         if rollout_cache.history and not {"response_ids", "reward"} & rollout_cache.history[-1].keys():
             rollout_cache.history.pop()
@@ -229,14 +229,14 @@ class DirectEnvManager(BaseEnvManager, ABC):
         return rollout
 
     def _metrics(self, rollout_cache: RolloutCache) -> dict[str, float]:
-        """What the environment has measured, as its `metrics_agg_mode` says, and the number of steps."""
+        """The environment's metrics, aggregated by its `metrics_agg_mode`, and the number of steps."""
         history = rollout_cache.history
         modes = history[-1].get("metrics_agg_mode") or {} if history else {}
         measured = aggregate_metrics([entry.get("metrics") or {} for entry in history], modes)
         return {**measured, "num_actions": rollout_cache.step}
 
     def _running_session(self) -> Session | None:
-        """The session of the running episode, started when it is first needed; None if no episode runs, or no more."""
+        """The session of the running episode, started on first use; None without an episode or after its end."""
         group_seed, episode_id = self.group_seed, self.episode_id
         is_new = self.episode is None and (group_seed, episode_id) != self._started_for
         if is_new and group_seed is not None and episode_id is not None:
@@ -261,7 +261,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
         """The episode's session, after its end with outcome, rewards and metrics."""
         self._running_session()
         if self.episode is None:
-            raise RuntimeError("no episode runs: reset() begins one")
+            raise RuntimeError("no episode is running: reset() begins one")
         if self.episode.outcome is None:
             self._live.name_turns(rollout_cache.history)
             rewards, score = earned(rollout_cache.history)
@@ -273,14 +273,14 @@ class DirectEnvManager(BaseEnvManager, ABC):
         return self.episode
 
     def _end_session(self, reason: str, outcome: str = "Failed") -> None:
-        """Let go of the episode's session, and end it unless it has ended."""
+        """Release the episode's session, and end it unless it has ended."""
         episode, self.episode = self.episode, None
         if episode is not None:
             episode.fail(reason, outcome)
 
     def next_episode(self) -> bool:
-        """Wait for the queue to give out an episode. The session of the one before has ended then."""
-        self._end_session("the next episode began before this one was laid out")
+        """Wait for an episode of the queue, after ending the session of the previous one."""
+        self._end_session("the next episode began before this one was formulated")
         self.episode_id = self._started_for = None
         return super().next_episode()
 
@@ -289,7 +289,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
 
     def _current(self) -> RolloutCache:
         if self.rollout_cache is None:
-            raise RuntimeError("no episode runs: reset() begins one")
+            raise RuntimeError("no episode is running: reset() begins one")
         return self.rollout_cache
 
     def _timed(self, name: str, call: Callable[[], _T]) -> _T:

@@ -1,4 +1,4 @@
-"""One episode as one session of the server: whatever happens, it ends once, and its capacity is given back."""
+"""One episode as one session of the server. In every case it ends once, and its capacity is released."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 _DETERMINISTIC = "deterministic"
 """The capability of engines that sample equal tokens for equal seeds."""
-_NO_TURNS = "the episode has no turn: the model was not asked, or has not answered"
+_NO_TURNS = "the episode has no turn: the model was not called, or has not answered"
 
 
 class EpisodeSession:
-    """A live session of one episode, started by `start`, which `finish` or `fail` ends.
+    """The session of one episode, from `start` to `finish` or `fail`.
 
-    `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
-    group of the session: the episodes that are compared have one. `discount` is that of its returns. `failure` says why
-    the episode has failed, once it has ended; None: it has not, or there was nothing to play.
+    `session` is the client's session; `base_url` (without /v1) and `api_key` are for the agent. `traj_group_id` is the
+    group of the session, which all episodes that are compared share. `discount` is the discount of its returns.
+    `failure`: why the episode failed, after its end; None: it has not failed, or there was nothing to play.
     """
 
     def __init__(
@@ -74,10 +74,9 @@ class EpisodeSession:
     ) -> EpisodeSession:
         """Start the session of an episode; wait up to ten minutes while the server is full or restarts.
 
-        With `api_key`, the agent's key for all episodes of an environment, the address has it in place of the session.
-        Once `may_wait` is false it does not wait on. `options` are further fields of `start_session`. Raises
-        TooManyRequests or ServerUnreachable if no session could start, and InvalidRequest for a configuration that the
-        server refuses.
+        `api_key`: the agent's key for all episodes of an environment, which replaces the session in its address. The
+        wait ends when `may_wait` returns false. `options` are further fields of `start_session`. Raises TooManyRequests
+        or ServerUnreachable if no session could start, and InvalidRequest if the server rejects the configuration.
         """
         tag, env_id = env_config.get("tag", "proxy"), env_config["env_id"]
         traj_group_id = f"{tag}_{env_config['group_id']}_{episode_id}_{group_seed}"
@@ -105,20 +104,20 @@ class EpisodeSession:
 
     @property
     def outcome(self) -> str | None:
-        """How it has ended; None while it has not."""
+        """The outcome of the session; None before its end."""
         return self._episode.outcome
 
     def finish(
         self, result: EpisodeResult, rewards: Mapping[str, float] | None = None, score: float | None = None
     ) -> None:
-        """End the session with what the runner says of it: outcome, reason, metrics, score and rewards.
+        """End the session with the runner's result: outcome, reason, metrics, score and rewards.
 
-        `score` is that of the episode, by default the result's. It stands beside the rewards, and is their sum or not.
-        `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
-        completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
-        the last turn has the sum, so that none is lost. Without step scores the last turn has the score. A score that
-        is no finite number, metrics that the server refuses, another status than ROLL's, and a Finished without a turn
-        make the episode Failed. Does nothing if the session has ended.
+        `score` is the score of the episode, by default the result's. It is stored in addition to the rewards, and may
+        differ from their sum. `rewards`: by interaction id. Without `rewards` each step score is the reward of its
+        turn, in order of completion. If there are fewer scores than turns, the last turns have none. If there are more,
+        the last turn has the sum of the rest. Without step scores the last turn has the score. The episode becomes
+        Failed for a score that is not a finite number, metrics that the server rejects, a status that ROLL does not
+        have, and a Finished without a turn. Does nothing if the session has ended.
         """
         if self.outcome is not None:
             return
@@ -136,7 +135,7 @@ class EpisodeSession:
             self.fail(error)
 
     def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float | None = None) -> None:
-        """End the session without rewards; try again for `within_s` seconds (None: as long as the client does).
+        """End the session without rewards; retry for `within_s` seconds (None: the client's default).
 
         Does nothing if it has ended.
         """
@@ -146,7 +145,7 @@ class EpisodeSession:
         self._end({"outcome": outcome, "exit_reason": reason}, within_s)
 
     def told_in(self, rollout: DataProto) -> DataProto:
-        """The rollout of this episode, whose `meta_info` has the `failure` if it has failed."""
+        """The rollout of this episode; if the episode has failed, with `failure` in its `meta_info`."""
         if self.failure is not None:
             rollout.meta_info["failure"] = self.failure.as_dict()
         return rollout
@@ -162,13 +161,13 @@ class EpisodeSession:
         return [node.id for node in self._seen.interactions if node.turn is not None]
 
     def first_token_at(self) -> dict[str, float]:
-        """When the first token of each turn came, in Unix seconds, by interaction id."""
+        """The time of the first token of each turn, in Unix seconds, by interaction id."""
         tree = self._seen or self._tree()
         times = {node.id: (node.times or {}).get("first_token_at") for node in tree.interactions}
         return {name: at for name, at in times.items() if at is not None}
 
     def _judged(self, result: EpisodeResult) -> tuple[str, str]:
-        """The outcome and the reason, in which a status that is none of ROLL's is named; notes a failure."""
+        """The outcome and the reason, which includes a status that ROLL does not have. Records a failure."""
         reason = str(getattr(result, "agent_exit_reason", "") or "")
         try:
             outcome = status_of(result)
@@ -184,7 +183,7 @@ class EpisodeSession:
         return outcome, storable(reason)
 
     def _failed(self, kind: str, reason: str, error: BaseException | None = None) -> None:
-        """Note why the episode has failed; one that an exception has ended has the type of this."""
+        """Record why the episode failed. A failure by an exception has the exception's type."""
         about = self.traj_group_id, self.session.session_id
         told = FailedEpisode(kind, storable(reason) or "the runner gave no agent_exit_reason", *about)
         self.failure = told if error is None else FailedEpisode.by(error, *about)
@@ -193,7 +192,7 @@ class EpisodeSession:
         return self.client.session_tree(self.session.session_id, ["times"])
 
     def _earned(self, result: EpisodeResult, rewards: Mapping[str, float] | None, score: float) -> EndOptions:
-        """The score of the episode, and the rewards of its turns; neither without a turn."""
+        """The score of the episode and the rewards of its turns; {} without a turn."""
         turns = len(self.turns())
         if not turns:
             return {}
@@ -206,18 +205,18 @@ class EpisodeSession:
             logger.warning(
                 "session %s: the runner has %d step scores for %d turns; %s",
                 *(self.session.session_id, len(scores), turns),
-                "the last turns have none" if len(scores) < turns else "the last turn has the sum of those left over",
+                "the last turns have none" if len(scores) < turns else "the last turn has the sum of the rest",
             )
         return {"score": score, "step_scores": zipped(scores, turns), "align": "first"}
 
     def _end(self, options: EndOptions, within_s: float | None = None) -> None:
         try:
             self._episode.end(within_s, **options)
-        except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
-            logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
+        except (EndedOtherwise, SessionNotFound) as error:  # expired, or ended by an operator
+            logger.warning("session %s was ended elsewhere: %s", self.session.session_id, error)
             if self.failure is None:
-                self._failed("Failed", f"the session was ended by somebody else: {exit_reason(error)}")
-            with suppress(ProxyError):  # an expired session still takes rewards
+                self._failed("Failed", f"the session was ended elsewhere: {exit_reason(error)}")
+            with suppress(ProxyError):  # an expired session still accepts rewards
                 self.session.end(**_rewards_of(options))
 
 
@@ -227,7 +226,7 @@ def _rewards_of(options: EndOptions) -> EndOptions:
 
 
 def address_of(client: Client, api_key: str) -> str:
-    """The address, without /v1, of whichever live session has the key: one for all episodes of an environment."""
+    """The address, without /v1, of the live session that has the key: one for all episodes of an environment."""
     return f"{client.url}/~{api_key}"
 
 
@@ -236,15 +235,15 @@ def _now() -> str:
 
 
 def zipped(scores: Sequence[float], turns: int) -> list[float]:
-    """As many scores as there are turns, or fewer: what is left over is added to the last."""
+    """At most `turns` scores: the rest is added to the last."""
     return list(scores) if len(scores) <= turns else [*scores[: turns - 1], math.fsum(scores[turns - 1 :])]
 
 
 def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
-    """Returns, sampling, and limits of an episode: tokens of one answer, and of prompt and answer together.
+    """Returns, sampling and limits of an episode: the tokens of one answer, and of prompt and answer together.
 
-    The steps of an episode are its turns in order, also where their prompts do not continue each other, so the returns
-    go along that order (credit `linear`), as ROLL's do along the steps of a trajectory.
+    The steps of an episode are its turns in order, even if their prompts do not continue each other. Therefore returns
+    follow this order (credit `linear`), as ROLL's follow the steps of a trajectory.
     """
     sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
     limits = {
@@ -260,9 +259,9 @@ def terms_of(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[
 
 
 def _sampling_seed(client: Client, seed: int, env_id: int) -> dict[str, int]:
-    """The seed of the sampling in an episode: another for each environment, so that a group differs.
+    """The seed of sampling in an episode, different for each environment, so that the episodes of a group differ.
 
-    An engine that is not deterministic would only note that it ignores it, or refuse it.
+    {} for an engine that is not deterministic: it would ignore the seed with a notice, or reject it.
     """
     if _DETERMINISTIC not in client.engine().capabilities:
         return {}
@@ -270,7 +269,7 @@ def _sampling_seed(client: Client, seed: int, env_id: int) -> dict[str, int]:
 
 
 def storable_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as JSON; what JSON has no form for is its text, so that no metric costs an episode."""
+    """Metrics as JSON. Values that JSON cannot encode become texts, so that no metric fails an episode."""
     return {str(name): _json_value(value) for name, value in metrics.items()}
 
 

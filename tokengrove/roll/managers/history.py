@@ -1,4 +1,4 @@
-"""What the history of a direct manager says of an episode: what was earned, and its samples."""
+"""Rewards and samples in the history of a direct manager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Entries = Sequence[Mapping[str, Any]]
 def earned(history: Entries) -> tuple[dict[str, float], float]:
     """The rewards by interaction id, and their sum.
 
-    What a step without a turn has earned, such as the end of an episode that was cut off, belongs to the turn before.
+    The reward of a step without a turn, such as the end of an episode that was cut off, is added to the previous turn.
     """
     rewards: dict[str, float] = {}
     score, turn = 0.0, None
@@ -34,10 +34,10 @@ def earned(history: Entries) -> tuple[dict[str, float], float]:
 def amended(
     samples: Sequence[Sample], history: Entries, episode: EpisodeSession, layout: Layout, tools: Sequence[Any]
 ) -> list[Sample]:
-    """The exported samples, with the messages and tools that their tokens were made of.
+    """The exported samples, with the messages and tools of their prompts.
 
-    If some answers were not sampled as turns, the samples are those of the history, and such answers are not trained:
-    none, if there are images, as nothing has their tensors.
+    If some answers were not sampled as turns, the samples are made from the history, and such answers are not trained.
+    With images no answer is trained then, since the tensors of the images are missing.
     """
     answered = [entry for entry in history if "response_ids" in entry]
     if any("interaction_id" not in entry for entry in answered):
@@ -54,7 +54,7 @@ def amended(
 
 
 def _returns(history: Entries, discount: float) -> list[tuple[float, float]]:
-    """The reward of each answer, with what later steps without an answer have earned, and its discounted return."""
+    """The reward of each answer, including later steps without an answer, and its discounted return."""
     rewards: list[float] = []
     for entry in history:
         if "response_ids" in entry:
@@ -72,7 +72,7 @@ def _id(turn: Mapping[str, Any]) -> str:
 
 
 def _sample(entries: Entries, episode: EpisodeSession, history: Entries, layout: Layout) -> Sample:
-    """These steps as one sample, as the export would have it."""
+    """These steps as one sample, in the format of an export."""
     ids: list[int] = []
     logprobs: list[float] = []
     turn_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""The session of whichever episode runs, for what outlives an episode: tokenizers and proxies of the model."""
+"""The session of the running episode, for objects that outlive an episode: tokenizers and proxies of the model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tokengrove.client.values import Generated
 from tokengrove.rollout.retries import retried_here
 
 _RETRY_S = 60.0
-"""How long a turn is tried again while the server restarts: the client repeats everything else."""
+"""Seconds that a turn is retried while the server restarts; the client retries all other calls."""
 
 
 class LiveSession:
-    """`running()` is the session of the running episode, or None; `client` tokenizes while there is none.
+    """`running()` returns the session of the running episode, or None; then `client` tokenizes.
 
-    `answers` has what was sampled in the episode, in order.
+    `answers` has the outputs sampled in the episode, in order.
     """
 
     def __init__(self, client: Client, running: Callable[[], Session | None]) -> None:
@@ -26,21 +26,21 @@ class LiveSession:
         self.answers: list[Generated] = []
 
     def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
-        """As `Session.generate`: a turn of the episode, sampled once however often it is tried.
+        """Like `Session.generate`: a turn of the episode, sampled once even if it is retried.
 
-        Raises RuntimeError while no episode runs.
+        Raises RuntimeError while no episode is running.
         """
         if (session := self._running()) is None:
-            raise RuntimeError("no episode runs: what is sampled belongs to one, which reset() begins")
+            raise RuntimeError("no episode is running: reset() begins one, and every sampled turn belongs to one")
         options = {"idempotency_key": uuid.uuid4().hex, **options}
         made = retried_here(lambda: session.generate(prompt_ids, **options), _RETRY_S)
         self.answers.append(made)
         return made
 
     def name_turns(self, history: Iterable[dict[str, Any]]) -> None:
-        """Give the steps that do not say which turn they are the `interaction_id` of the answer with their tokens.
+        """Set the missing `interaction_id`s of steps, by the tokens of the answers.
 
-        A `make_decision` written for ROLL notes the tokens of its answer, and no turn.
+        A `make_decision` written for ROLL records the tokens of its answer, and no turn.
         """
         entries = [entry for entry in history if "response_ids" in entry]
         named = {entry["interaction_id"] for entry in entries if "interaction_id" in entry}
@@ -53,19 +53,19 @@ class LiveSession:
                     entry["interaction_id"] = left.pop(found).id
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]:
-        """As `Session.tokenize`."""
+        """Like `Session.tokenize`."""
         return self._server.tokenize(messages, **options)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """As `Session.detokenize`."""
+        """Like `Session.detokenize`."""
         return self._server.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     def end_token_ids(self) -> list[int]:
-        """As `Session.end_token_ids`."""
+        """Like `Session.end_token_ids`."""
         return self._server.end_token_ids()
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Any]:
-        """As `Session.parse`."""
+        """Like `Session.parse`."""
         return self._server.parse(token_ids, **options)
 
     @property

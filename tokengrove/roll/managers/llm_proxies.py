@@ -1,4 +1,4 @@
-"""Where the answers of a direct manager come from: `llm_proxy.proxy_type` of its environment manager."""
+"""The sources of a direct manager's answers: `llm_proxy.proxy_type` of its environment manager."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLICY = "policy"
 
 
 class BaseLLMProxy(ABC):
-    """Answers one prompt. `generate_scheduler` has the methods of a session: that of whichever episode runs."""
+    """Answers one prompt. `generate_scheduler` has the methods of a session: the session of the running episode."""
 
     def __init__(self, generate_scheduler: Any, llm_proxy_config: Any, tokenizer: Any, env: Any) -> None:
         self.generate_scheduler, self.llm_proxy_config = generate_scheduler, llm_proxy_config
@@ -31,8 +31,8 @@ class BaseLLMProxy(ABC):
         """Answer `lm_input`, whose `batch["input_ids"]` [1, L] is the prompt; `messages` are the conversation.
 
         `batch["responses"]` [1, R] of the result has the answer's ids, `batch["infer_logprobs"]` [1, R] their
-        logprobs, and `meta_info["interaction_id"]` names the turn if the answer was sampled as one: what has none is
-        never trained. None: nothing was sampled, and the manager asks again.
+        logprobs, and `meta_info["interaction_id"]` the turn, if the answer was sampled as one. Answers without a turn
+        are never trained. None: nothing was sampled, and the manager asks again.
         """
 
 
@@ -41,7 +41,7 @@ LLM_PROXY_REGISTRY: dict[str, type[BaseLLMProxy]] = {}
 
 
 def register_llm_proxy(name: str) -> Callable[[_Kind], _Kind]:
-    """Let `llm_proxy.proxy_type: name` mean the decorated class."""
+    """Register the decorated class for `llm_proxy.proxy_type: name`."""
 
     def register(kind: _Kind) -> _Kind:
         LLM_PROXY_REGISTRY[name] = kind
@@ -51,23 +51,23 @@ def register_llm_proxy(name: str) -> Callable[[_Kind], _Kind]:
 
 
 def create_llm_proxy(generate_scheduler: Any, llm_proxy_config: Any, tokenizer: Any, env: Any) -> BaseLLMProxy:
-    """The proxy that `llm_proxy_config.proxy_type` names (default `policy`).
+    """The proxy for `llm_proxy_config.proxy_type` (default `policy`).
 
-    Raises InvalidRequest for an unknown type, and for one that cannot be trained on.
+    Raises InvalidRequest for an unknown type, and for `openai` unless it is registered: it cannot be trained.
     """
     named = llm_proxy_config or {}
     name = named.get("proxy_type") if isinstance(named, Mapping) else getattr(named, "proxy_type", None)
     name = name or _POLICY
     if name == "openai" and name not in LLM_PROXY_REGISTRY:
         raise InvalidRequest(
-            "llm_proxy.proxy_type 'openai' has answers of another model, whose tokens and logprobs nobody knows; run "
-            "`tokengrove serve --engine mailbox`, to which any model may deliver them, or register a proxy of your own "
+            "llm_proxy.proxy_type 'openai' has answers of another model, whose tokens and logprobs are unknown; run "
+            "`tokengrove serve --engine mailbox`, to which any model can deliver answers, or register your own proxy "
             "with register_llm_proxy('openai')",
             param="proxy_type",
         )
     if name not in LLM_PROXY_REGISTRY:
         known = ", ".join(sorted(LLM_PROXY_REGISTRY))
-        raise InvalidRequest(f"llm_proxy.proxy_type is {name!r}; it is one of {known}", param="proxy_type")
+        raise InvalidRequest(f"llm_proxy.proxy_type must be one of {known}, not {name!r}", param="proxy_type")
     return LLM_PROXY_REGISTRY[name](generate_scheduler, llm_proxy_config, tokenizer, env)
 
 
@@ -75,8 +75,8 @@ def create_llm_proxy(generate_scheduler: Any, llm_proxy_config: Any, tokenizer: 
 class PolicyProxy(BaseLLMProxy):
     """Samples from the model that is trained: every answer is a turn of the episode's session.
 
-    `meta_info["state_hash"]` and `meta_info["agent"]` of the prompt mark the turn. The images of the prompt are the
-    `image` of `multi_modal_data`, as VLTrajEnvManager gives them.
+    `meta_info["state_hash"]` and `meta_info["agent"]` of the prompt are stored with the turn. The images of the prompt
+    are the `image` of `multi_modal_data`, as in VLTrajEnvManager.
     """
 
     def generate(

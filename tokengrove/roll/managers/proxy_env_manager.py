@@ -1,4 +1,4 @@
-"""Plays the episodes of one environment with a runner, which asks the model through the session of its episode."""
+"""Plays the episodes of one environment with a runner, which calls the model through the session of its episode."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from tokengrove.roll.values.episode_result import EpisodeResult, InvalidResult, 
 from tokengrove.roll.values.score_metric import BINARY, SCORE_METRIC, ScoreMetric, metric_value
 
 _GRACE_S = 1.0
-"""How much longer than its limit a runner may take to end by itself, with what it knows of the episode."""
+"""Seconds beyond its limit that a runner may take to end by itself, with a result of its own."""
 _STOP_S = 5.0
-"""How long a manager that is stopped waits for its runner, whose session is ended by then."""
+"""Seconds that a stopped manager waits for its runner, whose session has ended."""
 
 
 class ProxyEnvManager(BaseEnvManager):
     """The manager of agents that are runners: `env_config["agent_runner_cls"]`, a path or a class.
 
-    One runner plays all episodes, in a thread of its own; `setup` is called before the first and `teardown` after the
-    last. It has one address, which is the session of whichever episode runs. Whatever `run_job` returns or raises, the
-    session is ended, and what was sampled and earned is put; NoData ends the loop, and puts nothing.
+    One runner plays all episodes, in its own thread; `setup` is called before the first and `teardown` after the last.
+    It has one address, which belongs to the session of the running episode. Whatever `run_job` returns or raises, the
+    session is ended, and what was sampled and earned is put into the queue. NoData ends the loop and puts None.
 
-    The sampling of `generating_args` counts, not the agent's, which may only ask for fewer tokens. Where a server lets
-    nobody choose keys, the runner gets the address of each session before its episode, as `base_url` and `api_key`.
+    The sampling of `generating_args` overrides the agent's, which may only ask for fewer tokens. If the server does not
+    allow chosen keys, the runner gets the address of each session before its episode, as `base_url` and `api_key`.
 
     Settings of `env_config.config`, all optional:
 
     - `trajectory_mode`: `traj`, a row for each branch, or `step`, a row for each turn
-    - `reward_granularity`: the metric of the runner that is the score of an episode, in place of the runner's `score`,
-      such as `pass_rate`; default: none. An episode without that metric has its `score`. `binary`: the score itself,
-      unless a metric has this name. Step scores stay what they are.
+    - `reward_granularity`: the runner's metric that replaces the runner's `score` as the score of an episode, such as
+      `pass_rate`; default: none. An episode without that metric has its `score`. `binary`: the score itself, unless a
+      metric has this name. Step scores are not changed.
     - `tool_call_parser`: a name of `--tool-parser`; default: the model's
     - `enable_thinking`: of the chat template; default false, as in ROLL
-    - `enable_fork`: true, the default: a rewritten conversation begins a row, so that every sampled token is trained;
-      false: it goes on in its row, and what is not there any more as it was sampled is not trained
-    - `episode_timeout`, `task_timeout_sec`: seconds; then the episode is a Timeout, and a runner that hangs is replaced
-      by another, with a key of its own. A runner whose class has `enforces_task_timeout` applies the latter itself.
+    - `enable_fork`: true, the default: a rewritten conversation begins a new row, so that every sampled token is
+      trained; false: it continues its row, and sampled tokens that it no longer contains are not trained
+    - `episode_timeout`, `task_timeout_sec`: seconds after which the episode is a Timeout, and a runner that hangs is
+      replaced by another with its own key. A runner whose class has `enforces_task_timeout` applies the latter itself.
 
-    Raises InvalidRequest for a configuration without a runner, and for an unknown mode.
+    Raises InvalidRequest for a configuration without a runner, and for an unknown `trajectory_mode`.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class ProxyEnvManager(BaseEnvManager):
 
     @classmethod
     def session_options(cls, env_config: Any, worker_config: Any) -> dict[str, Any]:
-        """As ROLL's proxy answers, whatever the agent asks for.
+        """The options that make the session answer like ROLL's proxy, whatever the agent requests.
 
-        ROLL ends an answer behind its first tool call by stop strings, which engines look for where calls are parsed.
+        ROLL ends an answer after its first tool call with stop strings, which engines search where calls are parsed.
         """
         config = env_config.get("config") or {}
         options: dict[str, Any] = {
@@ -108,8 +108,8 @@ class ProxyEnvManager(BaseEnvManager):
     def run_rollout_loop(self, data: DataProto) -> None:
         """Play episodes until the queue has no more, the runner has no data, or `stop`; at the end put None.
 
-        Raises ValueError for data without a seed, what `formulate_rollouts` raises, and the error of a server on which
-        no session could start or end.
+        Raises ValueError for data without a seed, the exceptions of `formulate_rollouts`, and the errors of the server
+        if a session cannot start or end.
         """
         self.begin(data)
         if self._slot.is_abandoned:
@@ -127,7 +127,7 @@ class ProxyEnvManager(BaseEnvManager):
             self._slot.teardown()
 
     def stop(self) -> None:
-        """Play no further episode. The session of the running one is ended, and nothing is put for it."""
+        """Play no more episodes. The session of the running episode ends, and nothing is put for it."""
         super().stop()
         if (episode := self.episode) is not None:
             with suppress(ProxyError):
@@ -136,13 +136,13 @@ class ProxyEnvManager(BaseEnvManager):
         self._woken.set()
 
     def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:
-        """The rows of the episode that has ended. `result` is that of the runner, by `EpisodeResult.to_dict`.
+        """The rows of the episode that has ended. `result` is the runner's, from `EpisodeResult.to_dict`.
 
-        Raises InvalidRequest if no episode was played, as in a loop that calls the runner itself.
+        Raises InvalidRequest if no episode was played, for example in a loop that calls the runner itself.
         """
         if self.episode is None:
             raise InvalidRequest(
-                "no episode was played: the session of an episode is started by the loop of ProxyEnvManager. Override "
+                "no episode was played: the loop of ProxyEnvManager starts the session of an episode. Override "
                 "formulate_rollouts or the runner's run_job instead of run_rollout_loop, or a direct manager's loop"
             )
         return rollout_of(
@@ -161,12 +161,12 @@ class ProxyEnvManager(BaseEnvManager):
         return float(result.get("score", 0.0)) if named is None else named
 
     def _tell_score(self, result: EpisodeResult) -> None:
-        """Say what a score is in place of the runner's, once; and of each episode that lacks it."""
+        """Log once which metric replaces the runner's score, and log each episode without it."""
         name, tag = self.reward_granularity, self.env_config["tag"]
         if name is None or result.status == "NoData":
             return
         if metric_value(result.metrics, name) is not None:
-            say_once(f"{tag}: the metric {name!r} is the score of an episode, in place of the runner's", self.logger)
+            say_once(f"{tag}: the metric {name!r} is the score of an episode, instead of the runner's", self.logger)
         elif name == BINARY:
             say_once(f"{tag}: reward_granularity {BINARY!r}: the score of an episode is the runner's", self.logger)
         elif self.episode is not None:
@@ -174,7 +174,7 @@ class ProxyEnvManager(BaseEnvManager):
             self.logger.warning("%s: no metric %r, so the runner's score %s counts", where, name, result.score)
 
     def _play_episode(self) -> DataProto | None:
-        """Play the episode that the queue gave out; None if there is no rollout, and no further episode."""
+        """Play the next episode of the queue; None if there is no rollout, and no further episode."""
         try:
             self.episode = self._start()
         except ProxyError:
@@ -202,13 +202,13 @@ class ProxyEnvManager(BaseEnvManager):
             raise
 
     def _start(self) -> EpisodeSession:
-        """Start the session of the episode, with the key of the slot if the server lets callers choose keys."""
+        """Start the session of the episode, with the key of the slot if the server allows chosen keys."""
         try:
             episode = self._started(self._slot.chosen_key)
         except InvalidRequest as error:
             if error.param != "api_key" or isinstance(error, KeyInUse) or self._slot.chosen_key is None:
                 raise
-            self.logger.info("%s: each episode has an address of its own instead", error)
+            self.logger.info("%s: each episode has its own address instead", error)
             self._slot.chosen_key = None
             episode = self._started(None)
         if self._slot.chosen_key is None:
@@ -233,7 +233,7 @@ class ProxyEnvManager(BaseEnvManager):
         )
 
     def _result(self) -> EpisodeResult:
-        """What the runner makes of the episode; a Timeout, or a failure if the manager was stopped, if it hangs."""
+        """The runner's result of the episode; if it hangs, a Timeout, or a failure after `stop`."""
         woken = self._woken = threading.Event()
         running, limit_s = self._slot.play(self.episode_seed), self._limit_s()
         running.add_done_callback(lambda _: woken.set())
@@ -255,7 +255,7 @@ class ProxyEnvManager(BaseEnvManager):
             running.exception(within_s)
 
     def _limit_s(self) -> float | None:
-        """Seconds for which an episode may take; None for no limit."""
+        """The time limit of an episode in seconds; None: no limit."""
         names = ["episode_timeout"]
         if not getattr(self.agent_runner, "enforces_task_timeout", False):
             names.append("task_timeout_sec")
@@ -263,7 +263,7 @@ class ProxyEnvManager(BaseEnvManager):
         return next((float(limit_s) for limit_s in given if limit_s is not None), None)
 
     def _renew_slot(self) -> None:
-        """Make a runner, with a key of its own: requests of the one before find no session any more."""
+        """Create a runner with its own key: requests of the previous runner no longer reach a session."""
         self._slot = RunnerSlot(
             self._runner_class, self.generate_scheduler, self.env_config, self.worker_config, self.thread_lock
         )
@@ -281,7 +281,7 @@ def _runner_class(path: Any) -> Any:
 
 
 def _checked(result: Any) -> EpisodeResult:
-    """The result with numbers for scores; of anything else a failure that says what it was."""
+    """The result with numeric scores; for an invalid result a failure that describes it."""
     try:
         scores = [float(score) for score in getattr(result, "step_scores", None) or ()]
         status = str(getattr(result.status, "value", result.status))

@@ -1,4 +1,4 @@
-"""What a manager knows of its running episode."""
+"""The state of a manager's running episode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 class RolloutCache:
     """The episode of an environment so far; `step` counts its complete steps.
 
-    `history` has an entry for each observation. It begins with `observation`, `actions_left` and what the environment
-    said in its `info`. A decision adds `messages` (those of this step, its answer last), `prompt_ids`, `response_ids`,
-    `infer_logprobs`, `state_hash` and `interaction_id` (the turn's); the step adds `llm_response`, `reward` and
-    the environment's `info`, such as `metrics`. The last entry is an observation that nothing has answered yet.
+    `history` has an entry for each observation. It begins with `observation`, `actions_left` and the environment's
+    `info`. A decision adds `messages` (those of this step, its answer last), `prompt_ids`, `response_ids`,
+    `infer_logprobs`, `state_hash` and `interaction_id` (of the turn). The step adds `llm_response`, `reward` and the
+    environment's `info`, such as `metrics`. The last entry is an observation that has not been answered.
     """
 
     env_id: int

@@ -1,4 +1,4 @@
-"""An episode that has ended as the batch that ROLL's `formulate_rollouts` returns, from the export of its session."""
+"""The batch of ROLL's `formulate_rollouts` for an episode that has ended, from the export of its session."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def rollout_of(
     """The rows of an episode: one for each branch (`traj`), or one for each turn (`step`), padded to `sequence_length`.
 
     The columns are those of `roll.RollFields`; `meta_info` also has the `session_id`. An episode in which nothing was
-    sampled has one row of padding, as in ROLL. `score` is that of the episode, by default the sum of its rewards. With
-    `discounted` the scores are returns, under the discount of the session; those of `traj` add up to the `score`, of
-    which the last turn has earned what the rewards of turns leave. `amended` may change the samples before.
-    `options` are those of `Client.export`. If the model sees, rows have the tensors and positions of their images.
-    Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
+    sampled has one row of padding, as in ROLL. `score` is the score of the episode, by default the sum of its rewards.
+    With `discounted` the scores are returns, with the discount of the session; in `traj` they add up to the `score`,
+    and the last turn has earned the difference between `score` and the rewards of turns. `amended` may change the
+    samples before. `options` are those of `Client.export`. Rows of a vision model have the tensors and positions of
+    their images. Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
     """
     if mode not in _LAYOUTS:
         raise InvalidRequest(f"trajectory_mode is {mode!r}; it must be traj or step", param="trajectory_mode")
@@ -60,7 +60,7 @@ def rollout_of(
 
 
 def _returns_beyond_rewards(score: float, samples: Sequence[Sample], session: EpisodeSession) -> dict[str, float]:
-    """What each turn returns more, by id, as the last one has also earned what `score` has beyond the rewards."""
+    """The amounts added to the returns of turns, by id, because the last turn also earns `score` minus the rewards."""
     rewards = {turn["interaction_id"]: float(turn.get("reward") or 0.0) for each in samples for turn in each.turns}
     beyond = score - math.fsum(rewards.values())
     if math.isclose(beyond, 0.0, abs_tol=1e-9 * max(1.0, abs(score))):

@@ -1,4 +1,4 @@
-"""The runner of one environment: its thread, its key and its address. One that hangs is replaced with all three."""
+"""The runner of one environment, with its thread, key and address. If it hangs, all of them are replaced."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tokengrove.roll.values.episode_result import EpisodeResult
 
 logger = logging.getLogger(__name__)
 _TEARDOWN_S = 30.0
-"""How long the end of a loop waits for `teardown`."""
+"""Seconds that the end of a loop waits for `teardown`."""
 
 
 class RunnerSlot:
-    """A runner with the key and the address that it has for all of its episodes.
+    """A runner, with one key and address for all of its episodes.
 
-    The runner is made, set up, run and torn down in one thread of its own. `chosen_key` is random, so that no request
-    of another environment, or of an earlier runner, reaches its sessions; it is None where the server lets nobody
-    choose keys. Raises what the constructor raises.
+    The runner is created, set up, run and torn down in its own thread. `chosen_key` is random, so that requests of
+    other environments or of an earlier runner never reach its sessions; it is None if the server does not allow chosen
+    keys. Raises the exceptions of the constructor.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class RunnerSlot:
             self._give(api_key=key)
 
     def address(self, base_url: str, api_key: str) -> None:
-        """Let the runner's next requests go to this address, with this key."""
+        """Send the runner's next requests to this address, with this key."""
         self._give(base_url=base_url, api_key=api_key)
 
     def setup(self) -> None:
-        """Set the runner up, also again after a teardown. Raises what its `setup` raises."""
+        """Set the runner up, also again after a teardown. Raises the exceptions of its `setup`."""
         if self._client.hold is not None and self._http is None:
             self._http = self._client.http_client()
             self._give(http_client=self._http)
         self._locked(getattr(self.runner, "setup", _nothing))
 
     def play(self, seed: int) -> Future[EpisodeResult]:
-        """Begin an episode. The future has its result, whatever happens in it."""
+        """Begin an episode. The future always has a result, and never an exception of the runner."""
         return self._open().submit(lambda: played(self.runner, seed))
 
     def teardown(self) -> None:
-        """Tear the runner down and end its thread; wait for that half a minute at most. An error is only logged."""
+        """Tear the runner down and end its thread; wait at most half a minute. Errors are only logged."""
         if self.is_abandoned:
             return
         ended = self._open().submit(getattr(self.runner, "teardown", _nothing))
@@ -76,7 +76,7 @@ class RunnerSlot:
         self._close()
 
     def abandon(self) -> None:
-        """Leave a runner that hangs: its teardown follows once it does not any more, and nobody waits for it."""
+        """Abandon a runner that hangs: it is torn down when it no longer hangs, and nobody waits for that."""
         self.is_abandoned = True
         self.cancel()
         self._open().submit(getattr(self.runner, "teardown", _nothing))
@@ -92,7 +92,7 @@ class RunnerSlot:
         return self._thread
 
     def _close(self) -> None:
-        """End the thread once it has nothing to do any more."""
+        """End the thread after its last call."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -105,13 +105,13 @@ class RunnerSlot:
             return self._open().call(function)
 
     def _give(self, **attributes: Any) -> None:
-        with suppress(AttributeError):  # of a class with slots of its own
+        with suppress(AttributeError):  # of a class with __slots__
             for name, value in attributes.items():
                 setattr(self.runner, name, value)
 
 
 def _accepted(called: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the keyword arguments that `called` takes."""
+    """The keyword arguments that `called` accepts."""
     parameters = inspect.signature(called).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
@@ -120,4 +120,4 @@ def _accepted(called: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """For runners that have no setup or teardown."""
+    """Replaces a missing setup, teardown or cancel."""

@@ -1,4 +1,4 @@
-"""The thread of one runner: environments may belong to the thread that made them, and a runner that hangs is left."""
+"""The thread of one runner: environments may depend on the thread that created them, and a runner may hang."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class RunnerThread:
-    """Calls functions one after another in a thread of its own, which does not keep the program from ending."""
+    """Calls functions one after another in its own daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Call `function` once the calls before it have ended; the future has what it returns or raises."""
+        """Call `function` after the earlier calls; the future has its result or exception."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -34,11 +34,11 @@ class RunnerThread:
         return future
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call `function` and wait; return or raise what it does."""
+        """Call `function` and wait; return its result or raise its exception."""
         return self.submit(function).result()
 
     def close(self) -> None:
-        """End the thread once the calls before have ended, if ever they do. It waits for nothing."""
+        """End the thread after the earlier calls. Does not wait."""
         self._calls.put(None)
 
     def _run(self) -> None:

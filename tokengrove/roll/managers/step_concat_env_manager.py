@@ -1,4 +1,4 @@
-"""The direct loop step by step, where a prompt shows the observations before it."""
+"""The direct loop step by step, with earlier observations in the prompt."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tokengrove.roll.values import DataProto
 
 
 class StepConcatEnvManager(StepEnvManager):
-    """As StepEnvManager, but the `history` of a prompt is the recent observations, one to a line.
+    """Like StepEnvManager, but the `history` of a prompt is the recent observations, one per line.
 
-    It is what gem's wrapper for concatenated observations shows a model.
+    This is the prompt of gem's wrapper for concatenated observations.
     """
 
     def format_messages(self, rollout_cache: RolloutCache) -> DataProto:
         """The prompt of this step. Fields of `agent_template`: `history` and `current_observation`.
 
-        The current observation has the environment's suffix on a line of its own.
+        The current observation is followed by the environment's suffix on its own line.
         """
         content = rollout_cache.history[-1]
         current = f"{content['observation']}\n{content.get('suffix', '')}"

@@ -1,4 +1,4 @@
-"""The direct loop step by step: every prompt stands for itself, and every step is a sample."""
+"""The direct loop step by step: every prompt is independent, and every step is a sample."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _INVALID = (
 class StepEnvManager(TrajEnvManager):
     """Each prompt has the system message and one user message: instruction, recent steps and current observation.
 
-    `history_length` of the custom environment is the number of steps that a prompt knows of, the current one among
-    them. Steps in the same state, by the hash of their observation, are compared with each other.
+    `history_length` of the custom environment is the number of steps in a prompt, including the current one. Steps in
+    the same state, by the hash of their observation, are compared with each other.
     """
 
     layout = "individual"
 
     def format_messages(self, rollout_cache: RolloutCache) -> DataProto:
-        """The prompt of this step, as `TrajEnvManager.format_messages`; the entry gets its `state_hash`, too.
+        """The prompt of this step, like `TrajEnvManager.format_messages`; also sets the entry's `state_hash`.
 
         Fields of `agent_template`: `env_instruction`, `history` (the recent steps), `history_length` (their number),
         `step_count` (the steps before this one), `current_step` (from 1), `current_observation` and
@@ -70,7 +70,7 @@ class StepEnvManager(TrajEnvManager):
 
 
 def _step_text(entry: Mapping[str, Any], number: int) -> str:
-    """A step in words: state, action (as the environment understood it, if it says so) and reward."""
+    """A step in words: state, action (as the environment parsed it, if available) and reward."""
     action = entry["action_content"] if "action_content" in entry else _answer_text(entry)
     is_valid = (entry.get("metrics") or {}).get("action_is_valid", True)
     told = f"{action}{'' if is_valid else _INVALID}"
@@ -78,6 +78,6 @@ def _step_text(entry: Mapping[str, Any], number: int) -> str:
 
 
 def _answer_text(entry: Mapping[str, Any]) -> str:
-    """The answer without special tokens, which would end the message that shows it."""
+    """The answer without special tokens, which would end the message that contains it."""
     said, text = str(entry.get("llm_response", "")), str(entry["messages"][-1]["content"])
     return text if text in said else said

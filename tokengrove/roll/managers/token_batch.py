@@ -1,4 +1,4 @@
-"""Token ids in the shapes that managers hand each other."""
+"""Token ids in the shapes that managers exchange."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokengrove.roll.values import DataProto
 def lm_input_of(token_ids: Sequence[int], images: Sequence[str] = ()) -> DataProto:
     """A prompt: `input_ids`, `attention_mask` and `position_ids` (from 0), each int64 [1, L].
 
-    With `images`, which are URLs, `non_tensor_batch["multi_modal_data"]` has them as ROLL's collator has images:
+    `images`, which are URLs, are in `non_tensor_batch["multi_modal_data"]`, in the format of ROLL's collator:
     `{"multi_modal_data": {"image": images}}`.
     """
     ids = np.array([token_ids], np.int64)
@@ -27,7 +27,7 @@ def lm_input_of(token_ids: Sequence[int], images: Sequence[str] = ()) -> DataPro
 
 
 def images_of_input(lm_input: DataProto) -> list[Any]:
-    """The images of a prompt that `lm_input_of` made, or ROLL's collator."""
+    """The images of a prompt that `lm_input_of` or ROLL's collator created."""
     found = lm_input.non_tensor_batch.get("multi_modal_data")
     media = {} if found is None else found[0].get("multi_modal_data") or {}
     return list(media.get("image") or ())
@@ -37,5 +37,5 @@ def token_ids_of(column: Any, name: str) -> list[int]:
     """The token ids of a column [1, L] or [L]: a tensor, an array, or lists. Raises InvalidRequest for several rows."""
     ids = np.asarray(column)
     if ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
-        raise InvalidRequest(f"batch[{name!r}] has the shape {ids.shape}, and it must have one row: [1, L]", param=name)
+        raise InvalidRequest(f"batch[{name!r}] has the shape {ids.shape}; it must have one row: [1, L]", param=name)
     return [int(token) for token in ids.reshape(-1)]

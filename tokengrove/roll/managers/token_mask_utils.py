@@ -1,4 +1,4 @@
-"""What a `format_messages` written for ROLL renders with. The managers here need none of it: see `conversation`."""
+"""Rendering functions for a `format_messages` written for ROLL. The managers here use `conversation` instead."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def custom_apply_chat_template(
     enable_thinking: bool = False,
     skip_mock_system_prompt: bool = False,
 ) -> list[int]:
-    """The ids of messages by themselves; `tokenizer` is one of transformers or the server's.
+    """The ids of messages alone; `tokenizer` is a tokenizer of transformers or the server's.
 
-    Messages that do not begin with a system message are rendered behind an empty one, whose ids are left out: some
-    templates put a default one there. With `skip_mock_system_prompt` they are rendered as they are. Raises
-    InvalidRequest for a template that writes the empty one otherwise when messages follow.
+    Messages that do not begin with a system message are rendered after an empty one, whose ids are removed, since some
+    templates insert a default one. With `skip_mock_system_prompt` they are rendered unchanged. Raises InvalidRequest
+    for a template that renders the empty message differently when messages follow.
     """
 
     def ids(conversation: Sequence[Mapping[str, Any]], generation_prompt: bool) -> list[int]:
@@ -36,8 +36,8 @@ def custom_apply_chat_template(
     mock, whole = ids([_MOCK], False), ids([_MOCK, *messages], add_generation_prompt)
     if whole[: len(mock)] != mock:
         raise InvalidRequest(
-            "the chat template writes an empty system message otherwise when messages follow; set "
-            "skip_mock_system_prompt: true, or leave format_messages to the manager",
+            "the chat template renders an empty system message differently when messages follow; set "
+            "skip_mock_system_prompt: true, or do not override format_messages",
             param="skip_mock_system_prompt",
         )
     return whole[len(mock) :]

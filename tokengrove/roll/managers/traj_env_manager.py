@@ -1,4 +1,4 @@
-"""The direct loop on an environment of gem, where an episode is one conversation. Every method may be overridden."""
+"""The direct loop with an environment of gem: an episode is one conversation. Every method may be overridden."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from tokengrove.roll.values.episode_result import checked_reward
 class TrajEnvManager(DirectEnvManager):
     """Plays a `gem` environment: `reset`, then `make_decision` and `step` until it ends, then `formulate_rollouts`.
 
-    The arguments are those of `DirectEnvManager`. Prompts are rendered by the server whatever the `tokenizer`, so that
-    a next one continues the exact tokens of the last; `skip_mock_system_prompt` has nothing to skip here.
+    The arguments are those of `DirectEnvManager`. The server renders prompts, whatever the `tokenizer`, so that each
+    prompt continues the exact tokens before; `skip_mock_system_prompt` has no effect here.
 
-    `env` is the environment, which is closed when nobody has the manager any more, and `llm_proxy` what answers.
-    `agent_system_template` and `agent_template` are those of the custom environment.
+    `env` is the environment, which is closed when the manager is garbage-collected, and `llm_proxy` the source of
+    answers. `agent_system_template` and `agent_template` are those of the custom environment.
     """
 
     ends_at_max_steps: ClassVar[bool] = True
-    """Whether an episode ends after `max_steps` steps, though its environment goes on."""
+    """Whether an episode ends after `max_steps` steps, even if its environment continues."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TrajEnvManager(DirectEnvManager):
         self.max_steps = int(self.env_config.get("max_steps") or 10)
         with self.thread_lock, self.env_step_limiter:
             self.env = self._make_environment()
-        weakref.finalize(self, close, self.env)  # a manager may play again after its loop, so nobody else knows when
+        weakref.finalize(self, close, self.env)  # a manager may play again after its loop, so the loop cannot close it
         custom = getattr(pipeline_config, "custom_envs", None) or {}
         self.cfg_template = custom.get(self.env_config["tag"]) or self.env_config
         self.agent_system_template = self.cfg_template.get("agent_system_template")
@@ -114,7 +114,7 @@ class TrajEnvManager(DirectEnvManager):
         return lm_output
 
     def step(self, llm_output: DataProto) -> RolloutCache:
-        """Let the environment take the answer as its action: the answer's whole text, with its special tokens."""
+        """Take a step of the environment. The action is the answer's whole text, with its special tokens."""
         rollout_cache = self._current()
         action = self._action(llm_output)
         with self.thread_lock, self.env_step_limiter:
@@ -134,7 +134,7 @@ class TrajEnvManager(DirectEnvManager):
     def format_messages(self, history: RolloutCache) -> DataProto:
         """The next prompt: all tokens so far, and what the chat template appends for the new observation.
 
-        `batch["input_ids"]` [1, L] of the result is the prompt. The entry gets `prompt_ids` (what is new) and
+        `batch["input_ids"]` [1, L] of the result is the prompt. Sets the entry's `prompt_ids` (the new tokens) and
         `messages` (those of this step).
         """
         content, earlier = history.history[-1], history.history[:-1]
@@ -152,21 +152,21 @@ class TrajEnvManager(DirectEnvManager):
         return lm_input_of(input_ids)
 
     def _sent(self, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The messages of a step as the server gets them."""
+        """The messages of a step in the server's format."""
         return list(entry["messages"])
 
     def _state_hash(self, entry: Mapping[str, Any]) -> str:
         return compute_object_hash(entry["observation"])
 
     def _make_environment(self) -> Any:
-        """The environment of `env_type` in its `tool_wrapper`; a `seed` among its parameters is the group's."""
+        """The environment of `env_type` in its `tool_wrapper`. A `seed` in its parameters becomes the group's."""
         params = dict(self.env_config.get("config") or {})
         if "seed" in params:
             params["seed"] = self.env_config["group_seed"]
         return make_environment(self.env_config, params)
 
     def _observed(self, observation: Any) -> Any:
-        """An observation as the history keeps it. Raises InvalidRequest for a picture."""
+        """An observation for the history. Raises InvalidRequest for a picture."""
         if isinstance(observation, np.ndarray):
             message = (
                 "the environment shows a picture, and this manager texts: use VLTrajEnvManager, or render_mode: text"
@@ -175,7 +175,7 @@ class TrajEnvManager(DirectEnvManager):
         return observation
 
     def _action(self, llm_output: DataProto) -> Any:
-        """What the environment is given."""
+        """The action for the environment."""
         return self.tokenizer.batch_decode(llm_output.batch["responses"], skip_special_tokens=False)[0]
 
     def _reach_max_steps(self, rollout_cache: RolloutCache) -> None:
@@ -185,7 +185,7 @@ class TrajEnvManager(DirectEnvManager):
             rollout_cache.terminated = True
 
     def _messages_of(self, rollout_cache: RolloutCache) -> list[dict[str, Any]]:
-        """The messages of this step: the observation as the template shows it, or as a tool's result."""
+        """The messages of this step: the observation rendered by the template, or as a tool's result."""
         history = rollout_cache.history
         content = history[-1]
         messages: list[dict[str, Any]] = []
@@ -209,27 +209,27 @@ class TrajEnvManager(DirectEnvManager):
     def _template(self) -> str:
         if self.agent_template is None:
             where = f"custom_envs.{self.env_config['tag']}.agent_template"
-            raise InvalidRequest(f"{where} is missing: it shows the model an observation", param="agent_template")
+            raise InvalidRequest(f"{where} is missing: it renders observations for the model", param="agent_template")
         return str(self.agent_template)
 
     def _options(self) -> dict[str, Any]:
-        """What the chat template is told: ROLL's direct managers do not let the model think, unless told to."""
+        """Options of the chat template. As in ROLL's direct managers, thinking is off unless it is enabled."""
         config = self.env_config.get("config") or {}
         return {"chat_template_kwargs": {"enable_thinking": bool(config.get("enable_thinking", False))}}
 
     def _generation_config(self, room: int) -> dict[str, Any]:
-        """`generating_args`, with the least of the limits of an answer and the room that the prompt leaves."""
+        """`generating_args`, with the smallest of the limits of an answer and the room that the prompt leaves."""
         given = getattr(self.worker_config, "generating_args", None) or {}
         config = dict(given.to_dict() if hasattr(given, "to_dict") else given)
         limits = (self.env_config.get("max_tokens_per_step"), config.get("max_new_tokens"), room)
         return {**config, "max_new_tokens": min(int(limit) for limit in limits if limit)}
 
     def _input_messages(self, rollout_cache: RolloutCache) -> list[dict[str, Any]]:
-        """The conversation that is to be answered."""
+        """The conversation to answer."""
         return [message for entry in rollout_cache.history for message in entry["messages"] or ()]
 
     def _no_room(self, why: str) -> DataProto:
-        self.logger.warning("the episode ends, as its prompt leaves no room for an answer: %s", why)
+        self.logger.warning("the episode ends, since its prompt leaves no room for an answer: %s", why)
         return DataProto(meta_info={"stop_reason": GenerateStopReason.MAX_LENGTH})
 
     def _remember(self, content: dict[str, Any], lm_output: DataProto) -> None:

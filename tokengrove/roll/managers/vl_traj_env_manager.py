@@ -1,4 +1,4 @@
-"""The direct loop on environments whose observations are images: what ROLL's users know as `VLTrajEnvManager`."""
+"""The direct loop with environments whose observations are images: ROLL's `VLTrajEnvManager`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tokengrove.roll.values import DataProto, compute_object_hash, rendered
 
 Part = dict[str, Any]
 _TOKEN = "<|vision_start|><|image_pad|><|vision_end|>"
-"""Where ROLL's environments may write an image into a text, beside their `image_placeholder`."""
+"""The text by which ROLL's environments may place an image, in addition to their `image_placeholder`."""
 
 
 class VLTrajEnvManager(TrajEnvManager):
-    """`TrajEnvManager` for observations with images, and for a vision model; the server refuses them for others.
+    """`TrajEnvManager` for observations with images and a vision model; the server rejects images for other models.
 
-    The arguments are ROLL's: `processor` stands behind `tokenizer`, and has no effect, as the server's own processor
-    says which tokens stand for an image. An observation is a text, an array uint8 [height, width, 3], or a mapping:
-    `prompt` (a text, parts of a message, or messages) and `image` (one or several, in the order of the prompt), which
-    stand where the prompt has parts of type `image`, or the environment's `image_placeholder`.
+    The arguments are ROLL's. `processor` follows `tokenizer` and has no effect, since the server's own processor
+    determines the tokens of an image. An observation is a text, an array uint8 [height, width, 3], or a mapping with
+    `prompt` (a text, parts of a message, or messages) and `image` (one or several, in the order of the prompt). The
+    prompt places images by parts of type `image`, or by the environment's `image_placeholder`.
 
     Instead of `agent_template` the custom environment has `pre_step_template`, before an observation (field:
     `turn_idx`), and `next_step_template`, after it (`actions_left`, `max_response_length`). The history's `messages`
     have parts `{"type": "image"}`, and its `images` are the URLs of their pictures. The batch has `multi_modal_inputs`
-    and `position_ids` [B, 3, L], as `tokengrove.client.adapters.roll` lays them out.
+    and `position_ids` [B, 3, L], in the format of `tokengrove.client.adapters.roll`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VLTrajEnvManager(TrajEnvManager):
         self.next_step_template = self._step_template("next_step_template")
 
     def format_messages(self, history: RolloutCache) -> DataProto:
-        """As `TrajEnvManager.format_messages`; `non_tensor_batch["multi_modal_data"]` has the images so far."""
+        """Like `TrajEnvManager.format_messages`; `non_tensor_batch["multi_modal_data"]` has the images so far."""
         prompt = super().format_messages(history)
         images = [url for entry in history.history for url in entry.get("images", ())]
         return lm_input_of(token_ids_of(prompt.batch["input_ids"], "input_ids"), images)
@@ -70,7 +70,7 @@ class VLTrajEnvManager(TrajEnvManager):
         template = self.cfg_template.get(name)
         if template is None:
             raise InvalidRequest(
-                f"custom_envs.{self.env_config['tag']}.{name} is missing: it stands beside an observation", param=name
+                f"custom_envs.{self.env_config['tag']}.{name} is missing: it is shown beside observations", param=name
             )
         return str(template)
 
@@ -85,7 +85,7 @@ class VLTrajEnvManager(TrajEnvManager):
         return compute_object_hash([entry["messages"][-1]["content"], digests])
 
     def _messages_of(self, rollout_cache: RolloutCache) -> list[dict[str, Any]]:
-        """The messages of this step; the entry gets the URLs of their images."""
+        """The messages of this step. Sets the entry's `images` to the URLs of their images."""
         content = rollout_cache.history[-1]
         system, shown, images = self._shown(content["observation"])
         content["images"] = self._urls.urls(images)
@@ -107,11 +107,11 @@ class VLTrajEnvManager(TrajEnvManager):
         if isinstance(observation, np.ndarray):
             return None, [{"type": "image"}], [observation]
         if not isinstance(observation, Mapping):
-            message = f"an observation is a text, an array or a mapping, not {type(observation).__name__!r}"
+            message = f"an observation must be a text, an array or a mapping, not {type(observation).__name__!r}"
             raise InvalidRequest(message, param="observation")
         if others := sorted(set(observation) - {"prompt", "image"}):
             raise UnsupportedParameter(
-                f"observations with {others[0]!r} are not supported: images are", param=others[0]
+                f"observations with {others[0]!r} are not supported; only images are", param=others[0]
             )
         given = observation.get("image")
         images = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
@@ -120,14 +120,14 @@ class VLTrajEnvManager(TrajEnvManager):
         places = sum(part["type"] == "image" for part in parts)
         if places != len(images):
             raise InvalidRequest(
-                f"an observation has {len(images)} images, and its prompt shows {places}: write the environment's "
-                "image_placeholder where each stands",
+                f"an observation has {len(images)} images, but its prompt places {places}: write the environment's "
+                "image_placeholder for each",
                 param="observation",
             )
         return system, parts, images
 
     def _parts(self, part: Part) -> Iterator[Part]:
-        """A part of a message, cut where its text has images."""
+        """A part of a message, split where its text has images."""
         if part["type"] != "text":
             yield {"type": "image"} if part["type"] == "image" else part
             return
@@ -140,7 +140,7 @@ class VLTrajEnvManager(TrajEnvManager):
 
 
 def _of_prompt(prompt: Any) -> tuple[Any, list[Part]]:
-    """The system message (or None) and the parts of a prompt: of a text, of parts, or of messages."""
+    """The system message (or None) and the parts of a prompt that is a text, parts, or messages."""
     if isinstance(prompt, str):
         return None, [_text(prompt)]
     system = None

@@ -1,6 +1,6 @@
-"""Agents that are programs in a sandbox: tasks by seed, jobs, and the two ways in which such an agent asks the model.
+"""Agents that are programs in a sandbox: tasks by seed, jobs, and the two ways in which such an agent calls the model.
 
-The sandbox is this machine, or whatever a subclass of `Sandbox` makes of it; Rock's SDK is not needed.
+The sandbox is this machine, or a subclass of `Sandbox`. Rock's SDK is not needed.
 """
 
 from tokengrove.roll.rock.global_dataset import (

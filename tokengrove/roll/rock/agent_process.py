@@ -1,7 +1,7 @@
 """`python -m tokengrove.roll.rock.agent_process module:function`: runs a Python function as the agent of a job.
 
-The function gets the task as a dict, and those of the job's `kwargs` that its signature takes. It may be a coroutine
-function. A number that it returns is the reward where no verifier gives one.
+The function receives the task as a dict, and the job's `kwargs` that its signature accepts. It may be a coroutine
+function. A returned number is the reward if no verifier gives one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokengrove.rollout.imports import load
 
 
 def main(path: str) -> None:
-    """Run the function that `path` names, once."""
+    """Run the function at `path` once."""
     task: Any = json.loads(Path(os.environ["TASK_FILE"]).read_text())
     result = asyncio.run(call_agent(load(path), task, json.loads(os.environ["AGENT_KWARGS"])))
     if isinstance(result, int | float):

@@ -1,4 +1,4 @@
-"""Calls of a server in a sandbox into which nothing leads but commands and files: each call is a command there."""
+"""Calls of a server in a sandbox that is reachable only by commands and files: each call is a command there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with open(path + ".answer", "wb") as file:
 
 
 class CommandClient(Connection):
-    """Sends the calls of `client.operations` by `python3` in a sandbox. `url`: the server's address there."""
+    """Sends the calls of `client.operations` with `python3` in a sandbox. `url`: the server's address there."""
 
     def __init__(self, sandbox: Sandbox, url: str, admin_key: str | None = None) -> None:
         super().__init__(url, admin_key, TIMEOUT_S)
@@ -53,7 +53,7 @@ class CommandClient(Connection):
             return result
 
     async def aclose(self) -> None:
-        """Nothing: no call is open."""
+        """Do nothing: no connection is kept open."""
 
     async def _send(self, call: Call) -> Json:
         sent = self.arguments(call)

@@ -1,4 +1,4 @@
-"""The rows of a data set: of a file, of all files of a folder, of a list of files, or of a data set of the hub."""
+"""The rows of a data set: from a file, all files of a folder, a list of files, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Row = dict[str, Any]
 
 
 def read_rows(name: str | Sequence[str], split: str = "train", options: Mapping[str, Any] | None = None) -> list[Row]:
-    """Read all rows of `name`, in the order of the file; of a folder, its files in the order of their names.
+    """Read all rows of `name`, in the order of the file; for a folder, its files in the order of their names.
 
-    The ending says what a file is: jsonl, json (a list of objects, or one on each line), csv, txt (rows with `text`),
-    parquet and arrow (these need pyarrow). A name that is no path is one of the hub, which needs `datasets`; `split`
-    and `options` are for that package. Raises InvalidRequest for files of several kinds, of another kind, and for a
-    line that is no object.
+    The suffix determines the format: jsonl, json (a list of objects, or one per line), csv, txt (rows with `text`),
+    parquet and arrow (these need pyarrow). A name that is not a path is a data set of the hub, which needs `datasets`;
+    `split` and `options` are passed to that package. Raises InvalidRequest for files of several or unknown formats, and
+    for a line that is not an object.
     """
     files = _files(name)
     if files is None:
@@ -35,7 +35,7 @@ def read_rows(name: str | Sequence[str], split: str = "train", options: Mapping[
 
 
 def _files(name: str | Sequence[str]) -> list[Path] | None:
-    """The files that `name` means; None if there is nothing of that name here."""
+    """The files of `name`; None if it is neither a file nor a folder."""
     if not isinstance(name, str):
         return [Path(each) for each in name]
     path = Path(name).expanduser()
@@ -58,7 +58,7 @@ def _json(file: Path) -> Iterator[Row]:
         return
     for number, row in enumerate(_value(text, str(file))):
         if not isinstance(row, dict):
-            raise InvalidRequest(f"'dataset_name': {file}[{number}] is no object", param="dataset_name")
+            raise InvalidRequest(f"'dataset_name': {file}[{number}] is not an object", param="dataset_name")
         yield row
 
 
@@ -72,7 +72,7 @@ def _value(text: str, where: str) -> Any:
 def _object(text: str, where: str) -> Row:
     row = _value(text, where)
     if not isinstance(row, dict):
-        raise InvalidRequest(f"'dataset_name': {where} is no object", param="dataset_name")
+        raise InvalidRequest(f"'dataset_name': {where} is not an object", param="dataset_name")
     return row
 
 
@@ -96,7 +96,7 @@ def _arrow(file: Path) -> Iterator[Row]:
 
     with pyarrow.memory_map(str(file)) as source:
         try:
-            table = pyarrow.ipc.open_stream(source).read_all()  # what `datasets` writes
+            table = pyarrow.ipc.open_stream(source).read_all()  # the format of `datasets`
         except pyarrow.ArrowInvalid:
             table = pyarrow.ipc.open_file(source).read_all()
         yield from table.to_pylist()

@@ -1,4 +1,4 @@
-"""Data sets that the runners of a process share: which task an episode gets follows from its seed."""
+"""Data sets that the runners of a process share. The seed of an episode determines its task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _IN_ORDER = ("traversal", "val")
 
 
 class GlobalDataset:
-    """The rows of a data set, handed out by seed; it may be used in several threads.
+    """The rows of a data set, by seed. It may be used in several threads.
 
-    In the modes `traversal` and `val` the rows are handed out in order, one for each new seed, and again for a seed
-    that had one, until none is left. In every other mode a seed draws a row: the one of ROLL's `random.seed(seed)`,
-    so equal seeds get equal rows in every process.
+    In the modes `traversal` and `val` each new seed gets the next row, and a known seed its row again, until no rows
+    are left. In every other mode a seed draws a row like ROLL's `random.seed(seed)`, so equal seeds get equal rows in
+    every process.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class GlobalDataset:
         mode: str = "sample",
         dataset_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Read the rows. Raises InvalidRequest for what cannot be read, see `data_files`, and for no rows at all."""
+        """Read the rows. Raises InvalidRequest for files that cannot be read (see `data_files`), and for no rows."""
         self.dataset_name, self.split, self.mode = dataset_name, split, mode
         self.dataset = read_rows(dataset_name, split, dataset_kwargs)
         if not self.dataset:
@@ -59,13 +59,13 @@ class GlobalDataset:
         return len(self.dataset)
 
     def reset(self) -> None:
-        """Begin a traversal again, as before each validation."""
+        """Restart a traversal, as before each validation."""
         with self._lock:
             self.idx = 0
             self.seed_to_idx.clear()
 
     def filter(self, filter_name: str, function: Callable[[Row], bool]) -> None:
-        """Keep the rows for which `function(row)` is true; a filter of the same name acts once."""
+        """Keep the rows for which `function(row)` is true; a filter with the same name is applied only once."""
         with self._lock:
             if filter_name not in self.filter_names:
                 self.dataset = [row for row in self.dataset if function(row)]
@@ -73,11 +73,11 @@ class GlobalDataset:
 
 
 Places = Callable[[str, str, int], int]
-"""The place of a seed in the traversal of a mode and a data set: from 0, one for each new seed."""
+"""The position of a seed in the traversal of a mode and a data set: from 0, the next one for each new seed."""
 
 
 class _TraversedTogether(GlobalDataset):
-    """Its places are given out elsewhere, for several processes."""
+    """A data set whose positions are assigned for several processes."""
 
     def __init__(self, dataset_name: str | Sequence[str], mode: str, places: Places) -> None:
         super().__init__(dataset_name, mode=mode)
@@ -94,7 +94,7 @@ _lock = threading.Lock()
 
 
 def shared_dataset(dataset_name: str | Sequence[str], mode: str) -> GlobalDataset:
-    """The data set of this process for that name and mode; it is read when it is asked for first."""
+    """The data set of this process for that name and mode, read on first use."""
     name = f"{mode}_{dataset_name}"
     with _lock:
         if name not in _datasets:
@@ -106,7 +106,7 @@ def shared_dataset(dataset_name: str | Sequence[str], mode: str) -> GlobalDatase
 
 
 def traverse_together(places: Places) -> None:
-    """From now on this process gets the places of traversals from `places`, which it shares with others."""
+    """From now on this process gets the positions of traversals from `places`, which several processes share."""
     global _places
     with _lock:
         _places = places
@@ -114,14 +114,14 @@ def traverse_together(places: Places) -> None:
 
 
 def place_for_others(mode: str, dataset_name: str, seed: int) -> int:
-    """The `Places` of this process, for those that go through a data set together."""
+    """The `Places` of this process, for other processes that traverse a data set together."""
     with _lock:
         given = _given[mode, dataset_name]
         return given.setdefault(seed, len(given))
 
 
 def reset_datasets(mode: str) -> None:
-    """Begin the traversals of a mode again: of this process's data sets, and of those whose places it gives out."""
+    """Restart the traversals of a mode: of this process's data sets, and of those whose positions it assigns."""
     with _lock:
         for key in [key for key in _given if key[0] == mode]:
             del _given[key]

@@ -1,9 +1,9 @@
-"""One job: a sandbox, an agent that runs in it, and a verifier that scores what the agent left.
+"""One job: a sandbox, an agent that runs in it, and a verifier that scores the result of the agent.
 
-What the agent finds in its environment: the address and key of its model under the names that SDKs read, `TASK_FILE`
-(the task as JSON), `AGENT_KWARGS` (its `kwargs` as JSON), `OPENAI_MODEL`. The verifier, which gets none of the keys,
-writes `reward.json` ({"reward": 1.0}), `reward.txt` or a report to the folder `VERIFIER_DIR`, or exits with 0 for a
-reward of 1, and with something else for 0.
+The agent's environment has the address and key of its model in the variables that SDKs read, `TASK_FILE` (the task as
+JSON), `AGENT_KWARGS` (its `kwargs` as JSON) and `OPENAI_MODEL`. The verifier, which has none of the keys, writes
+`reward.json` ({"reward": 1.0}), `reward.txt` or a report to the folder `VERIFIER_DIR`. If it writes no reward, exit
+code 0 means a reward of 1, and other codes 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ready = Callable[[Sandbox], Awaitable[None]]
 
 
 class Job:
-    """`submit`, `wait`, `close`; one at a time, on one event loop."""
+    """A job with `submit`, `wait` and `close`, called in this order on one event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Job:
         sandbox_cls: Callable[[Section], Sandbox] = LocalProcessSandbox,
         on_sandbox_ready: Ready | None = None,
     ) -> None:
-        """`on_sandbox_ready(sandbox)` is awaited before the agent starts; it may still change `config`.
+        """`on_sandbox_ready(sandbox)` is awaited before the agent starts, and may change `config`.
 
         Raises InvalidRequest if the configuration has no agent that could run.
         """
@@ -59,7 +59,7 @@ class Job:
         say_unused(config)
 
     async def submit(self) -> None:
-        """Start the sandbox and the agent in it. If that fails, nothing is left of them, and it may be tried again.
+        """Start the sandbox and the agent in it. After a failure both are cleaned up, and the call may be retried.
 
         Raises RuntimeError if the setup command fails, and TimeoutError after `environment.startup_timeout`.
         """
@@ -76,12 +76,12 @@ class Job:
                 _log.warning("the sandbox that did not start cannot be stopped: %s", failure)
             self.sandbox = self._sandbox_cls(self.config["environment"])
             if isinstance(error, TimeoutError) and limit.expired():
-                raise TimeoutError(f"the sandbox has not been ready within {limit_s:g} s (startup_timeout)") from None
+                raise TimeoutError(f"the sandbox was not ready within {limit_s:g} s (startup_timeout)") from None
             raise
         self._result.agent_execution = Span(_now())
 
     async def wait(self) -> JobResult:
-        """Wait until the agent ends, or is killed after `max_timeout_sec`; verify what it left, in both cases."""
+        """Wait until the agent ends, or kill it after `max_timeout_sec`; verify its result in both cases."""
         if self.agent is None:
             raise InvalidRequest("the job has not been submitted")
         ended = await self.agent.wait(_seconds(self.config.agent, "max_timeout_sec", _AGENT_S))
@@ -96,7 +96,7 @@ class Job:
         return JobResult(status, ended.exit_code, [result])
 
     async def close(self) -> None:
-        """Stop the sandbox, if it was started: its processes and files are gone."""
+        """Stop the sandbox if it was started, and delete its processes and files."""
         if self._begun:
             self._begun = False
             await self.sandbox.stop()
@@ -139,9 +139,9 @@ class Job:
         return f"{self.sandbox.working_folder}/{job_folder(self.config)}/verifier"
 
     async def _verify(self, ended: CommandResult) -> str | None:
-        """Note the reward of the verifier, or else of a Python agent. Return what has gone wrong with it.
+        """Record the verifier's reward, else a Python agent's. Returns an error of the verifier, or None.
 
-        Without either there is no reward, and nothing has gone wrong.
+        A missing reward of both is not an error.
         """
         folder, told = self._verifier_folder(), None
         if command := self.config["verifier"].get("command"):
@@ -152,7 +152,7 @@ class Job:
             return f"the reward in VERIFIER_DIR cannot be read: {error!r}"
         if reward is None and told is not None:
             if told.timed_out:
-                return "the verifier ran into its time limit"
+                return "the verifier reached its time limit"
             reward = float(told.exit_code == 0)
         self._result.verifier_result = None if reward is None else VerifierResult({"reward": reward})
         return None
@@ -160,7 +160,7 @@ class Job:
     async def _verifier_run(self, command: Any, folder: str, exit_code: int) -> CommandResult:
         verifier, result = self.config["verifier"], self._result
         report = "verifier/evaluation/report.json"
-        # Only the verifier has written what is there afterwards.
+        # Afterwards the folder contains only files of the verifier.
         await self.sandbox.run(["rm", "-rf", folder, report])
         await self.sandbox.run(["mkdir", "-p", f"{folder}/evaluation"])
         own = {str(name): str(value) for name, value in (verifier.get("env") or {}).items()}
@@ -171,8 +171,8 @@ class Job:
         return told
 
     async def _reward(self, folder: str) -> float | None:
-        """The reward that somebody wrote. Raises ValueError, TypeError, KeyError or RecursionError for a file that has
-        none in it, and what reading it raises.
+        """The reward in `folder`, or None. Raises ValueError, TypeError, KeyError or RecursionError for a file without
+        a reward, and errors of reading it.
         """
         for name, read in (("reward.json", _reward_in_json), ("reward.txt", float)):
             try:
@@ -180,7 +180,7 @@ class Job:
             except FileNotFoundError:
                 continue
             if not math.isfinite(reward):
-                raise ValueError(f"{reward} is no finite number")
+                raise ValueError(f"{reward} is not a finite number")
             return reward
         return None
 
@@ -191,14 +191,14 @@ def job_folder(config: JobConfig) -> str:
 
 
 def agent_command(agent: Mapping[str, Any]) -> Command:
-    """What an entry of `agents` runs. Raises InvalidRequest if it does not say."""
+    """The command of an entry of `agents`. Raises InvalidRequest if it has none."""
     command, path = agent.get("command"), agent.get("import_path")
     if command:
         return command if isinstance(command, str) else [str(word) for word in command]
     if path:
         return ["python", "-m", "tokengrove.roll.rock.agent_process", str(path)]
     raise InvalidRequest(
-        "the job's configuration does not say what runs: give agents[0].command (a program that calls its model at "
+        "the job's configuration has no agent: set agents[0].command (a program that calls its model at "
         "OPENAI_BASE_URL) or agents[0].import_path (a Python function) in the file of 'job_config_path', "
         "or in 'job_config'",
         param="agents",
@@ -207,7 +207,7 @@ def agent_command(agent: Mapping[str, Any]) -> Command:
 
 def _what_went_wrong(ended: CommandResult, agent: Mapping[str, Any]) -> str | None:
     if ended.timed_out:
-        return f"the agent ran into its time limit of {_seconds(agent, 'max_timeout_sec', _AGENT_S):g} s"
+        return f"the agent reached its time limit of {_seconds(agent, 'max_timeout_sec', _AGENT_S):g} s"
     if ended.exit_code == 0:
         return None
     return f"the agent exited with {ended.exit_code}: {ended.output[-_SHOWN:].strip()}"

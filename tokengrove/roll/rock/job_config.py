@@ -1,4 +1,4 @@
-"""The configuration of a job, in the keys of Rock's files, with what runs in a sandbox of ours beside them.
+"""The configuration of a job, with the keys of Rock's files, and keys of ours for the programs in a sandbox.
 
 ```yaml
 environment: {env: {NAME: value}, startup_timeout: 300}
@@ -38,20 +38,20 @@ _log = logging.getLogger(__name__)
 
 
 class JobConfig(Section):
-    """A Section with `agents` (of which the first runs), `environment`, `verifier`, `datasets` and `jobs_dir`.
+    """A Section with `agents` (the first one runs), `environment`, `verifier`, `datasets` and `jobs_dir`.
 
-    Every other key of a file is kept as it is, for a sandbox or a job of your own that has a use for it.
+    Every other key of a file is kept unchanged, for your own sandbox or job classes.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         given: dict[str, Any] = {name: _plain(value) for name, value in {**(values or {}), **more}.items()}
         super().__init__({**given, **{name: given.get(name) or empty for name, empty in _EMPTY.items()}})
         if not isinstance(self["agents"], list) or not all(isinstance(agent, Mapping) for agent in self["agents"]):
-            raise InvalidRequest("'agents' in the job's configuration has to be a list of sections", param="agents")
+            raise InvalidRequest("'agents' in the job's configuration must be a list of sections", param="agents")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> JobConfig:
-        """Read a file. Raises InvalidRequest if there is none, or if it is no YAML with sections."""
+        """Read a file. Raises InvalidRequest if it is missing, or is not YAML with sections."""
         try:
             content = read_yaml(Path(path).expanduser())
         except InvalidRequest as error:
@@ -61,7 +61,7 @@ class JobConfig(Section):
         return cls(content)
 
     def model_copy(self, *, deep: bool = False) -> JobConfig:
-        """A copy; `deep`: also of the sections in it."""
+        """A copy; `deep`: with copies of its sections."""
         return copy.deepcopy(self) if deep else JobConfig(self)
 
     @property
@@ -72,7 +72,7 @@ class JobConfig(Section):
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists in place of a configuration's own, such as those of OmegaConf."""
+    """Plain dicts and lists instead of a configuration's own types, such as OmegaConf's."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -85,7 +85,7 @@ _said: set[str] = set()
 
 
 def say_unused(config: JobConfig) -> None:
-    """Say once for each key of a file that a job of ours does not read it."""
+    """Log, once per process, the keys of a file that our jobs do not read."""
     unused = {name for name, value in config.items() if value and name not in _USED}
     for section, used in _USED_OF.items():
         entries = config[section] if section == "agents" else [config[section]]

@@ -1,4 +1,4 @@
-"""What a job gives back, in the attributes of Rock's results."""
+"""The result of a job, with the attributes of Rock's results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass
 class Span:
-    """A part of a job, from its begin to its end."""
+    """A part of a job, from its start to its end."""
 
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -23,7 +23,7 @@ class VerifierResult:
 
 @dataclass
 class TrialResult(Span):
-    """A run of an agent: its parts in time, what went wrong, its reward, and the end of what was written."""
+    """A run of an agent: the times of its parts, its error, its reward, and the end of its output."""
 
     environment_setup: Span = field(default_factory=Span)
     agent_setup: Span = field(default_factory=Span)
@@ -37,7 +37,7 @@ class TrialResult(Span):
 
 @dataclass
 class JobResult:
-    """`status`: Finished, Failed or Timeout; `exit_code`: that of the agent."""
+    """`status`: Finished, Failed or Timeout; `exit_code`: the agent's."""
 
     status: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""The model service that is `tokengrove serve --engine mailbox`: it speaks all APIs and streams, to any agent.
+"""The model service based on `tokengrove serve --engine mailbox`: all APIs, with streaming, for any agent.
 
 The exact tokens of a turn are recorded by the server that samples them, not here.
 """
@@ -24,15 +24,15 @@ from tokengrove.roll.rock.model_service import SESSION_END, ModelService
 from tokengrove.rollout.sandboxes.sandbox import Sandbox, SandboxProcess
 
 DEFAULT_PORT = 28080
-_CONTEXT = 100_000_000  # the context of the server that samples is what counts
+_CONTEXT = 100_000_000  # the sampling server limits the context
 _LISTENING = re.compile(r" at (http://\S+)")
-_PATIENCE_S = 7 * 24 * 3600  # the runner has the limits
+_PATIENCE_S = 7 * 24 * 3600  # the runner has time limits
 _LOOK_S, _POLL_S = 0.05, 10.0
 _log = logging.getLogger(__name__)
 
 
 class MailboxModelService(ModelService):
-    """Started in the sandbox on `port`; in one that shares the ports of this machine, on a free one."""
+    """Started in the sandbox on `port`, or on a free port in a sandbox that shares the ports of this machine."""
 
     def __init__(self, port: int = DEFAULT_PORT) -> None:
         self._port = port
@@ -44,7 +44,7 @@ class MailboxModelService(ModelService):
         self._ended = asyncio.Event()
 
     async def start(self, sandbox: Sandbox) -> str:
-        """Raises RuntimeError with the server's output if it does not start."""
+        """Start the server. Raises RuntimeError with its output if it does not start."""
         process = await sandbox.launch(self._command(sandbox), self._variables(sandbox))
         url = await _address(process)
         outside = sandbox.address(int(url.rpartition(":")[2]))
@@ -52,9 +52,9 @@ class MailboxModelService(ModelService):
         return await self.connect(url, client)
 
     async def connect(self, url: str, client: AsyncClient | CommandClient) -> str:
-        """Use a mailbox server that runs: the agent reaches it at `url`, this program by `client`.
+        """Use a running mailbox server: the agent reaches it at `url`, this program by `client`.
 
-        Returns the address of a session of its own there.
+        Returns the address of a new session on it.
         """
         self._client = client
         session = await client.run(operations.start("agent", {}))
@@ -96,13 +96,13 @@ class MailboxModelService(ModelService):
 
     def _variables(self, sandbox: Sandbox) -> dict[str, str]:
         return {
-            "TOKENGROVE_ADMIN_KEY": self._key,  # the agent asks, and does not answer itself
+            "TOKENGROVE_ADMIN_KEY": self._key,  # the agent only sends requests, and cannot answer them
             "TOKENGROVE_DATABASE_URL": f"sqlite:///{sandbox.scratch_folder}/model-service.db",
             **(_variables_here() if sandbox.local else {}),
         }
 
     async def _next(self, client: AsyncClient | CommandClient) -> Mapping[str, Any] | None:
-        """The next request; None if none comes for a while, or the agent ends."""
+        """The next request; None if none arrives for a while, or the agent ends."""
         fetching = asyncio.ensure_future(client.run(operations.next_request(self._session_id, _POLL_S)))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
@@ -117,7 +117,7 @@ class MailboxModelService(ModelService):
             await asyncio.gather(fetching, ending, return_exceptions=True)
 
     async def _answer(self, client: AsyncClient | CommandClient, payload: Mapping[str, Any]) -> None:
-        """Deliver the answer to the last request, unless nobody waits for it any more, or it has been delivered."""
+        """Deliver the answer to the last request, unless it is delivered already or nobody waits for it."""
         if self._letter is None:
             return
         name = self._letter["interaction_id"]
@@ -127,10 +127,10 @@ class MailboxModelService(ModelService):
             except InvalidRequest as error:
                 if error.param == "interaction_id":
                     raise
-                told = f"the answer cannot be given on: {error.message}"
+                told = f"the answer cannot be forwarded: {error.message}"
                 await client.run(operations.deliver({"interaction_id": name, "error": told}))
         except NotFound:
-            _log.warning("the agent has left before the answer to its request came")
+            _log.warning("the agent disconnected before the answer to its request arrived")
         except InvalidRequest as error:
             _log.debug("%s", error)
 
@@ -142,7 +142,7 @@ async def _deliver(client: AsyncClient | CommandClient, name: str, payload: Mapp
 
 
 def chat_request(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of the mailbox as the body of a chat completion, with what the agent asked for and nothing else."""
+    """A request of the mailbox as the body of a chat completion, with exactly the agent's fields."""
     request: dict[str, Any] = {"model": letter["model"], "messages": list(letter["messages"]), **letter["asked"]}
     if letter["tools"]:
         request["tools"] = letter["tools"]
@@ -158,16 +158,16 @@ def _choice(mode: str, name: str | None) -> Any:
 
 
 def _variables_here() -> dict[str, str]:
-    """What the interpreter of this process needs to run this package there: no keys."""
+    """The variables that the interpreter of this process needs to run this package there; without keys."""
     names = ("HOME", "XDG_CACHE_HOME")
     folders = {name: os.environ[name] for name in names if name in os.environ}
     return {**folders, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
 
 
 async def _address(process: SandboxProcess) -> str:
-    """The address that a server says it listens at."""
+    """The address in a server's output at which it listens."""
     while (found := _LISTENING.search(process.output)) is None:
         if process.ended:
-            raise RuntimeError(f"the model service has not started: {process.output.strip()}")
+            raise RuntimeError(f"the model service did not start: {process.output.strip()}")
         await asyncio.sleep(_LOOK_S)
     return found[1]

@@ -1,4 +1,4 @@
-"""The runner fetches the requests of an agent in a sandbox from which nothing here can be reached."""
+"""The runner for sandboxes that cannot reach this machine: it fetches the requests of the agent."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _CONVERSATION = ("model", "messages", "tools", "tool_choice", "stream", "stream_
 
 
 class PullModeRunner(RockAgentRunner):
-    """Runs a job whose agent talks to a model service in its sandbox, and answers its requests one after the other.
+    """Runs a job whose agent calls a model service in its sandbox, and answers its requests one after another.
 
-    Of `env_config.config` it reads also `model_service_port` (28080) and `model_service_cls`: a class with the methods
-    of `ModelService`, or its path, which is called with `port`. Its methods may be coroutine functions or plain ones.
+    It also reads these settings of `env_config.config`: `model_service_port` (28080) and `model_service_cls`, a class
+    with the methods of `ModelService`, or its path, which is called with `port`. Its methods may be coroutine functions
+    or plain functions.
     """
 
     model_service_cls: Callable[..., Any] = MailboxModelService
@@ -50,13 +51,13 @@ class PullModeRunner(RockAgentRunner):
         return self._build_result_from_metrics(metrics)
 
     async def _run_pull_job(self, task_config: dict[str, Any], job_id: str) -> dict[str, Any]:
-        """Submit the job, answer its requests until it ends, and return its metrics. Nothing of it is left."""
+        """Submit the job, answer its requests until it ends, and return its metrics. The job is cleaned up."""
         config = self._build_job_config(task_config, job_id)
         service: Any = None
 
         async def begin(sandbox: Sandbox) -> None:
             nonlocal service
-            await self._close_service(service)  # of an attempt that has failed
+            await self._close_service(service)  # of a failed attempt
             service = self.model_service_cls(port=self._model_service_port)
             config.agents[0].kwargs["api_base"] = await _called(service.start, sandbox)
 
@@ -69,7 +70,7 @@ class PullModeRunner(RockAgentRunner):
             await self._closed("the job's sandbox", job.close)
 
     async def _answered(self, job: Any, service: Any, task_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the requests of a job while it runs; return its metrics. Raises what ends the answering early."""
+        """Answer the requests of a job while it runs; return its metrics. Raises errors of answering."""
         with httpx.Client(timeout=self.http_timeout) as client:
             watching = asyncio.ensure_future(_watch(service, job.agent))
             answering = asyncio.ensure_future(self._inference_loop(service, client))
@@ -103,10 +104,10 @@ class PullModeRunner(RockAgentRunner):
             index += 1
 
     async def _response_to(self, raw: str, http_client: Any) -> dict[str, Any]:
-        """The chat completion that answers a request, or `{"error": {...}}`, which the agent gets as an error."""
+        """The chat completion that answers a request, or `{"error": {...}}`, which the agent receives as an error."""
         request = self._parse_llm_request(raw, 0)
         if request is None:
-            return self._make_error_response("the request is no JSON object", code="invalid_request")
+            return self._make_error_response("the request is not a JSON object", code="invalid_request")
         messages, tools = request.get("messages", []), request.get("tools")
         choice = request.get("tool_choice", "auto")
         ask = partial(self._llm_request, http_client, messages, tools, choice)
@@ -119,14 +120,14 @@ class PullModeRunner(RockAgentRunner):
             return self._make_error_response(f"{type(error).__name__}: {error}")
 
     def _further(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the agent asked beside the conversation, for a `_llm_request` that takes it; ROLL's does not."""
+        """The agent's fields beside the conversation, for a `_llm_request` that accepts them; ROLL's does not."""
         parameters = inspect.signature(self._llm_request).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return {}
         return {name: value for name, value in request.items() if name not in _CONVERSATION}
 
     def _parse_llm_request(self, raw_output: str, index: int) -> dict[str, Any] | None:
-        """The request in what a model service returned; None if it is none."""
+        """The request in the result of a model service; None if it is not a JSON object."""
         try:
             request = json.loads(raw_output)
         except (ValueError, RecursionError):
@@ -135,12 +136,12 @@ class PullModeRunner(RockAgentRunner):
 
     @staticmethod
     def _make_error_response(error_msg: str, code: str = "") -> dict[str, Any]:
-        """An error of OpenAI's shape. ROLL's agents get an answer of status 200 whose text is the error."""
+        """An error in OpenAI's format. ROLL's agents get an answer of status 200 with the error as its text."""
         return {"error": {"message": error_msg, "type": "api_error", "code": code or None}}
 
 
 async def _watch(service: Any, agent: Any) -> None:
-    """Let the service know the agent: its process, or the number of it where the service's parameter is `pid`."""
+    """Pass the agent to the service: its process, or its process id if the service's parameter is `pid`."""
     if "pid" in inspect.signature(service.watch_agent).parameters:
         await _called(service.watch_agent, pid=str(agent.pid))
     else:
@@ -148,7 +149,7 @@ async def _watch(service: Any, agent: Any) -> None:
 
 
 async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a coroutine function here, a plain one in a thread."""
+    """Call a coroutine function here, or a plain function in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     result = await in_thread(partial(function, *args, **kwargs))

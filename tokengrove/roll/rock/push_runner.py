@@ -1,4 +1,4 @@
-"""The agent of a job calls the server itself, at its public address."""
+"""The runner whose agent calls the server itself, at its public address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PushModeRunner(RockAgentRunner):
         """Run the job of the seed's task; NoData if there are no more."""
         if self.http_client is not None and not self.env_params.get("infer_callback_url"):
             raise InvalidRequest(
-                "the agent of PushModeRunner is another process, which does not reach a server in this one: "
+                "the agent of PushModeRunner is another process, which cannot reach a server in this one: "
                 "start `tokengrove serve` and give its address, or use PullModeRunner",
                 param="base_url",
             )
@@ -30,7 +30,7 @@ class PushModeRunner(RockAgentRunner):
         return self._build_result_from_metrics(metrics)
 
     async def _run_harbor_job(self, task_config: dict[str, Any], job_id: str) -> dict[str, Any]:
-        """Submit the job, wait for it, and return its metrics. Nothing of it is left afterwards."""
+        """Submit the job, wait for it, and return its metrics. The job is cleaned up."""
         job = self.job_cls(self._build_job_config(task_config, job_id), self.sandbox_cls)
         try:
             await self._attempted("submit the job", job.submit)

@@ -1,4 +1,4 @@
-"""The report of a SWE-bench evaluation: which tests pass that should now, and which still pass."""
+"""The report of a SWE-bench evaluation: which tests now pass that should, and which tests still pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tests_status(report: Any) -> Mapping[str, Any] | None:
-    """`tests_status` of a report, which may stand inside of an entry of the instance's name."""
+    """`tests_status` of a report, which may be inside an entry with the instance's name."""
     if not isinstance(report, Mapping):
         return None
     for part in (report, *report.values()):
@@ -18,9 +18,9 @@ def tests_status(report: Any) -> Mapping[str, Any] | None:
 
 
 def pass_rate(status: Mapping[str, Any]) -> float | None:
-    """Of the tests that failed before (FAIL_TO_PASS) the share that passes; 0.0 if one of PASS_TO_PASS fails now.
+    """The share of tests in FAIL_TO_PASS that pass now; 0.0 if a test in PASS_TO_PASS fails now.
 
-    None if there are no tests of FAIL_TO_PASS.
+    None if there are no tests in FAIL_TO_PASS.
     """
     passed, failed = (len(_names(status, "FAIL_TO_PASS", which)) for which in ("success", "failure"))
     if passed + failed == 0:

@@ -1,7 +1,7 @@
 """The base of runners whose agent is a program in a sandbox: data, the configuration of a job, and its metrics.
 
-The methods have ROLL's names, so that a subclass written for ROLL may override them; those that talk to a job are
-coroutines, as there.
+The methods have ROLL's names, so that subclasses written for ROLL may override them. As in ROLL, methods that use a
+job are coroutines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tokengrove.rollout.sandboxes.local_process_sandbox import LocalProcessSandb
 
 T = TypeVar("T")
 DEFAULT_JOB_CONFIG_PATH = "roll/pipeline/agentic/env/rock/harbor_service_config.yaml"
-"""The file of a job's configuration where ROLL has it, which is read if it is there and no other is named."""
+"""The file of a job's configuration in ROLL's repository, read by default if it exists."""
 
 _AGENT_KWARGS = {
     "sweagent_config": "anthropic",
@@ -55,27 +55,27 @@ _ATTEMPTS = 3
 
 
 class RockAgentRunner(AgentRunner):
-    """Of `env_config.config` it reads:
+    """Runs jobs. It reads these settings of `env_config.config`:
 
     - `dataset_name`, `mode`: the tasks; see `GlobalDataset`
-    - `job_config_path`, a YAML file, or `job_config`, its content: what runs; see `JobConfig`
-    - `sandbox_cls`: where it runs: a subclass of `Sandbox` or the path of one (default: on this machine)
+    - `job_config_path`, a YAML file, or `job_config`, its content: the job; see `JobConfig`
+    - `sandbox_cls`: a subclass of `Sandbox` or the path of one (default: this machine)
     - `task_timeout_sec` (1800), `max_iterations` (15), `num_retries` (4), `scaffold_config` ("anthropic"),
-      `model_name`: what the agent is told; temperature and length of an answer are those of `generating_args`
-    - `infer_callback_url`: the public address of the server, where the sandbox does not reach `base_url`
+      `model_name`: passed to the agent; its temperature and answer length are those of `generating_args`
+    - `infer_callback_url`: the public address of the server, if the sandbox cannot reach `base_url`
     """
 
     sandbox_cls: Any = LocalProcessSandbox
     job_cls: Callable[..., Any] = Job
     enforces_task_timeout = True
-    """The job is ended after `task_timeout_sec`, and verified; no manager has to."""
+    """The job itself is ended after `task_timeout_sec` and verified, so managers do not apply this limit."""
     retry_delay_s = 1.0
-    """The pause before the second attempt to submit a job, to wait for it, or to get the agent's next request; the one
-    before the third is twice as long."""
+    """The pause before the second attempt to submit a job, to wait for it, or to get the agent's next request. The
+    pause before the third attempt is twice as long."""
 
     def __init__(self, base_url: str, env_id: int, env_config: Any, worker_config: Any = None, **kwargs: Any) -> None:
-        """Raises InvalidRequest without `dataset_name`, for a data set or file that cannot be read, and if nothing says
-        which agent runs."""
+        """Raises InvalidRequest without `dataset_name`, for a data set or file that cannot be read, and for a
+        configuration without an agent."""
         super().__init__(base_url, env_id, env_config, worker_config=worker_config, **kwargs)
         self.logger = logging.getLogger(__name__)
         params = self.env_params
@@ -99,7 +99,7 @@ class RockAgentRunner(AgentRunner):
 
     @property
     def infer_callback_url(self) -> str | None:
-        """The address that the next job is given; that of `_generate_callback_url`, unless one is set."""
+        """The address for the next job: `_generate_callback_url()`, unless it is set."""
         return self._callback_url or self._generate_callback_url()
 
     @infer_callback_url.setter
@@ -114,14 +114,14 @@ class RockAgentRunner(AgentRunner):
     def _generate_callback_url(self) -> str | None:
         """The address at which the agent's requests reach the session: `infer_callback_url`, or else `base_url`.
 
-        ROLL registers its proxy at a load balancer for TASK_ID and PROXY_ROUTER_TYPE. The server here has one public
+        ROLL registers its proxy with a load balancer by TASK_ID and PROXY_ROUTER_TYPE. The server here has one public
         address for all episodes, so nothing is registered.
         """
         public = self.env_params.get("infer_callback_url")
         return seen_from_outside(self.base_url, public) if public else self.base_url
 
     def _build_task_config_from_data_item(self, data_item: Row) -> dict[str, Any]:
-        """What is particular to a task. `PushModeRunner` adds `infer_callback_url`."""
+        """The settings of a task. `PushModeRunner` adds `infer_callback_url`."""
         params, kwargs = self.env_params, _file_kwargs(self._base_job_config)
         about = _about(data_item)
         timeout_s = float(params.get("task_timeout_sec", 1800))
@@ -148,7 +148,7 @@ class RockAgentRunner(AgentRunner):
         }
 
     def _build_job_config(self, task_config: dict[str, Any], job_id: str) -> JobConfig:
-        """The configuration of a job: that of the file, with what a task says. `task` is what the agent finds."""
+        """The configuration of a job: the file's, with the settings of a task. `task` is the data for the agent."""
         config = self._base_job_config.model_copy(deep=True)
         llm, agent_config = task_config.get("llm_config", {}), task_config.get("agent_config", {})
         data, sampling = task_config.get("data_config", {}), llm.get("generation_config", {})
@@ -175,9 +175,9 @@ class RockAgentRunner(AgentRunner):
         return config
 
     def _extract_metrics(self, result: Any, job_id: str, instance_id: str) -> dict[str, Any]:
-        """The status, score and metrics of a job's result, which is a JobResult or has Rock's attributes.
+        """The status, score and metrics of a job's result, a JobResult or an object with Rock's attributes.
 
-        Times are in seconds; ratios are percentages of the whole time.
+        Times are in seconds; ratios are percentages of the total time.
         """
         status = getattr(result, "status", "Failed")
         metrics: dict[str, Any] = {
@@ -213,13 +213,13 @@ class RockAgentRunner(AgentRunner):
 
     @staticmethod
     def _extract_tests_status(report: Any) -> Mapping[str, Any] | None:
-        """`tests_status` of a report, which may stand inside of an entry."""
+        """`tests_status` of a report, which may be inside an entry."""
         return tests_status(report)
 
     async def _read_pass_rate_from_sandbox(self, sandbox: Any, config: Any) -> float | None:
-        """The pass rate in `verifier/evaluation/report.json`, of the job's folder or of the working folder.
+        """The pass rate in `verifier/evaluation/report.json`, in the job's folder or the working folder.
 
-        None if there is no report, or no FAIL_TO_PASS test in it.
+        None if there is no report, or it has no FAIL_TO_PASS test.
         """
         pattern = "*verifier/evaluation/report.json"
         found = await sandbox.run(["find", job_folder(config), "verifier", "-path", pattern])
@@ -230,12 +230,12 @@ class RockAgentRunner(AgentRunner):
         return None if status is None else pass_rate(status)
 
     def _build_result_from_metrics(self, metrics: dict[str, Any]) -> EpisodeResult:
-        """The episode's result; what is not of it stays among the metrics."""
+        """The episode's result; entries that are not its fields remain metrics."""
         status = str(metrics.pop("status", "Failed"))
         known = _STATUS.get(status.lower(), "NoData" if status == "NoData" else "Failed")
         reason = metrics.pop("agent_exit_reason", "")
         if known == "Failed" and not reason:
-            reason = f"the job has ended with the status {status!r}, and no exception_info"
+            reason = f"the job ended with the status {status!r}, and without exception_info"
         result = EpisodeResult(known, float(metrics.pop("score", 0.0)), agent_exit_reason=reason, metrics=metrics)
         result.error, self._job_error = self._job_error, None
         return result
@@ -243,11 +243,11 @@ class RockAgentRunner(AgentRunner):
     def _run_async_job(
         self, coro: Coroutine[Any, Any, dict[str, Any]], job_id: str, instance_id: str
     ) -> dict[str, Any]:
-        """Run a job on an event loop of its own; return its metrics, which say so if it failed."""
+        """Run a job on its own event loop; return its metrics, which contain the error if it failed."""
         try:
             return _run(self._cancellable(coro))
         except (Exception, asyncio.CancelledError) as error:
-            self._job_error = error  # whoever plays the episode warns of it
+            self._job_error = error  # the caller that plays the episode logs it
             return {
                 "job_id": job_id,
                 "instance_id": instance_id,
@@ -274,7 +274,7 @@ class RockAgentRunner(AgentRunner):
                 self._running = None
 
     async def _metrics_of(self, job: Any, task_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for a job; return its metrics with the pass rate, if there is one."""
+        """Wait for a job; return its metrics, with the pass rate if there is one."""
         config = job.config
         result = await self._attempted("wait for the job", job.wait)
         instance_id = task_config.get("data_config", {}).get("instance_id", "unknown")
@@ -287,14 +287,14 @@ class RockAgentRunner(AgentRunner):
         return metrics if rate is None else {**metrics, "pass_rate": rate}
 
     async def _closed(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
-        """Await `close()`; an error is only logged, as what the job has earned counts."""
+        """Await `close()`; an error is only logged, since the job has its result."""
         try:
             await close()
         except Exception as error:
             self.logger.warning("%s cannot be closed: %s", what, exit_reason(error))
 
     async def _attempted(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()`, three times at most. Raises the last error; InvalidRequest, which stays, at once."""
+        """Await `call()`, with up to two retries. Raises the last error; InvalidRequest is raised at once."""
         for attempt in range(_ATTEMPTS - 1):
             try:
                 return await call()
@@ -310,7 +310,7 @@ class RockAgentRunner(AgentRunner):
 
 
 def _run(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on an event loop of its own, in a thread if this one has a loop, as that of a notebook has."""
+    """Run a coroutine on its own event loop; in a thread if this one has a running loop, as in notebooks."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -327,7 +327,7 @@ _PARTS = {
 
 
 def new_job_id(prefix: str, data_item: Row) -> tuple[str, str]:
-    """A name for a job, which is also that of a folder, and the instance that it is for."""
+    """A name for a job, which is also the name of a folder, and the id of its instance."""
     instance_id = _instance_id(data_item)
     return f"{prefix}_{re.sub(r'[^A-Za-z0-9_.-]', '_', instance_id)}_{uuid.uuid4().hex[:8]}", instance_id
 
@@ -353,7 +353,7 @@ def _base_job_config(params: Mapping[str, Any]) -> JobConfig:
 
 
 def _file_kwargs(config: JobConfig) -> dict[str, Any]:
-    """The agent's `kwargs` in a file, over what they are by default."""
+    """The agent's `kwargs` in a file, with defaults."""
     agents = config["agents"]
     return {**_AGENT_KWARGS, **((agents[0].get("kwargs") or {}) if agents else {})}
 
@@ -368,7 +368,7 @@ def _generating_args(worker_config: Any) -> dict[str, Any]:
 
 
 def _name_task(config: JobConfig, data: Mapping[str, Any]) -> None:
-    """Write which task it is to the places where Rock has it, as far as the file has them."""
+    """Write the task's names to the sections where Rock expects them, if the file has these sections."""
     if config["datasets"]:
         dataset = config["datasets"][0]
         dataset.task_names = [data.get("instance_id")]

@@ -1,6 +1,6 @@
-"""Agents in ROLL's shape: a runner plays one episode for each seed, and asks the model through its session.
+"""Agents in ROLL's form: a runner plays one episode for each seed, and calls the model through its session.
 
-This package imports neither gem nor any other environment until a runner makes one.
+This package imports gem and other environments only when a runner creates one.
 """
 
 from tokengrove.roll.runners.agent_runner import AgentRunner, EpisodeTimeout

@@ -21,32 +21,32 @@ class EpisodeTimeout(Exception):
 class AgentRunner(ABC):
     """Plays episodes of one environment slot; a subclass has `run_job(seed)`, and `setup` and `teardown` if needed.
 
-    Whoever runs it calls `setup` before the first episode and `teardown` after the last. By hand neither has to be
-    called: the first `run_job` sets the runner up, and `with runner:` tears it down. However often `setup` is called,
-    and from wherever (`__init__` too), it runs once.
+    A manager calls `setup` before the first episode and `teardown` after the last. Other callers need not call them:
+    the first `run_job` sets the runner up, and `with runner:` tears it down. `setup` runs once, even if it is called
+    again or from `__init__`.
 
-    `base_url` is the address of the server or of the slot; `env_id` the number of the slot, which `_llm_request` sends
-    as the key. `env_config` is read by attribute and key; of it the base reads `max_steps` (default 10), `http_timeout`
+    `base_url` is the address of the server or of the slot; `env_id` is the number of the slot, which `_llm_request`
+    sends as the key. `env_config` is read by attribute and key. The base reads `max_steps` (default 10), `http_timeout`
     (seconds for a request; default 3600) and `episode_timeout` (seconds for an episode; default none), which may also
-    be inside of `config`, and `model`, its name for servers that ask for one. `env_params` is `config` as a dict (in a
-    custom environment of a YAML: `env_config`).
-    `mode` is `env_params["mode"]`, or "train". `worker_config` is that of the manager. `api_key` is the key of the
-    session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
+    be in its `config`, and `model`, the model name for servers that require one. `env_params` is `config` as a dict (in
+    a custom environment of a YAML: `env_config`). `mode` is `env_params["mode"]`, or "train". `worker_config` is the
+    manager's. `api_key` is the key of the session, which is sent instead of `env_id`. Other keyword arguments are for
+    subclasses; the base ignores them.
 
-    `step_scores` has the rewards of the steps of the running episode. A subclass that appends to it keeps what was
-    earned when it raises an exception later; one that appends nothing keeps `env_rewards`, those of `self.env.step`.
+    `step_scores` are the rewards of the steps of the running episode. A subclass that appends to it keeps the rewards
+    if it raises an exception later. Without it `env_rewards`, the rewards of `self.env.step`, are kept.
     """
 
     env: Any = None
     api_key: str | None = None
     http_client: Any = None
-    """Sends the requests in place of the client that `_llm_request` is given. Managers set it if the server is in this
+    """Sends the requests instead of the client that `_llm_request` receives. Managers set it if the server is in this
     process, where no other client reaches it."""
     model: str | None = None
     http_timeout = 3600.0
     episode_timeout: float | None = None
     _started: float | None = None
-    """When the running episode began, by the monotonic clock."""
+    """The start of the running episode, on the monotonic clock."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class AgentRunner(ABC):
 
     @abstractmethod
     def run_job(self, seed: int) -> EpisodeResult:
-        """Play an episode. `seed` decides which: its data and the first state of its environment."""
+        """Play an episode. `seed` determines its data and the first state of its environment."""
 
     def setup(self) -> None:  # noqa: B027 - a runner may have nothing to prepare
-        """Prepare what all episodes share, such as the environment."""
+        """Prepare the state that all episodes share, such as the environment."""
 
     def teardown(self) -> None:  # noqa: B027
-        """Release what `setup` has prepared."""
+        """Release the state that `setup` prepared."""
 
     def __enter__(self) -> Self:
         self.setup()
@@ -104,15 +104,16 @@ class AgentRunner(ABC):
         tool_choice: Any = "auto",
         **fields: Any,
     ) -> dict[str, Any]:
-        """Ask the model for the next message; return the chat completion. `fields`: more of the request's body.
+        """Ask the model for the next message; return the chat completion. `fields`: further fields of the request's
+        body.
 
         `client` is an `httpx.Client`, or has its `post`. Raises RequestError (an `httpx.HTTPError`) with the server's
-        message for an answer that is an error, and EpisodeTimeout if the time of the episode is over.
+        message for an error response, and EpisodeTimeout after the time limit of the episode.
         """
         left = self._time_left()
         model = {} if self.model is None else {"model": self.model}
         limits: dict[str, Any] = {}
-        if left is not None or self.http_client is not None:  # else the given client has limits of its own
+        if left is not None or self.http_client is not None:  # otherwise the given client has its own limits
             limits["timeout"] = self.http_timeout if left is None else min(self.http_timeout, left)
         answer = (self.http_client or client).post(
             f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
@@ -132,7 +133,7 @@ class AgentRunner(ABC):
         return completion
 
     def _time_left(self) -> float | None:
-        """Seconds that the running episode has left; None without a limit. Raises EpisodeTimeout if it has none."""
+        """Seconds that the running episode has left; None without a limit. Raises EpisodeTimeout if none are left."""
         if self._started is None or (limit := self.episode_timeout) is None:
             return None
         if (left := self._started + limit - time.monotonic()) <= 0:
@@ -140,7 +141,7 @@ class AgentRunner(ABC):
         return left
 
     def _number(self, name: str, default: float) -> float:
-        """A setting that is a number, 0 or more. Raises InvalidRequest for anything else."""
+        """A setting that is a number, 0 or more. Raises InvalidRequest for other values."""
         value = self._setting(name, default)
         try:
             number = float(value)
@@ -151,7 +152,7 @@ class AgentRunner(ABC):
         raise InvalidRequest(f"{name} is {value!r}; it must be a number, 0 or more", param=name)
 
     def _setting(self, name: str, default: Any) -> Any:
-        """A setting of `env_config`, or inside of its `config`; None there means the default."""
+        """A setting of `env_config` or of its `config`; None means the default."""
         for settings in (self.env_config, self.env_params):
             if (value := settings.get(name)) is not None:
                 return value
@@ -166,7 +167,7 @@ def _env_params(env_config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Sections, also OmegaConf's, as dicts and lists: environments ask for these by their types."""
+    """Sections, including OmegaConf's, as dicts and lists, since environments check these types."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -177,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def _once(setup: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A `setup` that runs once for each runner until its teardown. A base class's is another one, and runs as well."""
+    """A `setup` that runs once for each runner until its teardown. A base class's `setup` is counted separately."""
 
     @wraps(setup)
     def once(self: Any) -> None:
@@ -203,7 +204,7 @@ def _allowing_setup(teardown: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _set_up_first(run_job: Callable[[Any, int], EpisodeResult]) -> Callable[[Any, int], EpisodeResult]:
-    """A `run_job` that begins an episode, unless a subclass's has begun it."""
+    """A `run_job` that begins an episode, unless a subclass's `run_job` has begun it."""
 
     @wraps(run_job)
     def set_up_first(self: Any, seed: int) -> EpisodeResult:

@@ -1,4 +1,4 @@
-"""Environments of gem by their names."""
+"""Environments of gem by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _registering = threading.Lock()
 
 
 def make_environment(env_config: Any, params: Mapping[str, Any]) -> Any:
-    """Make the environment `env_config["env_type"]` with `params`, in the `tool_wrapper` of `env_config`, if any.
+    """Create the environment `env_config["env_type"]` with `params`, in the `tool_wrapper` of `env_config`, if any.
 
-    Environments of gem, and others with `use_thread_lock`, draw from generators of their own, so that a seed is one
-    episode. One thread at a time begins one, and one at a time steps in games and with `use_thread_lock`.
+    Environments of gem, and others with `use_thread_lock`, have their own random generators, so that a seed determines
+    the episode. Their `reset` runs in one thread at a time; so does `step` in games and with `use_thread_lock`.
 
-    The name may be the path of a class, `package.module:Class`. One without a level (`game:Hangman-v0`, where gem has
-    `-easy` and `-hard`) is the game with its own defaults.
-    Raises InvalidRequest for an unknown name and if gem is not installed, and whatever the environment raises.
+    The name may be the path of a class, `package.module:Class`. A name without a level (`game:Hangman-v0`, where gem
+    has `-easy` and `-hard`) is the game with its own defaults. Raises InvalidRequest for an unknown name and if gem is
+    not installed, and the exceptions of the environment.
     """
     env_type = env_config.get("env_type") or "sokoban"
     gem = load_environment(env_type)
@@ -35,7 +35,7 @@ def make_environment(env_config: Any, params: Mapping[str, Any]) -> Any:
 
 
 def load_environment(env_type: str) -> Any:
-    """Make an environment known to gem, by its name or the path of its class, and return gem.
+    """Register an environment with gem, by its name or the path of its class, and return gem.
 
     Raises InvalidRequest for an unknown name and if gem is not installed.
     """
@@ -46,7 +46,7 @@ def load_environment(env_type: str) -> Any:
 
 
 def _alone_with_generators(env: Any, env_config: Any) -> Any:
-    """The environment with random generators of its own if it is one of gem's, or `use_thread_lock` asks for it."""
+    """The environment with its own random generators if it is one of gem's, or has `use_thread_lock`."""
     module = type(env).__module__
     locked = bool(env_config.get("use_thread_lock"))
     if locked or module.startswith("gem."):
@@ -55,7 +55,7 @@ def _alone_with_generators(env: Any, env_config: Any) -> Any:
 
 
 def close(env: Any) -> None:
-    """Close an environment, if it can be closed, and end the process in which gem's grade answers."""
+    """Close an environment, if it has `close`, and end the process in which gem grades answers."""
     if callable(closing := getattr(env, "close", None)):
         closing()
     if (pool := getattr(getattr(env, "unwrapped", env), "mp_pool", None)) is not None:
@@ -63,7 +63,7 @@ def close(env: Any) -> None:
 
 
 def _make_known(gem: Any, env_type: str) -> None:
-    """Register a class by its path, or a game of which gem has levels only. Raises InvalidRequest for other names."""
+    """Register a class by its path, or a game of which gem has only levels. Raises InvalidRequest for other names."""
     from gem.envs.registration import ENV_REGISTRY
 
     with _registering:
@@ -79,6 +79,6 @@ def _class_at(path: str, known: Iterable[str]) -> Any:
         near = difflib.get_close_matches(path, known, n=3)
         raise InvalidRequest(
             f"there is no environment {path!r}{': is it ' + ' or '.join(near) + '?' if near else ''}; "
-            f"gem.register(name, class) makes one known, and so does its path, package.module:Class ({error.message})",
+            f"register it with gem.register(name, class), or give its path, package.module:Class ({error.message})",
             param="env_type",
         ) from None

@@ -20,16 +20,15 @@ from tokengrove.roll.values import EpisodeResult, aggregate_metrics, env_step_li
 class GEMRunner(AgentRunner):
     """Plays an environment of gem whose observations and actions are texts.
 
-    Of `env_config` it reads `env_type`, `config` (the parameters of the environment), `max_steps` (default 10),
-    `max_tokens_per_step` (default 128; told to the model, while the session limits the tokens),
-    `agent_system_template`, `agent_template`, `tool_wrapper`, `use_thread_lock` and
-    `max_env_step_concurrent`. The system message has
-    `info["env_instruction"]` too, if the environment gives one. Fields of `agent_template` are `observation`,
-    `turn_idx` (from 1), `actions_left`, `max_response_length`, and `suffix`, which is `info["suffix"]`: what the
-    environment says beside the observation, such as the board of a game.
+    It reads these settings of `env_config`: `env_type`, `config` (the parameters of the environment), `max_steps`
+    (default 10), `max_tokens_per_step` (default 128; shown to the model, while the session limits the tokens),
+    `agent_system_template`, `agent_template`, `tool_wrapper`, `use_thread_lock` and `max_env_step_concurrent`. The
+    system message also has `info["env_instruction"]`, if the environment returns one. Fields of `agent_template` are
+    `observation`, `turn_idx` (from 1), `actions_left`, `max_response_length`, and `suffix`, which is `info["suffix"]`:
+    text in addition to the observation, such as the board of a game.
 
-    The environment's `metrics` become those of the result, as its `metrics_agg_mode` says. An exception of the
-    environment or of a request ends the episode, and the result keeps what was earned (see `played`).
+    The environment's `metrics` become those of the result, aggregated by its `metrics_agg_mode`. An exception of the
+    environment or of a request ends the episode, and the result keeps the rewards (see `played`).
     """
 
     def __init__(self, base_url: str, env_id: int, env_config: Any, **kwargs: Any) -> None:
@@ -38,13 +37,13 @@ class GEMRunner(AgentRunner):
         self.system_template: str = self.env_config.get("agent_system_template") or ""
         self.agent_template: str = self.env_config.get("agent_template") or "{observation}"
         self._suffix = ""
-        GEMRunner._render_observation(self, "", 1, 1)  # a field that there is not is an error now, not in each episode
+        GEMRunner._render_observation(self, "", 1, 1)  # report an unknown field now, and not in each episode
         self._metrics: list[Mapping[str, Any]] = []
         self._modes: dict[str, str] = {}
         self.setup()
 
     def setup(self) -> None:
-        """Make the environment."""
+        """Create the environment."""
         self.env = make_environment(self.env_config, self.env_params)
 
     def teardown(self) -> None:
@@ -72,7 +71,7 @@ class GEMRunner(AgentRunner):
 
     def _play(self, client: Any, observation: Any, info: dict[str, Any]) -> None:
         if not isinstance(observation, str):
-            raise InvalidRequest("the environment's observations are no texts; ToolCallRunner plays lists of messages")
+            raise InvalidRequest("the environment's observations are not texts; use ToolCallRunner for messages")
         instruction = info.get("env_instruction") or ""
         system = "\n\n".join(text for text in (self.system_template, instruction) if text)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -98,7 +97,7 @@ class GEMRunner(AgentRunner):
         return rendered(self.agent_template, fields)
 
     def _step(self, action: Any) -> tuple[Any, dict[str, Any], bool]:
-        """Act in the environment; return its observation, its info, and whether the episode is over."""
+        """Take a step of the environment; return its observation, its info, and whether the episode is over."""
         with env_step_limit(self.env_config, self.mode):
             observation, reward, terminated, truncated, info = self.env.step(action)
         self.step_scores.append(float(reward))
@@ -117,15 +116,15 @@ class ToolCallRunner(GEMRunner):
     """Plays an environment of gem whose observations are conversations and whose actions may be tool calls.
 
     `env.reset` and `env.step` return the messages to send, so the environment owns the history; `info["tools"]` of the
-    reset are the tools. An answer with tool calls is given to the environment as the whole message, another one as its
-    text. The templates of GEMRunner are not used.
+    reset are the tools. The action for an answer with tool calls is the whole message, for other answers the text. The
+    templates of GEMRunner are not used.
     """
 
     def _play(self, client: Any, observation: Any, info: dict[str, Any]) -> None:
         tools, messages = info.get("tools") or None, observation
         for _ in range(self.max_steps):
             if not isinstance(messages, list):
-                raise InvalidRequest("the environment's observations are no lists of messages; GEMRunner plays texts")
+                raise InvalidRequest("the environment's observations are no lists of messages; use GEMRunner for texts")
             message = _message(self._llm_request(client, messages, tools=tools))
             messages, _, done = self._step(message if message.get("tool_calls") else _whole_text(message))
             if done:
@@ -133,7 +132,7 @@ class ToolCallRunner(GEMRunner):
 
 
 def _message(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """The assistant's message, without the fields that say nothing."""
+    """The assistant message, without fields that are null."""
     if not completion.get("choices"):
         raise InvalidRequest(f"the server's answer has no choices: {str(completion)[:500]}")
     message = completion["choices"][0]["message"]
@@ -141,7 +140,7 @@ def _message(completion: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_text(message: Mapping[str, Any]) -> str:
-    """What the model wrote, with its reasoning in the tags that patterns of actions look for."""
+    """The output of the model, with its reasoning in the tags that patterns of actions expect."""
     text = message.get("content") or ""
     if not (reasoning := message.get("reasoning_content")):
         return text

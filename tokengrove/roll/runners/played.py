@@ -1,4 +1,4 @@
-"""An episode of any runner, as a result whatever happens."""
+"""An episode of any runner, always with a result."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _log = logging.getLogger(__name__)
 def played(runner: Any, seed: int) -> EpisodeResult:
     """Run `runner.run_job(seed)`. An exception becomes a result, which keeps the rewards of the steps before it.
 
-    A full context, or another limit of the session, ends an episode as it is (Finished, with the metric `truncated`); a
-    timeout gives Timeout, and anything else Failed. `agent_exit_reason` says what it was. `runner` has `run_job`.
+    A full context, or another limit of the session, ends an episode as Finished, with the metric `truncated`. A timeout
+    becomes Timeout, and other exceptions Failed. `agent_exit_reason` describes the exception.
     """
     try:
         result: EpisodeResult = runner.run_job(seed)
         return result
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # nobody cancels a thread: it is the runner's own
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # threads are not cancelled: it is the runner's
         return ended_by(error, earned(runner))
 
 
 def earned(runner: Any) -> list[float]:
-    """The rewards of its running or last episode, step by step: what it has noted itself, or its environment has given.
+    """The rewards of the steps of its running or last episode: its `step_scores`, or else its `env_rewards`.
 
-    None of a runner that has neither `step_scores` nor `env_rewards`, or has made something else of them than numbers.
+    [] for a runner that has neither, or if they are not finite numbers.
     """
     given = [getattr(runner, name, None) for name in ("step_scores", "env_rewards")]
     try:
@@ -42,12 +42,12 @@ def earned(runner: Any) -> list[float]:
         scores = [math.nan]
     if all(map(math.isfinite, scores)):
         return scores
-    _log.warning("the rewards of %s are no finite numbers, and are lost: %.200r", type(runner).__name__, given)
+    _log.warning("the rewards of %s are not finite numbers and are lost: %.200r", type(runner).__name__, given)
     return []
 
 
 def ended_by(error: BaseException, scores: list[float]) -> EpisodeResult:
-    """The result of an episode that `error` has ended, with the rewards of its steps before."""
+    """The result of an episode that `error` ended, with the rewards of its earlier steps."""
     status = _status(error)
     metrics = {"truncated": True} if status == "Finished" else None
     result = EpisodeResult(status, float(sum(scores)), scores, exit_reason(error), metrics)

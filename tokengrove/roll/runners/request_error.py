@@ -1,4 +1,4 @@
-"""What a server answered in place of a completion, with the text of its error."""
+"""A server's error response to a completion request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import httpx
 
 
 class RequestError(httpx.HTTPStatusError):
-    """An answer of status 400 or more. `status`; `code`, such as `context_length_exceeded`, or "" if it names none.
+    """An answer of status 400 or more. `status`; `code`, such as `context_length_exceeded`, or "" if it has none.
 
-    `message` is the server's, and stands in its text. It is an `httpx.HTTPError`, whichever client sent the request.
+    `message` is the server's, and is part of the exception's text. The class is an `httpx.HTTPError`, whichever client
+    sent the request.
     """
 
     def __init__(self, answer: Any) -> None:
@@ -19,13 +20,13 @@ class RequestError(httpx.HTTPStatusError):
         super().__init__(f"{self.status} {self.message}", request=answer.request, response=answer)
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[Any]]:
-        """As what the server answered; the request, which has the agent's key, is left out."""
+        """Pickle the server's answer; the request, which has the agent's key, is left out."""
         request = httpx.Request("POST", "http://server/v1/chat/completions")
         return RequestError, (httpx.Response(self.status, content=self.response.content, request=request),)
 
     @property
     def is_limit(self) -> bool:
-        """Whether the context is full, or another limit of the session is reached: the episode is at its end."""
+        """Whether the context is full, or another limit of the session is reached, so that the episode is over."""
         return self.code in _LIMITS
 
 
@@ -33,7 +34,7 @@ _LIMITS = ("context_length_exceeded", "session_limit_reached", "max_length")
 
 
 def _told(answer: Any) -> tuple[str, str]:
-    """The code and the message of an error: OpenAI's, or ROLL's, which is a text with a `stop_reason` beside it."""
+    """The code and the message of an error: OpenAI's, or ROLL's, a text beside a `stop_reason`."""
     try:
         body = answer.json()
         error = body["error"]

@@ -1,8 +1,8 @@
-"""An environment that draws from the random generators of its process, alone with a state of its own.
+"""A wrapper for environments that use the random generators of the process: it gives each its own state.
 
-The games of gem seed and use the generators of `random` and `numpy`, which all threads share. With this, an episode
-depends on its seed and its actions, whatever other such environments draw meanwhile, and the generators of the program
-are left as they were. A thread that is none of theirs and draws at that very moment still changes the episode.
+The games of gem seed and use the generators of `random` and `numpy`, which all threads share. With this wrapper an
+episode depends only on its seed and its actions, even if other wrapped environments use the generators, and the
+generators of the program keep their state. Other threads that use the generators during a call still affect it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _alone = threading.Lock()
 class SeededEnv:
     """`env`, whose `reset`, and with `steps` also its `step`, run one at a time in this process.
 
-    Everything else of it is the environment's own: attributes are read and set there.
+    All other attributes are read and set on the environment itself.
     """
 
     def __init__(self, env: Any, *, steps: bool) -> None:
         vars(self).update(env=env, _steps=steps, _state=None)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("env", "_steps", "_state"):  # a copy that is being made has none yet
+        if name in ("env", "_steps", "_state"):  # a copy in the making does not have them yet
             raise AttributeError(name)
         return getattr(self.env, name)
 

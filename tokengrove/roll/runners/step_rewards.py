@@ -1,4 +1,4 @@
-"""The rewards that an environment gives while an agent runs, noted beside it."""
+"""The rewards of an environment while an agent runs, recorded from outside."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextmanager
 def step_rewards(env: Any) -> Iterator[list[float]]:
-    """A list that gets the reward of each `env.step` within the block: the second of its four or five values.
+    """A list of the rewards of each `env.step` within the block: the second of its four or five values.
 
-    An environment without a `step` of its class, or one whose attributes cannot be set, is left alone.
+    An environment without a `step` of its class, or whose attributes cannot be set, is not recorded.
     """
     rewards: list[float] = []
     attributes, step = getattr(env, "__dict__", None), getattr(env, "step", None)

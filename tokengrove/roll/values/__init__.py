@@ -1,4 +1,4 @@
-"""What runners, managers and the scheduler hand each other."""
+"""Values that runners, managers and the scheduler exchange."""
 
 from tokengrove.roll.values.data_proto import DataProto
 from tokengrove.roll.values.episode_result import EpisodeResult

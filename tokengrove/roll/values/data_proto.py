@@ -1,4 +1,4 @@
-"""A batch in the shape of ROLL's DataProto: columns of tensors, columns of objects, and what is true of all rows."""
+"""A batch in the form of ROLL's DataProto: columns of tensors, columns of objects, and information on the batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 _OF_ALL = frozenset({"metrics"})
-"""What `concat` collects from all batches; of everything else the first's counts."""
+"""Keys that `concat` collects from all batches; other keys are taken from the first."""
 
 
 class Columns(dict[str, Any]):
-    """Arrays [B, ...] by name. `batch_size` is (B,), as of a TensorDict; it is (0,) without columns."""
+    """Arrays [B, ...] by name. `batch_size` is (B,), as in a TensorDict; it is (0,) without columns."""
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -27,9 +27,9 @@ class Columns(dict[str, Any]):
 class DataProto:
     """`batch`: numpy arrays [B, ...]; `non_tensor_batch`: arrays of objects [B]; `meta_info`: of the whole batch.
 
-    `batch` may also be a TensorDict or a mapping of torch tensors, as code written for ROLL makes it. `to_torch` gives
-    tensors of numpy arrays, and `to_roll` an object of ROLL's own class. Raises ValueError for columns whose numbers of
-    rows differ.
+    `batch` may also be a TensorDict or a mapping of torch tensors, as in code written for ROLL. `to_torch` converts
+    numpy arrays to tensors, and `to_roll` returns an object of ROLL's own class. Raises ValueError for columns with
+    different numbers of rows.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DataProto:
         lengths = {name: len(column) for name, column in self._columns()}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
-            raise ValueError(f"the columns of a batch have equally many rows; these have {told}")
+            raise ValueError(f"the columns of a batch must have equally many rows; these have {told}")
 
     def __len__(self) -> int:
         return next((len(column) for _, column in self._columns()), 0)
@@ -54,7 +54,7 @@ class DataProto:
         return f"DataProto({len(self)} rows; {names}; meta_info of {', '.join(map(str, self.meta_info))})"
 
     def __getitem__(self, rows: int | slice | Sequence[int] | Any) -> DataProto:
-        """The rows of an index, a slice, or a sequence of indexes or bools, in a batch of their own."""
+        """A new batch with the rows of an index, a slice, or a sequence of indexes or bools."""
         if isinstance(rows, int | np.integer):
             rows = [rows]
         if isinstance(rows, slice):
@@ -75,8 +75,9 @@ class DataProto:
     def concat(data: Sequence[DataProto]) -> DataProto:
         """The rows of all batches, in order; all must have the same columns.
 
-        Of `metrics` in `meta_info`, each has a list with the values of all batches; the rest is the first's, as in
-        ROLL. A single batch is returned as it is. Raises ValueError for no batches, and for other columns.
+        Each of the `metrics` in `meta_info` becomes a list with the values of all batches. The other entries are those
+        of the first batch, as in ROLL. A single batch is returned unchanged. Raises ValueError for no batches, and for
+        different columns.
         """
         if not data:
             raise ValueError("concat needs at least one batch")
@@ -85,14 +86,14 @@ class DataProto:
         first = data[0]
         for other in data[1:]:
             if {name for name, _ in other._columns()} != {name for name, _ in first._columns()}:
-                raise ValueError(f"batches of other columns cannot be joined: {first!r} and {other!r}")
+                raise ValueError(f"batches of different columns cannot be joined: {first!r} and {other!r}")
         batch = None if first.batch is None else {name: _joined([b.batch[name] for b in data]) for name in _keys(first)}
         others = {name: _joined([b.non_tensor_batch[name] for b in data]) for name in first.non_tensor_batch}
         collected = {name: _collected([b.meta_info.get(name) for b in data]) for name in _OF_ALL & _told(data)}
         return DataProto(batch, others, {**first.meta_info, **collected})
 
     def select_idxs(self, idxs: Any) -> DataProto:
-        """The rows of these indexes or bools, in a batch of their own with the same `meta_info`."""
+        """A new batch with the rows of these indexes or bools, and the same `meta_info`."""
         places = np.asarray(idxs if len(idxs) else np.zeros(0, np.int64))
         batch = None if self.batch is None else {name: column[places] for name, column in self._tensors()}
         return DataProto(
@@ -106,7 +107,7 @@ class DataProto:
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> DataProto:
-        """These columns, in a batch of their own; None: all. Raises KeyError for a column that does not exist."""
+        """A new batch with these columns; None: all. Raises KeyError for a column that does not exist."""
         batch = None if self.batch is None else _chosen(dict(self._tensors()), batch_keys)
         chosen = (batch, _chosen(self.non_tensor_batch, non_tensor_batch_keys), _chosen(self.meta_info, meta_info_keys))
         return DataProto(*(copy.deepcopy(chosen) if deepcopy else chosen))
@@ -117,13 +118,13 @@ class DataProto:
         non_tensor_batch_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> DataProto:
-        """Take these columns out, into a batch of their own; None: none."""
+        """Remove these columns, and return them in a new batch; None: none."""
         batch = {name: self.batch.pop(name) for name in batch_keys or ()}
         others = {name: self.non_tensor_batch.pop(name) for name in non_tensor_batch_keys or ()}
         return DataProto(batch, others, {name: self.meta_info.pop(name) for name in meta_info_keys or ()})
 
     def union(self, other: DataProto) -> DataProto:
-        """Add the columns of `other`, which count where both have one; return this batch."""
+        """Add the columns of `other`, which replace those of the same name; return this batch."""
         if other.batch is not None:
             if self.batch is None:
                 self.batch = Columns()
@@ -134,7 +135,7 @@ class DataProto:
         return self
 
     def group_by(self, keys: str | Sequence[str]) -> dict[str, DataProto]:
-        """Batches by the values of these columns as text; of several columns with `|` between them, as in ROLL.
+        """Batches by the values of these columns as text, joined by `|` for several columns, as in ROLL.
 
         Raises KeyError for a column that does not exist.
         """
@@ -146,7 +147,7 @@ class DataProto:
         return {value: self.select_idxs(places) for value, places in rows.items()}
 
     def chunk(self, chunks: int) -> list[DataProto]:
-        """So many batches of equal size, in order. Raises ValueError if the rows cannot be divided so."""
+        """Split into `chunks` batches of equal size, in order. Raises ValueError if the rows cannot be divided."""
         if len(self) % chunks:
             raise ValueError(f"{len(self)} rows cannot be divided into {chunks} batches of equal size")
         size = len(self) // chunks
@@ -191,7 +192,7 @@ def _joined(columns: Sequence[Any]) -> Any:
 
 
 def _collected(values: Sequence[Any]) -> Any:
-    """Lists of what the batches say, by name if it is by name. The lists of batches that were joined before are one."""
+    """Lists of the batches' values, by name if the values are mappings. Lists of earlier `concat`s are merged."""
     if not all(value is None or isinstance(value, Mapping) for value in values):
         return list(values)
     names = {name: None for value in values for name in value or ()}

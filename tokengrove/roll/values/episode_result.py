@@ -1,4 +1,4 @@
-"""What a runner says of an episode, in ROLL's shape."""
+"""A runner's result of an episode, in ROLL's form."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from difflib import get_close_matches
 from typing import Any
 
 STATUSES = ("Finished", "Failed", "NoData", "Timeout")
-"""All that an episode can be; NoData: there was nothing to run."""
+"""All statuses of an episode. NoData: there was nothing to run."""
 
 
 class EpisodeResult:
-    """`status` is one of `STATUSES`, and any other makes the episode a failed one; `score` is the episode's reward.
+    """`status`: one of `STATUSES`; any other makes the episode Failed. `score`: the episode's reward.
 
-    `step_scores` has a reward for each step, in order; `metrics` are further numbers and texts, such as `pass_rate`.
-    `error` is the exception that has ended the episode, if one has.
+    `step_scores`: the rewards of the steps, in order. `metrics`: further numbers and texts, such as `pass_rate`.
+    `error`: the exception that ended the episode, or None.
     """
 
     error: BaseException | None = None
@@ -40,7 +40,7 @@ class EpisodeResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields in one dict; the metrics stand beside them, and give way to a field of the same name."""
+        """The fields and the metrics in one dict; a field takes precedence over a metric of the same name."""
         return {
             **self.metrics,
             "status": self.status,
@@ -51,35 +51,35 @@ class EpisodeResult:
 
 
 class InvalidResult(ValueError):
-    """What `run_job` returned is no result, or what an environment gave is no reward."""
+    """`run_job` returned an invalid result, or an environment an invalid reward."""
 
 
 MAX_SCORE = 1e30
-"""What the server takes as a reward, and a float32 of a batch can hold."""
+"""The largest reward that the server accepts and that fits a float32 of a batch."""
 
 
 def check_scores(result: EpisodeResult) -> None:
-    """Raise InvalidResult unless the score and the step scores are numbers that the server takes; NaN is none."""
+    """Raise InvalidResult unless the score and the step scores are numbers that the server accepts; NaN is not."""
     if not all(abs(score) <= MAX_SCORE for score in (result.score, *result.step_scores)):
         told = f"{result.score}, {result.step_scores}"
-        raise InvalidResult(f"run_job returned a score that is no finite number up to {MAX_SCORE}: {told}"[:1000])
+        raise InvalidResult(f"run_job returned a score that is not a finite number up to {MAX_SCORE}: {told}"[:1000])
 
 
 def checked_reward(reward: Any) -> float:
-    """The reward of a step as a number. Raises InvalidResult for anything else, which no score may be made of."""
+    """The reward of a step as a number. Raises InvalidResult for other values."""
     try:
         number = float(reward)
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not abs(number) <= MAX_SCORE:  # NaN is not, either
+    if not abs(number) <= MAX_SCORE:  # also true for NaN
         raise InvalidResult(
-            f"the environment's step gave the reward {reward!r:.200}; it must be a finite number up to {MAX_SCORE}"
+            f"the environment's step returned the reward {reward!r:.200}; it must be a finite number up to {MAX_SCORE}"
         )
     return number
 
 
 def status_of(result: Any) -> str:
-    """The status of what a runner returned. Raises InvalidResult for one that is none of `STATUSES`."""
+    """The status of a runner's result. Raises InvalidResult for a status that is not in `STATUSES`."""
     status = str(getattr(result.status, "value", result.status))
     if status in STATUSES:
         return status
@@ -89,8 +89,8 @@ def status_of(result: Any) -> str:
 
 
 def not_a_result(result: Any, error: Exception) -> InvalidResult:
-    """What is wrong with something that has not the fields of a result, as `error` says."""
+    """The error for a value without the fields of a result; `error`: the original exception."""
     return InvalidResult(
-        f"run_job returned {type(result).__name__} {result!r:.200}, and must return an EpisodeResult, whose status is "
+        f"run_job returned {type(result).__name__} {result!r:.200}; it must return an EpisodeResult, whose status is "
         f"one of {', '.join(STATUSES)}: {error}"
     )

@@ -1,4 +1,4 @@
-"""What environments measure at each step, as one number for the episode."""
+"""The metrics of an environment's steps, aggregated for the episode."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MODES: dict[str, Callable[[Sequence[float]], Any]] = {
 def aggregate_metrics(
     history_metrics: Iterable[Mapping[str, Any]], metrics_agg_mode: Mapping[str, str]
 ) -> dict[str, float]:
-    """One number for each metric, out of the steps that have it.
+    """One number for each metric, from the steps that have it.
 
-    `metrics_agg_mode` names how, by metric: sum, mean, min, max, last or first; for others it is the mean. What is no
-    number is left out.
+    `metrics_agg_mode`: by metric sum, mean, min, max, last or first; others use the mean. Values that are not numbers
+    are left out.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for metrics in history_metrics:

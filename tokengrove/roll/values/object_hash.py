@@ -1,4 +1,4 @@
-"""A hash of an observation, by which steps in the same state are found. It is the one that ROLL has for the value."""
+"""A hash of an observation, by which equal states are found. It equals ROLL's hash of the value."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 
 def compute_object_hash(value: Any) -> str:
-    """SHA-256 of a value and of all values within it, each after the name of its kind; 64 hex digits.
+    """SHA-256 of a value and all values within it, each after the name of its kind; 64 hex digits.
 
-    The order of a mapping's entries and of a set's members counts for nothing, that of a sequence does; lists and
-    tuples are alike. Arrays and tensors count with dtype and shape. An object of another type, which ROLL refuses,
-    counts with its class and its attributes, or with its `repr` if it has none.
+    The order of a mapping's entries and of a set's members does not matter, the order of a sequence does. Lists and
+    tuples are equal. Arrays and tensors are hashed with dtype and shape. An object of another type, which ROLL rejects,
+    is hashed with its class and its attributes, or with its `repr` if it has none.
     """
     digest = hashlib.sha256()
     for part in _parts(value):
@@ -54,7 +54,7 @@ def _parts(value: Any) -> Iterator[bytes]:
 
 
 def _array_parts(kind: str, named: Any, array: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    """`named` says dtype and shape in the words of its own library."""
+    """`named`: the object whose dtype and shape are hashed as its own library prints them."""
     yield f"{kind}:{named.dtype}{named.shape}".encode()
     if array.dtype.hasobject:
         yield from _parts(array.ravel().tolist())  # its bytes are addresses

@@ -1,4 +1,4 @@
-"""Tensors of a fixed length, for managers that lay out samples themselves."""
+"""Tensors of a fixed length, for managers that create samples themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The root logger while a module is imported: gem sets it up, and a program's log lines are the program's own."""
+"""Protection of the root logger during imports: gem configures it, which is up to the program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def same_root_logger() -> Iterator[None]:
-    """Leave the handlers and the level of the root logger as they were."""
+    """Restore the handlers and the level of the root logger after the block."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:

@@ -1,4 +1,4 @@
-"""A part of a configuration: a dict whose keys are attributes, too, at every depth, and which may be changed."""
+"""A section of a configuration: a mutable dict whose keys are also attributes, at every depth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class Section(dict[str, Any]):
     """`section["a"]["b"]` and `section.a.b`. Mappings within it, also in lists, are sections. `name in section` works.
 
-    An attribute that it lacks raises AttributeError; `section["x"]` raises KeyError.
+    A missing attribute raises AttributeError; `section["x"]` raises KeyError.
     """
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None, /, **more: Any) -> None:
@@ -36,12 +36,12 @@ class Section(dict[str, Any]):
             raise AttributeError(name) from None
 
     def update(self, *values: Any, **more: Any) -> None:
-        """As dict's; what is put in becomes sections, too."""
+        """Like dict's; mappings in the values become sections."""
         for name, value in dict(*values, **more).items():
             self[name] = value
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """As dict's; what is put in becomes sections, too."""
+        """Like dict's; mappings in the value become sections."""
         if name not in self:
             self[name] = default
         return self[name]
@@ -51,12 +51,12 @@ class Section(dict[str, Any]):
         return Section(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts and lists all the way down."""
+        """Plain dicts and lists at every depth."""
         return {name: _plain(value) for name, value in self.items()}
 
 
 def as_section(values: Any) -> Any:
-    """A plain dict as a Section; what already has attributes (a Section, an OmegaConf DictConfig) as it is."""
+    """A plain dict as a Section; other objects, such as a Section or an OmegaConf DictConfig, unchanged."""
     return Section(values) if type(values) is dict else values
 
 

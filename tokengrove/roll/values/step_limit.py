@@ -1,4 +1,4 @@
-"""How many environments of one kind may step at once: `max_env_step_concurrent` of a custom environment."""
+"""The limit of concurrent steps of environments of one kind: `max_env_step_concurrent` of a custom environment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _limits: dict[tuple[str, int], threading.BoundedSemaphore] = {}
 
 
 def env_step_limit(env_config: Any, mode: str = "train") -> AbstractContextManager[Any]:
-    """What to hold around `env.reset` and `env.step`; one for all environments of a tag and mode in this process.
+    """A context manager for `env.reset` and `env.step`, shared by all environments of a tag and mode in this process.
 
-    Without `max_env_step_concurrent`, or with 0, it holds nobody up.
+    Without `max_env_step_concurrent`, or with 0, it does nothing.
     """
     most = int(env_config.get("max_env_step_concurrent") or 0)
     if most <= 0:

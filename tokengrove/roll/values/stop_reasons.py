@@ -1,4 +1,4 @@
-"""Why a decision, and why an episode, came to its end."""
+"""Why a decision or an episode ended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class GenerateStopReason(Enum):
-    """What became of one decision.
+    """The outcome of one decision.
 
-    FINISH: an answer was sampled. MAX_LENGTH: the prompt leaves no room for one, so the episode is at its end. ABORT:
-    nothing was sampled, and the decision is to be made again.
+    FINISH: an answer was sampled. MAX_LENGTH: the prompt leaves no room for one, so the episode ends. ABORT: nothing
+    was sampled, and the decision is repeated.
     """
 
     FINISH = auto()
@@ -19,7 +19,7 @@ class GenerateStopReason(Enum):
 
     @classmethod
     def of(cls, value: Any) -> GenerateStopReason:
-        """The member of this name: `value` is one, its name in any case, or a member of another enumeration.
+        """The member of this name. `value`: a member, its name in any case, or a member of another enumeration.
 
         Raises ValueError for another value.
         """
@@ -30,10 +30,10 @@ class GenerateStopReason(Enum):
 
 
 class EpisodeStopReason(Enum):
-    """Why an episode came to its end.
+    """Why an episode ended.
 
-    Environments that own their messages are told MAX_LENGTH, ENV_TIMEOUT and EVAL_GT in place of an action, and then
-    end the episode.
+    Environments that own their messages receive MAX_LENGTH, ENV_TIMEOUT and EVAL_GT instead of an action, and then end
+    the episode.
     """
 
     FINISH = auto()

@@ -1,4 +1,4 @@
-"""Templates of prompts: texts with `{fields}`, of which each use has its own set."""
+"""Templates of prompts: texts with `{fields}`. Each kind of prompt has its own fields."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def contains_renderable_field(template: str, field: str) -> bool:
 def rendered(template: str, fields: Mapping[str, Any], name: str = "agent_template") -> str:
     """The template, called `name` in the configuration, with its fields filled in.
 
-    Raises InvalidRequest for a field that is not there, and for a brace that belongs to no field.
+    Raises InvalidRequest for an unknown field, and for a brace that belongs to no field.
     """
     for field in _fields(template, name):
         if field not in fields:
             raise InvalidRequest(
-                f"{name} has {{{field}}}, and here there are {', '.join(fields)}; write {{{{ and }}}} for braces",
+                f"{name} has {{{field}}}, but its fields are {', '.join(fields)}; write {{{{ and }}}} for braces",
                 param=name,
             )
     return template.format(**fields)

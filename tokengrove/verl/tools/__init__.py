@@ -1,4 +1,4 @@
-"""Tools for agent loops, as verl's users write them: classes with a life cycle, and decorated functions."""
+"""Tools for agent loops, in verl's forms: classes with a life cycle, and decorated functions."""
 
 from tokengrove.verl.tools.base_tool import BaseTool
 from tokengrove.verl.tools.function_tools import (

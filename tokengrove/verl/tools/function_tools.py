@@ -1,4 +1,4 @@
-"""Functions as tools: `@function_tool` registers one, with a schema out of its type hints and its docstring."""
+"""Functions as tools: `@function_tool` registers one, with a schema from its type hints and docstring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Schema = OpenAIFunctionToolSchema | Mapping[str, Any]
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
-"""The tools of every function that was decorated, by name."""
+"""The tools of all decorated functions, by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class FunctionTool:
     is_async: bool = False
 
     async def call(self, parameters: Mapping[str, Any]) -> Any:
-        """Call the function with the model's arguments: await it, or run it in a thread if it blocks."""
+        """Call the function with the model's arguments: await it, or run it in a thread if it is blocking."""
         if self.is_async:
             return await self.fn(**parameters)
         return await asyncio.to_thread(self.fn, **parameters)
@@ -54,8 +54,8 @@ def function_tool(name: Any = None, *, schema: Schema | None = None) -> Any:
     """Register a function as a tool, as `@function_tool`, `@function_tool("name")` or with `schema`, and return it.
 
     Without `schema` each parameter needs a type hint and an entry in `Args:` of a Google-style docstring;
-    `transformers.utils.get_json_schema` reads both. Raises InvalidRequest for a name that another function has, for
-    *args and **kwargs, and for what is missing.
+    `transformers.utils.get_json_schema` reads both. Raises InvalidRequest if another function has the name, for
+    *args and **kwargs, and for a missing hint or entry.
     """
     if callable(name):
         return _registered(name, name.__name__, schema)
@@ -63,16 +63,16 @@ def function_tool(name: Any = None, *, schema: Schema | None = None) -> Any:
 
 
 def get_function_tool(name: str) -> FunctionTool:
-    """Return the registered tool. Raises KeyError saying where functions are registered."""
+    """The registered tool. Raises KeyError with a hint where functions are registered."""
     if name not in FUNCTION_TOOL_REGISTRY:
-        raise KeyError(f"there is no function tool {name!r}; is its file given as 'function_tool_path'?")
+        raise KeyError(f"there is no function tool {name!r}; is its file set as 'function_tool_path'?")
     return FUNCTION_TOOL_REGISTRY[name]
 
 
 def load_function_tools_from_path(path: str) -> list[FunctionTool]:
-    """Run the Python file at `path`, once per process, and return the tools that it registers or imports, by name.
+    """Run the Python file at `path`, once per process; return the tools that it registers or imports, sorted by name.
 
-    Tools decorated with verl's own `function_tool` count too. Raises InvalidRequest if there is no such file.
+    Tools decorated with verl's own `function_tool` are included. Raises InvalidRequest if there is no such file.
     """
     file = Path(path).resolve()
     if not file.is_file():
@@ -91,10 +91,10 @@ def load_function_tools_from_path(path: str) -> list[FunctionTool]:
 
 
 def normalize_function_tool_return(ret: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-    """Return what a function returned as response, reward and metrics; a missing or None reward is 0.0.
+    """The result of a function as response, reward and metrics; a missing or None reward is 0.0.
 
-    A tuple is (response,), (response, reward) or (response, reward, metrics). A response that is no text is written as
-    JSON if it is a dict, else as `str` has it. Raises TypeError for a tuple of another length.
+    A tuple is (response,), (response, reward) or (response, reward, metrics). A dict as response is converted to JSON,
+    other values with `str`. Raises TypeError for a tuple of another length.
     """
     if not isinstance(ret, tuple):
         return response_of(ret), 0.0, {}
@@ -108,7 +108,7 @@ def normalize_function_tool_return(ret: Any) -> tuple[ToolResponse, float, dict[
 
 
 def response_of(value: Any) -> ToolResponse:
-    """Return a tool's response as ToolResponse; verl's own class keeps its parts."""
+    """A tool's response as ToolResponse; a response of verl's class keeps its parts."""
     if isinstance(value, ToolResponse):
         return value
     if hasattr(value, "text") and hasattr(value, "image"):
@@ -136,13 +136,13 @@ def _plain(schema: Any) -> Any:
 def _inferred(function: Callable[..., Any], name: str) -> OpenAIFunctionToolSchema:
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-        raise InvalidRequest(f"{_place(function)} has *args or **kwargs, of which no schema tells; name its parameters")
+        raise InvalidRequest(f"{_place(function)} has *args or **kwargs, which have no schema; name its parameters")
     try:
         from transformers.utils import get_json_schema
         from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
     except ModuleNotFoundError:
         raise InvalidRequest(
-            f"the schema of {_place(function)} is read with transformers: "
+            f"the schema of {_place(function)} needs transformers: "
             "pip install 'tokengrove[rollout]', or give @function_tool(schema=...)"
         ) from None
     try:
@@ -157,14 +157,14 @@ def _place(function: Callable[..., Any]) -> str:
 
 
 def _registries() -> dict[str, Any]:
-    """All registered tools by name: ours, and verl's where its module is loaded."""
+    """All registered tools by name: ours, and verl's if its module is loaded."""
     theirs = sys.modules.get("verl.tools.function_tool")
     return {**getattr(theirs, "FUNCTION_TOOL_REGISTRY", {}), **FUNCTION_TOOL_REGISTRY}
 
 
 def _loaded(file: Path) -> ModuleType:
-    """The module of a file; like an import it is run once, and again if that failed. It may have been imported under
-    a name of its own, for a class of tools in it.
+    """The module of a file. Like an import, it runs once, and again after a failure. The file may already have been
+    imported under its own name, for a class of tools in it.
     """
     for known in list(sys.modules.values()):
         path = getattr(known, "__file__", None) or ""
@@ -173,7 +173,7 @@ def _loaded(file: Path) -> ModuleType:
     name = "_function_tools_" + "_".join(part for part in file.with_suffix("").parts[1:])
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InvalidRequest(f"'function_tool_path': {file} is no Python file", param="function_tool_path")
+        raise InvalidRequest(f"'function_tool_path': {file} is not a Python file", param="function_tool_path")
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

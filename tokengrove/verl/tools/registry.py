@@ -1,4 +1,4 @@
-"""The tools of a run: those of a YAML file in verl's shape, and those of a Python file with decorated functions."""
+"""The tools of a run, from a YAML file in verl's format and from a Python file with decorated functions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
-    """Make the tools of a YAML file: `tools`, a list of {class_name, config: {type: native, ...}, tool_schema}.
+    """Create the tools of a YAML file: `tools`, a list of {class_name, config: {type: native, ...}, tool_schema}.
 
-    A class is called with `config` and `tool_schema` (None where the entry has none). Texts may have the interpolations
-    of `Config`, such as `${oc.env:NAME}`. Raises InvalidRequest naming the
-    file, the entry and the field.
+    A class is called with `config` and `tool_schema` (None if the entry has none). Texts may contain the interpolations
+    of `Config`, such as `${oc.env:NAME}`. Raises InvalidRequest with the file, the entry and the field.
     """
     return [
         _made(entry, f"{tools_config_file}: tools[{index}]") for index, entry in enumerate(_entries(tools_config_file))
@@ -30,14 +29,14 @@ def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
 
 
 def load_all_tools(tool_config_path: str | None, function_tool_path: str | None) -> list[Any]:
-    """Return the tools of both files; either may be None. Raises InvalidRequest if two tools have one name."""
+    """The tools of both files; either may be None. Raises InvalidRequest if two tools have the same name."""
     tools = initialize_tools_from_config(tool_config_path) if tool_config_path else []
     tools += load_function_tools_from_path(function_tool_path) if function_tool_path else []
     return distinct(tools)
 
 
 def distinct(tools: list[Any]) -> list[Any]:
-    """Return the tools. Raises InvalidRequest if two have one name: calls go by name."""
+    """The tools. Raises InvalidRequest if two have the same name, since calls name their tool."""
     names = [tool.name for tool in tools]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -53,7 +52,7 @@ def _entries(path: str) -> list[Any]:
     except OSError as error:
         raise InvalidRequest(f"'tool_config_path': {error}", param="tool_config_path") from None
     except yaml.YAMLError as error:
-        raise InvalidRequest(f"{path} is no YAML: {error}", param="tool_config_path") from None
+        raise InvalidRequest(f"{path} is not valid YAML: {error}", param="tool_config_path") from None
     except RecursionError:
         raise InvalidRequest(f"{path} is nested too deeply", param="tool_config_path") from None
     if not isinstance(content, Mapping) or not isinstance(content.get("tools"), list):
@@ -67,7 +66,7 @@ def _entries(path: str) -> list[Any]:
 
 def _made(entry: Any, place: str) -> Any:
     if not isinstance(entry, Mapping):
-        raise InvalidRequest(f"{place} is no mapping of class_name, config and tool_schema", param="tools")
+        raise InvalidRequest(f"{place} is not a mapping of class_name, config and tool_schema", param="tools")
     if unknown := [field for field in entry if field not in _FIELDS]:
         _log.warning("%s.%s is ignored: an entry has %s", place, unknown[0], ", ".join(_FIELDS))
     name = _text(entry, "class_name", place)
@@ -108,7 +107,7 @@ def _schema(entry: Mapping[str, Any], place: str) -> OpenAIFunctionToolSchema | 
         field = ".".join(["tool_schema", *map(str, first["loc"])])
         raise InvalidRequest(f"{place}.{field}: {first['msg']}", param=field) from None
     if "parameter" in given["function"]:
-        _log.warning("%s.tool_schema.function.parameter is no field of a function: write 'parameters'", place)
+        _log.warning("%s.tool_schema.function.parameter is not a field of a function: write 'parameters'", place)
     if "required" in given["function"]:
         _log.warning("%s.tool_schema.function.required is ignored: indent it into 'parameters'", place)
     return schema

@@ -1,5 +1,5 @@
-"""What a tool is called with and what it answers, under verl's names. A schema keeps every JSON Schema keyword that it
-was given: verl's own drops all but type, description and enum, so that its prompts lack the items of an array.
+"""Schemas, calls and responses of tools, with verl's names. A schema keeps every JSON Schema keyword that it is given.
+verl's own keeps only type, description and enum, so its prompts lack, for example, the items of an array.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpenAIFunctionParametersSchema(BaseModel):
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """A function as the model is told of it."""
+    """A function as it is described to the model."""
 
     name: str
     description: str
@@ -40,21 +40,21 @@ class OpenAIFunctionSchema(BaseModel):
 
 
 class OpenAIFunctionToolSchema(BaseModel):
-    """A tool as the `tools` of a request have it: `model_dump(exclude_unset=True, exclude_none=True)`."""
+    """A tool. `model_dump(exclude_unset=True, exclude_none=True)` returns it in the format of a request's `tools`."""
 
     type: str
     function: OpenAIFunctionSchema
 
 
 class OpenAIFunctionParsedSchema(BaseModel):
-    """A call as the model wrote it: `arguments` is JSON text, which may be invalid."""
+    """A call as the model wrote it. `arguments`: JSON text, possibly invalid."""
 
     name: str
     arguments: str
 
 
 class OpenAIFunctionCallSchema(BaseModel):
-    """A call with its arguments decoded."""
+    """A call with decoded arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -63,7 +63,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """Decode the arguments. Returns the call, and whether they are no JSON object; then it has none."""
+        """Decode the arguments. Returns the call, and whether they are not a JSON object; then the call has none."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except (json.JSONDecodeError, RecursionError):
@@ -74,7 +74,7 @@ class OpenAIFunctionCallSchema(BaseModel):
 
 
 class ToolResponse(BaseModel):
-    """What a tool answers. Images and videos are lists. Raises ValueError (of pydantic) for another type."""
+    """The response of a tool. Images and videos are lists. Raises pydantic's ValueError for other types."""
 
     text: str | None = None
     image: list[Any] | None = None

@@ -1,5 +1,5 @@
-"""One call of a tool. An instance that was created is released whatever happens: an error, a cancellation, and either
-of them while it is created or released.
+"""One call of a tool. A created instance is always released: after an error, after a cancellation, and also if either
+happens during its creation or release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a call. `reward`: of this call, None if it has none. `score`: of `calc_reward`, if it was asked."""
+    """The result of a call. `reward`: its reward, or None. `score`: the value of `calc_reward`, if it was called."""
 
     response: ToolResponse
     reward: float | None
@@ -31,7 +31,7 @@ class ToolResult:
 async def use_tool(tool: Any, arguments: dict[str, Any], kwargs: Mapping[str, Any], agent_data: Any) -> ToolResult:
     """Call a tool with the model's arguments; `kwargs` is the sample's `tools_kwargs[tool.name]`.
 
-    Raises whatever the tool raises.
+    Raises the tool's exceptions.
     """
     if not hasattr(tool, "create"):  # a function tool, ours or verl's
         return ToolResult(*normalize_function_tool_return(await tool.call(arguments)))
@@ -49,8 +49,8 @@ async def use_tool(tool: Any, arguments: dict[str, Any], kwargs: Mapping[str, An
 
 
 async def _created(tool: Any, create_kwargs: Mapping[str, Any], release_kwargs: Mapping[str, Any]) -> Any:
-    """The id of a new instance. A cancellation stops an async `create`, waits for a blocking one, and releases what
-    was created all the same.
+    """The id of a new instance. A cancellation cancels an async `create` and waits for a blocking one; an instance that
+    was still created is released.
     """
     creating = asyncio.ensure_future(_id_of_new(tool, create_kwargs))
     try:
@@ -65,7 +65,7 @@ async def _created(tool: Any, create_kwargs: Mapping[str, Any], release_kwargs: 
 
 
 async def _id_of_new(tool: Any, create_kwargs: Mapping[str, Any]) -> Any:
-    """Create an instance. `create` returns the id, or the id with a response."""
+    """Create an instance. `create` returns its id, or the id with a response."""
     given = {**create_kwargs, **_accepted(tool.create, create_kwargs=create_kwargs)}
     created = await _called(tool.create, **given)
     return created[0] if isinstance(created, tuple) else created
@@ -74,19 +74,19 @@ async def _id_of_new(tool: Any, create_kwargs: Mapping[str, Any]) -> Any:
 async def _released(tool: Any, instance_id: Any, release_kwargs: Mapping[str, Any]) -> None:
     try:
         await _called(tool.release, instance_id, **release_kwargs)
-    except Exception as error:  # the call's own result, or its failure, matters more
+    except Exception as error:  # must not replace the result or the exception of the call
         _log.warning("tool %s did not release %s: %s: %s", tool.name, instance_id, type(error).__name__, error)
 
 
 def _accepted(method: Callable[..., Any], **offered: Any) -> dict[str, Any]:
-    """Those of `offered` that the method takes: tools differ in what they were written to be given."""
+    """The arguments of `offered` that the method accepts: tools differ in their signatures."""
     parameters = inspect.signature(method).parameters
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in offered.items() if takes_all or name in parameters}
 
 
 async def _called(method: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Await a method, or run it in a thread if it blocks. No thread can be stopped, so a cancellation waits for it."""
+    """Await a method, or run a blocking one in a thread. A cancellation waits until the thread ends."""
     if inspect.iscoroutinefunction(method):
         return await method(*values, **named)
     result = await _to_the_end(asyncio.to_thread(method, *values, **named))
@@ -94,7 +94,7 @@ async def _called(method: Callable[..., Any], *values: Any, **named: Any) -> Any
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Finish `work` even if the caller is cancelled, and only then pass the cancellation on."""
+    """Finish `work` even if the caller is cancelled; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

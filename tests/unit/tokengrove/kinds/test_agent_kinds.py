@@ -245,4 +245,4 @@ async def test_a_runner_whose_score_is_no_number_fails_and_has_no_reward(tmp_pat
     async with connected(tmp_path) as client:
         result = await played(client, f"tests.unit.tokengrove.roll.roll_failing:{name}", {})
     assert (result.failure, result.reward, result.turns) == ("agent", None, 1)
-    assert "run_job returned a score that is no finite number" in str(result.message)
+    assert "run_job returned a score that is not a finite number" in str(result.message)

@@ -82,7 +82,7 @@ def test_the_same_turn_again_is_not_sampled_again(tmp_path: Path) -> None:
         api = ServerGenerate(client)
         first = api.generate("r-1", 0, [user("hi")], None, {})
         assert api.generate("r-1", 0, [user("hi")], [], {}) == first
-        with pytest.raises(InvalidRequest, match="turn 0 of rollout 'r-1' was asked for something else"):
+        with pytest.raises(InvalidRequest, match="turn 0 of rollout 'r-1' was already generated for another request"):
             api.generate("r-1", 0, [user("other")], [], {})
         assert len(engine.requests) == 1
 

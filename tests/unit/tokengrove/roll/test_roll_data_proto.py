@@ -34,7 +34,7 @@ def test_one_batch_is_joined_to_itself_and_others_need_the_same_columns() -> Non
     assert DataProto.concat([alone]) is alone
     with pytest.raises(ValueError, match="at least one"):
         DataProto.concat([])
-    with pytest.raises(ValueError, match="other columns"):
+    with pytest.raises(ValueError, match="different columns"):
         DataProto.concat([alone, DataProto({"input_ids": np.zeros((1, 2))})])
 
 

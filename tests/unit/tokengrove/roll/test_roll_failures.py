@@ -60,7 +60,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     [
         (
             "ReturnsDict",
-            "InvalidResult: run_job returned dict {'status': 'Finished', 'score': 1.0}, and must return an "
+            "InvalidResult: run_job returned dict {'status': 'Finished', 'score': 1.0}; it must return an "
             "EpisodeResult, whose status is one of Finished, Failed, NoData, Timeout",
         ),
         ("ReturnsNothing", "InvalidResult: run_job returned NoneType None"),
@@ -75,7 +75,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ("SaysFailed", "Failed: the sandbox is gone"),
         ("Silent", "NoTurns: the episode has no turn"),
         ("TooLate", "EpisodeTimeout: the episode has run for longer"),
-        ("NoNumber", "InvalidResult: run_job returned a score that is no finite number"),
+        ("NoNumber", "InvalidResult: run_job returned a score that is not a finite number"),
         ("RefusedRequest", "RequestError: 400"),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_step_whose_reward_is_no_number_fails_its_episode_and_no_batch_has_it(
         found.extend(batches(client, config(env, size=1), max_failed_episodes=2))
     assert [batch.meta_info["failed_episodes"] for batch in found] == [1]
     assert [float(batch.batch["scores"].sum()) for batch in found] == [0.0]
-    assert f"the environment's step gave the reward {reward!r}" in warnings(caplog)[0]
+    assert f"the environment's step returned the reward {reward!r}" in warnings(caplog)[0]
 
 
 def test_one_success_begins_the_count_anew_and_each_batch_counts(client: Client) -> None:

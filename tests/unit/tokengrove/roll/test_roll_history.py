@@ -61,7 +61,7 @@ def test_a_template_gets_its_fields_and_says_which_it_lacks() -> None:
     assert contains_renderable_field("{state.x} {state[0]}", "state")
     assert not contains_renderable_field("{{turn_idx}} {turn}", "turn_idx")
     assert rendered("Turn {turn_idx}: \\boxed{{answer}}", {"turn_idx": 2}) == "Turn 2: \\boxed{answer}"
-    with pytest.raises(InvalidRequest, match=r"agent_template has \{seed\}, and here there are observation, turn_idx"):
+    with pytest.raises(InvalidRequest, match=r"agent_template has \{seed\}, but its fields are observation, turn_idx"):
         rendered("{seed}", {"observation": "o", "turn_idx": 1})
     with pytest.raises(InvalidRequest, match="agent_template cannot be rendered") as caught:
         rendered("an answer in { braces", {})

@@ -146,7 +146,7 @@ def test_the_history_has_messages_that_are_json_and_the_pictures_beside_them(cli
 
 
 @pytest.mark.parametrize(
-    ("form", "reason"), [("missing", "its prompt shows 0"), ("video", "observations with 'video' are not supported")]
+    ("form", "reason"), [("missing", "its prompt places 0"), ("video", "observations with 'video' are not supported")]
 )
 def test_observations_that_cannot_be_shown_fail_the_episode_with_the_reason(
     client: Client, form: str, reason: str

@@ -408,7 +408,7 @@ def test_the_log_says_once_that_a_metric_is_the_score(
     assert "score" not in caplog.text
     played(client, Rated, episodes=2, reward_granularity="pass_rate")
     [told] = [record.getMessage() for record in caplog.records if "pass_rate" in record.getMessage()]
-    assert told == "Sums: the metric 'pass_rate' is the score of an episode, in place of the runner's"
+    assert told == "Sums: the metric 'pass_rate' is the score of an episode, instead of the runner's"
 
 
 def test_an_episode_without_the_metric_that_is_named_has_its_score_and_the_log_names_it(

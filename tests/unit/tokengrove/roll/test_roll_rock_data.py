@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
     written(tmp_path / "mixed", "a.jsonl")
     (tmp_path / "mixed" / "b.yaml").write_text("")
     for name, text in {
-        "bad.jsonl": "line 2 is no object",
+        "bad.jsonl": "line 2 is not an object",
         "cut.jsonl": "line 2",
         "none.jsonl": "no rows",
         "mixed": "one kind",

@@ -305,6 +305,6 @@ def test_a_configuration_that_cannot_run_is_refused_with_the_way_out(tmp_path: P
     with pytest.raises(InvalidRequest, match="list of sections"):
         JobConfig({"agents": {"command": "true"}})
     (tmp_path / "bad.yaml").write_text("a: [")
-    for name, text in (("bad.yaml", "no YAML"), ("absent.yaml", "No such file")):
+    for name, text in (("bad.yaml", "not valid YAML"), ("absent.yaml", "No such file")):
         with pytest.raises(InvalidRequest, match=text):
             JobConfig.from_yaml(tmp_path / name)

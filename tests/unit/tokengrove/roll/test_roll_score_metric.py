@@ -66,9 +66,9 @@ def test_a_metric_that_the_first_finished_group_never_had_ends_the_run_and_names
         batch(client, "passrate")
     assert caught.value.param == "reward_granularity"
     assert caught.value.message == (
-        "reward_granularity of 'Steps' is 'passrate', and no episode of the first finished group has a metric of that "
-        "name. Metrics that were seen: pass_rate. Name one of these, or leave reward_granularity out: then the score "
-        "of the runner counts"
+        "reward_granularity of 'Steps' is 'passrate', but no episode of the first finished group has a metric of that "
+        "name. Metrics that were seen: pass_rate. Name one of these, or remove reward_granularity to use the score "
+        "of the runner"
     )
 
 

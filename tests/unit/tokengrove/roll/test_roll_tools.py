@@ -216,7 +216,7 @@ def test_an_environment_that_is_not_of_texts_is_refused() -> None:
         def reset(self, seed: int | None = None) -> Any:
             return [{"role": "user", "content": "hi"}], {}
 
-    with pytest.raises(InvalidRequest, match="tool_wrapper answers calls in texts"):
+    with pytest.raises(InvalidRequest, match="tool_wrapper needs an environment whose observations are texts"):
         ToolEnvWrapper(Messages(), [Echo()]).reset(seed=1)
 
 
@@ -284,7 +284,7 @@ def test_a_tool_of_an_mcp_server_is_called_over_one_connection() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[]", "a call is a JSON object"),
         ('{"tool_name": 3}', "tool_name (a text)"),
         ('{"tool_name": "other"}', "there is no tool 'other'; there are add, hang"),

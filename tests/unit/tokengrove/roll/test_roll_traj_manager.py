@@ -273,7 +273,7 @@ def test_a_stopped_manager_ends_its_session_and_plays_no_more(client: Client) ->
     manager.run_rollout_loop(SEED)
     assert queue.rollouts == [] and outcomes == ["Failed"]  # at once, before the step has ended
     assert manager.tokenizer.decode(manager.tokenizer.encode("still there")) == "still there"
-    with pytest.raises(RuntimeError, match="no episode runs"):
+    with pytest.raises(RuntimeError, match="no episode is running"):
         manager.llm_proxy.generate_scheduler.generate([1])
     [left] = [each for each in client.sessions() if each["session_id"] not in before]
     assert (left["status"], left["outcome"]) == ("ended", "Failed")
@@ -515,7 +515,7 @@ def test_what_cannot_be_played_is_refused_with_the_reason(client: Client) -> Non
         manager_of(client, Queue(0), kind=VLTrajEnvManager)
     with pytest.raises(InvalidRequest, match="serve --engine mailbox"):
         manager_of(client, Queue(0), proxy_type="openai")
-    with pytest.raises(InvalidRequest, match="it is one of policy, random"):
+    with pytest.raises(InvalidRequest, match="must be one of policy, random"):
         manager_of(client, Queue(0), proxy_type="polices")
     before = client.sessions({"status": "active"})
     with pytest.raises(InvalidRequest, match=r"agent_template has \{obs\}"):

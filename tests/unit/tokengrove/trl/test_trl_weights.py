@@ -101,7 +101,7 @@ def test_a_name_on_the_hub_is_the_model_that_was_fetched(
     BaseModel("org/small").write(tmp_path / "new", tensors("head"))
     assert loaded(tmp_path / "new")["head"] == 1.0
     for name in ("org/other", "no/such/folder"):
-        with pytest.raises(InvalidRequest, match=f"{name} is no folder"):
+        with pytest.raises(InvalidRequest, match=f"{name} is neither a folder"):
             BaseModel(name)
 
 

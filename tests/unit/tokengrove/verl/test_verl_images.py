@@ -165,7 +165,7 @@ async def test_ids_that_no_turn_had_are_cut_off_or_refused(tmp_path: Path, model
     async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
         manager = AgentLoopManager(LONG, client)
         if changed:
-            with pytest.raises(Exception, match="nobody knows which tokens are its images"):
+            with pytest.raises(Exception, match="so the tokens of its images are unknown"):
                 await manager.generate_sequences([row])
             return
         made = await manager.generate_sequences([row])
@@ -189,7 +189,7 @@ class Short(ByHand):
 async def test_a_loop_that_returns_less_than_its_images_is_refused(tmp_path: Path, model: Model) -> None:
     async with seeing(tmp_path, model, says("A box.", "A line.")) as (_, client):
         manager = AgentLoopManager(LONG, client)
-        with pytest.raises(Exception, match="recorded an image behind them: return all of the trajectory"):
+        with pytest.raises(Exception, match="recorded an image after them: return all of the trajectory"):
             await manager.generate_sequences([{"raw_prompt": asked(FIRST), "agent_name": f"{__name__}:Short"}])
 
 
@@ -231,7 +231,7 @@ async def test_rows_without_pictures_stand_beside_rows_with_them(tmp_path: Path,
 async def test_a_prompt_with_pictures_is_never_cut(tmp_path: Path, model: Model) -> None:
     config = {"actor_rollout_ref": {"rollout": {**ROLLOUT, "prompt_length": 8}}}
     async with seeing(tmp_path, model, says()) as (_, client):
-        with pytest.raises(Exception, match=r"a prompt with images has 24 tokens, and .*prompt_length is 8"):
+        with pytest.raises(Exception, match=r"a prompt with images has 24 tokens, but .*prompt_length is 8"):
             await AgentLoopManager(config, client).generate_sequences([{"raw_prompt": asked(FIRST)}])
 
 

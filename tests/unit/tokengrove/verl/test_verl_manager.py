@@ -317,7 +317,7 @@ async def test_a_worker_that_repeats_nothing_says_so(url: str) -> None:
 
 
 def test_a_group_of_another_size_than_n_is_told(url: str) -> None:
-    with pytest.warns(UserWarning, match="rollout.n is 3, and the batch has a group of 2 samples"):
+    with pytest.warns(UserWarning, match="rollout.n is 3, but the batch has a group of 2 samples"):
         made = AgentLoopManager(changed(n=3), url, admin_key=KEY).generate_sequences(batch("two_turns", "two_turns"))
     assert len(made.batch["responses"]) == 2
 

@@ -37,7 +37,7 @@ def test_arrays_become_plain_lists() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"response_mask": [1]}, "'response_mask' has 1 values, and 'response_ids' has 2"),
+        ({"response_mask": [1]}, "'response_mask' has 1 values, but 'response_ids' has 2"),
         ({"response_mask": [1, 2]}, "other than 0 and 1"),
         ({"response_logprobs": [-0.5]}, "'response_logprobs' has 1 values"),
         ({"logprobs": [-0.5, math.nan]}, "not finite"),

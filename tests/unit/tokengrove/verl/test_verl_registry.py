@@ -141,7 +141,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
 def test_what_only_hydra_could_do_is_refused(tmp_path: Path, argument: str) -> None:
     path = tmp_path / "loops.yaml"
     path.write_text(f"- name: mine\n  _target_: a.B\n  {argument}\n")
-    with pytest.raises(InvalidRequest, match=r"'_\w+_' of 'mine' is hydra's"):
+    with pytest.raises(InvalidRequest, match=r"'_\w+_' of 'mine' needs hydra"):
         register_file(path)
 
 

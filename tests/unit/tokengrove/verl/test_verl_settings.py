@@ -21,14 +21,14 @@ def configured(**rollout: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (configured(respons_length=3), "rollout.respons_length is no .* did you mean .*rollout.response_length"),
+        (configured(respons_length=3), "rollout.respons_length is not .* did you mean .*rollout.response_length"),
         (configured(temprature=0.5), "did you mean actor_rollout_ref.rollout.temperature"),
         (configured(multi_turn={"max_assistant_turn": 2}), "mean .*multi_turn.max_assistant_turns"),
         (configured(val_kwargs={"topp": 1.0}), "mean .*val_kwargs.top_p"),
         ({**configured(), "trainer": {"project": "sums", "projct_name": "sums"}}, "mean trainer.project_name"),
         (
             configured(multi_turn={"max_tool_response_length": 64, "max_tool_respons_length": 32}),
-            "multi_turn.max_tool_respons_length is no .* did you mean .*multi_turn.max_tool_response_length",
+            "multi_turn.max_tool_respons_length is not .* did you mean .*multi_turn.max_tool_response_length",
         ),
         (configured(temperature=1.0, temprature=0.5), "did you mean actor_rollout_ref.rollout.temperature"),
         (configured(trace={"backends": "mlflow"}), "mean .*trace.backend"),
@@ -76,7 +76,7 @@ def test_what_verl_writes_by_default_needs_no_warning() -> None:
         ({"over_sample_rate": 0.2}, "over_sample_rate=0.2 has no effect: every sample"),
         ({"do_sample": False, "temperature": 0.7}, "rollout.temperature=0.7 has no effect: do_sample is false"),
         ({"val_kwargs": {"do_sample": False, "top_k": 4}}, "val_kwargs.top_k=4 has no effect: do_sample is false"),
-        ({"val_kwargs": {"do_sample": True}}, "val_kwargs.temperature is 0, which is greedy, though do_sample is true"),
+        ({"val_kwargs": {"do_sample": True}}, "val_kwargs.temperature is 0, which is greedy, although do_sample"),
     ],
 )
 def test_a_setting_that_has_no_effect_is_named_with_the_reason(rollout: dict[str, Any], told: str) -> None:

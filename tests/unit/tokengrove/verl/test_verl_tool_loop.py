@@ -375,7 +375,7 @@ async def test_a_cancelled_loop_releases_its_instances(tmp_path: Path) -> None:
     [
         (ToolResponse(image=["data:image/png;base64,AAAA"]), "image"),
         (ToolResponse(image=[object()]), "an image is a PIL image"),
-        (ToolResponse(video=["a video"]), "'add' answered with videos"),
+        (ToolResponse(video=["a video"]), "'add' returned videos"),
     ],
 )
 async def test_what_a_model_of_text_cannot_see_is_refused(tmp_path: Path, answer: ToolResponse, reason: str) -> None:

@@ -322,7 +322,7 @@ def test_functions_without_hints_docstring_or_names_are_refused() -> None:
     def variadic(*a: int) -> None:
         """Do."""
 
-    for function, told in ((unhinted, "type hint"), (undocumented, "docstring"), (variadic, "no schema tells")):
+    for function, told in ((unhinted, "type hint"), (undocumented, "docstring"), (variadic, "which have no schema")):
         with pytest.raises(InvalidRequest, match=rf"{function.__name__}.*{told}"):
             function_tool(function)
     assert FUNCTION_TOOL_REGISTRY == {}
@@ -438,7 +438,7 @@ def test_a_tool_may_bring_its_own_schema(tmp_path: Path) -> None:
         ('        name: "plus"\n', "", r"tools\[0\]\.tool_schema\.function\.name: Field required"),
         ('required: ["numbers"]', "required: 3", r"tools\[0\]\.tool_schema\.function\.parameters\.required: .*list"),
         ('"Add numbers."', '"${no.such.name}"', r"no\.such\.name"),
-        ("tools:", "tools: [", "is no YAML"),
+        ("tools:", "tools: [", "is not valid YAML"),
     ],
 )
 def test_an_error_names_file_entry_and_field(tmp_path: Path, before: str, after: str, told: str) -> None:
@@ -525,7 +525,7 @@ def test_a_file_without_functions_is_told(tmp_path: Path, caplog: pytest.LogCapt
         (
             "class_name: collections.OrderedDict, "
             "tool_schema: {type: function, function: {name: f, description: d, parameter: {}}}",
-            "tools[0].tool_schema.function.parameter is no field of a function: write 'parameters'",
+            "tools[0].tool_schema.function.parameter is not a field of a function: write 'parameters'",
         ),
     ],
 )

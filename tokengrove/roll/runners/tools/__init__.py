@@ -1,4 +1,4 @@
-"""Tools that agents call in text, by name, and the wrapper that answers them in front of an environment."""
+"""Tools that agents call in their texts, by name, and the wrapper that answers the calls before an environment."""
 
 from tokengrove.roll.runners.tools.mcp_tool import MCPTool
 from tokengrove.roll.runners.tools.python_code_tool import PythonCodeTool

@@ -27,12 +27,12 @@ class MCPTool:
     """Calls the tools of the MCP server at `server_url`, over HTTP or SSE; needs fastmcp.
 
     A call is the first JSON object in `<tool_call>` tags, with `tool_name` and `tool_params`, or with `name` and
-    `arguments`. Its observation is the text of the result. It fails if the server says so, or if the call cannot be
-    read, names no tool, or takes longer than `timeout` seconds; the observation says why.
+    `arguments`. Its observation is the text of the result. A call fails if the server reports an error, if it cannot be
+    parsed, names an unknown tool, or takes longer than `timeout` seconds; the observation then has the reason.
 
-    `client` in place of an address is a client of fastmcp, or an asynchronous context manager with its `list_tools` and
-    `call_tool`. `tool_names_subset`: only these tools; `custom_prompt`: what the model is told in place of the tools'
-    schemas. The connection is made at the first use; `close` ends it.
+    Instead of an address, `client` is a client of fastmcp, or an asynchronous context manager with its `list_tools` and
+    `call_tool`. `tool_names_subset`: only these tools. `custom_prompt`: the instruction for the model instead of the
+    tools' schemas. The connection is opened on first use; `close` ends it.
     """
 
     tool_type = "mcp"
@@ -57,14 +57,14 @@ class MCPTool:
         return _INSTRUCTION.format(tools=schemas, name=next(iter(tools), "name"))
 
     def execute_action(self, action: str) -> tuple[bool, bool, str, str]:
-        """Return whether there is a call, whether it failed, its result, and the text up to the call's end."""
+        """Return whether there is a call, whether it failed, its result, and the text up to the end of the call."""
         if (found := _CALL.search(action)) is None:
             return False, True, "", action
         failed, observation = self._result(found.group(1))
         return True, failed, observation, action[: found.end()]
 
     def close(self) -> None:
-        """End the connection; the next use makes another."""
+        """End the connection; the next use opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -75,7 +75,7 @@ class MCPTool:
         return self._connection
 
     def _result(self, text: str) -> tuple[bool, str]:
-        """Whether a call failed, and what it gave."""
+        """Whether a call failed, and its result."""
         try:
             name, arguments = _call(text)
             connection = self._connected()
@@ -89,7 +89,7 @@ class MCPTool:
 
 
 class _Connection:
-    """A client that is connected, on an event loop in a thread of its own. `tools`: their schemas by name."""
+    """A connected client, on an event loop in its own thread. `tools`: their schemas by name."""
 
     def __init__(self, client: Any, only: Sequence[str] | None, timeout_s: float) -> None:
         self._client, self._timeout_s = client, timeout_s
@@ -100,7 +100,7 @@ class _Connection:
         self.tools = {name: each for name, each in shown.items() if only is None or name in only}
 
     def result(self, name: str, arguments: dict[str, Any]) -> tuple[bool, str]:
-        """Call a tool; return whether it failed, and its text. Raises TimeoutError, and what the client raises."""
+        """Call a tool; return whether it failed, and its text. Raises TimeoutError, and the client's exceptions."""
         result = self._run(self._client.call_tool(name, arguments))
         failed = getattr(result, "is_error", getattr(result, "isError", False))
         content = getattr(result, "content", result)
@@ -113,7 +113,7 @@ class _Connection:
         return asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, self._timeout_s), self._loop).result()
 
     async def _hold(self, ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, list[Any]]]) -> None:
-        """Be connected until the end: a client is entered and left in one task."""
+        """Stay connected until `close`: a client must be entered and left in one task."""
         leave = asyncio.Event()
         try:
             async with AsyncExitStack() as entered:
@@ -137,11 +137,11 @@ def _client(server_url: str | None) -> Any:
 
 
 def _call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a call. Raises ValueError for a text that is none."""
+    """The name and the arguments of a call. Raises ValueError for an invalid call."""
     try:
         call = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the text in the tags is no JSON ({error})") from None
+        raise ValueError(f"the text in the tags is not JSON ({error})") from None
     if not isinstance(call, dict):
         raise ValueError("a call is a JSON object with tool_name and tool_params")
     name, arguments = call.get("tool_name", call.get("name")), call.get("tool_params", call.get("arguments", {}))

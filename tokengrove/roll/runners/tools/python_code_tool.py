@@ -1,4 +1,4 @@
-"""A tool that runs the Python code in an agent's text, in a process of its own, for a limited time."""
+"""A tool that runs the Python code in an agent's text, in its own process and for a limited time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ INSTRUCTION = (
 )
 
 _MOST = 20_000
-"""Characters of an output that the model is shown."""
+"""The maximum number of characters of an output in an observation."""
 _FILE_BYTES = 64 * 2**20
-"""The largest file that a program may write, its output included."""
+"""The largest file that a program may write, including its output."""
 _VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "SYSTEMROOT")
 _SET = {"OPENBLAS_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
 _PROGRAM = (
@@ -40,15 +40,15 @@ _READ = ("/usr", "/lib", "/lib64", "/bin", "/etc")
 
 
 class PythonCodeTool:
-    """Runs the first complete piece of code in a text; what it prints is the observation.
+    """Runs the first complete piece of code in a text; its output is the observation.
 
-    The program gets `timeout` seconds, a new folder, few environment variables and no input; it is killed with all that
-    it has started (on Linux; elsewhere with its process group). Its output is cut in the middle beyond 20000
-    characters. `sandbox_type` "none" runs it with the rights of this process; "bwrap" runs it in bubblewrap, without
-    network and with the system read-only.
+    The program gets `timeout` seconds, a new folder, few environment variables and no input. It is killed with all
+    processes that it started (on Linux; elsewhere with its process group). Output beyond 20000 characters is cut in the
+    middle. `sandbox_type` "none" runs it with the rights of this process; "bwrap" runs it in bubblewrap, without
+    network and with a read-only system.
 
-    `patterns`: regular expressions whose first group is the code; `tool_instruction`: what the model is told.
-    `keep_error_last_line` shows the last line of an error only. A call fails if the program does, or prints nothing.
+    `patterns`: regular expressions whose first group is the code. `tool_instruction`: the instruction for the model.
+    `keep_error_last_line`: show only the last line of an error. A call fails if the program does, or prints nothing.
     """
 
     tool_type = "python_code"
@@ -62,7 +62,7 @@ class PythonCodeTool:
         patterns: Sequence[str] | None = None,
     ) -> None:
         if sandbox_type not in ("none", "bwrap"):
-            raise InvalidRequest(f"sandbox_type is none or bwrap, not {sandbox_type!r}", param="sandbox_type")
+            raise InvalidRequest(f"sandbox_type must be none or bwrap, not {sandbox_type!r}", param="sandbox_type")
         if sandbox_type == "bwrap" and shutil.which("bwrap") is None:
             raise InvalidRequest("sandbox_type bwrap needs bubblewrap, and there is no bwrap on PATH")
         self.timeout, self.sandbox_type, self.keep_error_last_line = timeout, sandbox_type, keep_error_last_line
@@ -73,7 +73,7 @@ class PythonCodeTool:
         return self.tool_instruction
 
     def execute_action(self, action: str) -> tuple[bool, bool, str, str]:
-        """Return whether there is code, whether it failed, its output, and the text up to the code's end."""
+        """Return whether there is code, whether it failed, its output, and the text up to the end of the code."""
         found = [match for pattern in self.patterns if (match := re.search(pattern, action, re.DOTALL))]
         if not found:
             return False, True, "", action
@@ -83,7 +83,7 @@ class PythonCodeTool:
         return True, not succeeded or not output, f"Code execution result: {output}\n", action[: first.end()]
 
     def _run(self, code: str) -> tuple[bool, str]:
-        """Whether a program ended with 0, and its output, what it wrote of errors behind."""
+        """Whether a program ended with exit code 0, and its output followed by its errors."""
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             Path(folder, "program.py").write_text(code, encoding="utf-8", errors="backslashreplace")
             ended = self._ended(folder, out, err)
@@ -96,8 +96,8 @@ class PythonCodeTool:
         return ended == 0, _shortened(f"{output}\n{errors}" if errors else output)
 
     def _ended(self, folder: str, out: IO[bytes], err: IO[bytes]) -> int | None:
-        """The exit code of the program in `folder`; None if its time was over."""
-        mark = f"{os.environ.get(MARK, '')}{uuid.uuid4().hex}."  # one of ours, if this process has one
+        """The exit code of the program in `folder`; None after its time limit."""
+        mark = f"{os.environ.get(MARK, '')}{uuid.uuid4().hex}."  # begins with the mark of this process, if it has one
         process = subprocess.Popen(
             self._command(folder),
             cwd=folder,
@@ -112,7 +112,7 @@ class PythonCodeTool:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended with all that it started
+            with suppress(ProcessLookupError, PermissionError):  # all of its processes have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             kill_marked(mark)
@@ -128,7 +128,7 @@ class PythonCodeTool:
 
 
 def _text(file: IO[bytes]) -> str:
-    """The beginning and the end of a file, more than is shown."""
+    """The beginning and the end of a file, longer than what is shown."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     begin = file.read(4 * _MOST)

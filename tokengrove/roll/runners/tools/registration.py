@@ -1,4 +1,4 @@
-"""Tools by their names, as configurations write them (`tool_id`)."""
+"""Tools by the names in configurations (`tool_id`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokengrove.roll.values.root_logger import same_root_logger
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A tool's class, or its path `package.module:Class` (also of ROLL), and the arguments that it always gets."""
+    """A tool's class, or its path `package.module:Class` (also of ROLL), and the arguments that it always receives."""
 
     id: str
     entry_point: Callable[..., Any] | str
@@ -26,16 +26,16 @@ _tools: dict[str, ToolSpec] = {}
 
 
 def register_tools(tool_id: str, entry_point: Callable[..., Any] | str, **kwargs: Any) -> None:
-    """Make a tool known. A path is imported when the first tool of it is made. Raises ValueError for a known name."""
+    """Register a tool. A path is imported when its first tool is created. Raises ValueError for a known name."""
     if tool_id in _tools:
         raise ValueError(f"there is a tool {tool_id!r} already: {_tools[tool_id].entry_point}")
     _tools[tool_id] = ToolSpec(tool_id, entry_point, kwargs)
 
 
 def make_tool(tool_id: str, **kwargs: Any) -> Any:
-    """Make a tool; `kwargs` go before those of its registration.
+    """Create a tool; `kwargs` take precedence over those of its registration.
 
-    Raises InvalidRequest for an unknown name and a path that names nothing, and whatever the tool raises.
+    Raises InvalidRequest for an unknown name and a path that names nothing, and the tool's exceptions.
     """
     if (spec := _tools.get(tool_id)) is None:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Answers the tool calls in an agent's texts, and gives the environment only what is no call."""
+"""A wrapper that answers the tool calls in an agent's texts. Other texts go to the environment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _NO_MORE = "\n\nNo further tool call is possible: give the final answer now."
 
 
 class ToolEnvWrapper:
-    """An environment of texts whose agent may call tools. Everything else of it is the environment's own.
+    """An environment of texts whose agent may call tools. All other attributes are the environment's own.
 
-    `reset` raises InvalidRequest if the environment is not one of texts.
+    `reset` raises InvalidRequest if the observations of the environment are not texts.
 
-    A tool has `instruction_string()`, which is added to the first observation, `tool_type`, and
-    `execute_action(action) -> (found, failed, observation, parsed_action)`: whether the text has a call of it, whether
-    the call failed, what it gave, and the text up to the end of the call. The first tool whose call succeeds answers,
-    else the first that found one. After `max_tool_uses` calls (None: no limit) in an episode, texts go to the
-    environment.
+    A tool has `instruction_string()`, which is appended to the first observation, `tool_type`, and
+    `execute_action(action) -> (found, failed, observation, parsed_action)`: whether the text has a call of the tool,
+    whether the call failed, its result, and the text up to the end of the call. The first tool whose call succeeds
+    answers, else the first that found a call. After `max_tool_uses` calls (None: no limit) in an episode, all texts go
+    to the environment.
 
-    A call earns `tool_reward`, and `tool_success_reward` more if it succeeds. `info["metrics"]` counts calls and
-    successes; `info["use_tool"]` says whether the observation is a tool's.
+    A call earns `tool_reward`, and also `tool_success_reward` if it succeeds. `info["metrics"]` counts calls and
+    successes; `info["use_tool"]`: whether the observation is a tool's.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ToolEnvWrapper:
         self.tool_use_counter = self.tool_success_counter = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # a copy that is being made has none yet
+        if name == "env":  # a copy in the making does not have it yet
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -49,20 +49,20 @@ class ToolEnvWrapper:
         return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. An environment that has no data left gives None, and so does this."""
+        """Begin an episode. The observation is None if the environment has no data left."""
         self.tool_use_counter = self.tool_success_counter = 0
         observation, info = self.env.reset(seed=seed)
         if observation is None:
             return None, {}
         if not isinstance(observation, str):
-            raise InvalidRequest("tool_wrapper answers calls in texts, and this environment's observations are none")
+            raise InvalidRequest("tool_wrapper needs an environment whose observations are texts; this one's are not")
         instructions = "\n".join(tool.instruction_string() for tool in self.tools)
         if len(self.tools) > 1:
             instructions = f"Available tools:\n{instructions}"
         return f"{observation}\n{instructions}", self._told(info, use_tool=False)
 
     def step(self, action: str, verbose: bool = False) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Answer a call, or act in the environment. `verbose` prints the calls."""
+        """Answer a call, or take a step of the environment. `verbose` prints the calls."""
         answer = self._answer(action) if self.tool_use_counter < self.max_tool_uses else None
         if answer is None:
             observation, reward, terminated, truncated, info = self.env.step(action)
@@ -84,13 +84,13 @@ class ToolEnvWrapper:
         return {**self.env.get_state(), **counts}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to a state of `get_state`."""
+        """Restore a state of `get_state`."""
         self.env.set_state(state)
         self.tool_use_counter = state.get("tool_use_counter", 0)
         self.tool_success_counter = state.get("tool_success_counter", 0)
 
     def close(self) -> None:
-        """Close the tools and the environment, as far as they can be closed."""
+        """Close the tools and the environment, if they have `close`."""
         for each in (*self.tools, self.env):
             if callable(closing := getattr(each, "close", None)):
                 closing()
@@ -121,7 +121,7 @@ class ToolEnvWrapper:
 def tool_wrapper(
     env: Any, wrapper_args: Mapping[str, Any] | None = None, tool_configs: Iterable[Mapping[str, Any]] | None = None
 ) -> ToolEnvWrapper:
-    """Wrap `env` with the tools that `tool_configs` names, each `{"tool_id": ..., "tool_args": {...}}`.
+    """Wrap `env` with the tools in `tool_configs`, each `{"tool_id": ..., "tool_args": {...}}`.
 
     `wrapper_args` are those of ToolEnvWrapper. Raises InvalidRequest for an unknown tool.
     """
