@@ -1,4 +1,4 @@
-"""The run: groups of environments play, their results are queued, and trainers take batches of whole groups."""
+"""Rollouts of ROLL: groups of environments play, and trainers take batches of whole groups from a queue."""
 
 from tokengrove.roll.scheduler.agentic_rollout_pipeline import AgenticRolloutPipeline, RolloutStep
 from tokengrove.roll.scheduler.batch_metrics import append_to_dict, get_episode_scores, reduce_metrics

@@ -1,4 +1,4 @@
-"""The group filter of ROLL's agent-native managers: groups with an episode that could not be played."""
+"""The group filter of ROLL's agent-native managers: drops groups with an environment that failed to start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _MOST = 0.5
 
 
 class GroupFilter(group_filter.GroupFilter):
-    """Drops a group in which an episode has `drop_flag` in its `meta_info`, but never more than half of all groups."""
+    """Drops a group if the `meta_info` of one of its episodes has `drop_flag`.
+
+    At most half of all groups are dropped; further ones are kept.
+    """
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
         super().__init__(config, env_manager_config, mode)

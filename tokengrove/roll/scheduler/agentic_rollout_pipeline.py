@@ -1,4 +1,4 @@
-"""Runs the steps of a configuration: a batch to train each, and a validation every `eval_steps`."""
+"""Runs the steps of a configuration: a training batch in each step, and a validation every `eval_steps` steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutStep(NamedTuple):
-    """One global step: its number, the batch to train, and the metrics of the batch and of the validation."""
+    """One global step: its number, its training batch, and the metrics of the batch and of the validation."""
 
     global_step: int
     batch: DataProto
@@ -30,13 +30,15 @@ class RolloutStep(NamedTuple):
 
 
 class AgenticRolloutPipeline:
-    """The rollouts of `pipeline_config`, whose `max_steps` says how many steps there are (-1: until the data end).
+    """Runs the rollouts of `pipeline_config`, for `max_steps` steps; -1: until the data end.
 
-    Before the batch of every `eval_steps`-th step the environments of `val_env_manager` play one, if there are any. The
-    trajectories of batches are written to `rollout_dump_dir`, those of validations to `val` in it. Metrics have ROLL's
-    names: `rollout/score/mean`, `rollout/TAG/score/mean`, `val/score/mean`, `val/TAG/score/mean`, max and min of each,
-    and what the episodes report. The server and the other keyword arguments are those of `RolloutScheduler`; both
-    schedulers share the client.
+    In step 0 and every `eval_steps` steps after it, the environments of `val_env_manager`, if there are any, play a
+    validation batch before the training batch. The trajectories of training batches are written to `rollout_dump_dir`,
+    and those of validations to its folder `val`.
+
+    Metrics have ROLL's names: `rollout/score/mean`, `rollout/TAG/score/mean`, `val/score/mean`, `val/TAG/score/mean`,
+    the same with `max` and `min`, and the metrics that the episodes report. The address of the server and all other
+    keyword arguments are those of `RolloutScheduler`. The schedulers of training and validation share one client.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class AgenticRolloutPipeline:
         return [step.metrics for step in self.steps()]
 
     def steps(self) -> Iterator[RolloutStep]:
-        """Run the steps one by one. Between them the trainer may train the batch and update the weights.
+        """Run the steps one by one. Between two steps, the trainer may train the batch and update the weights.
 
-        Environments go on meanwhile if `async_generation_ratio` lets them. All of them end with the iterator.
+        With `async_generation_ratio` above 0, the environments continue to play in the meantime. They all stop when the
+        iterator ends.
         """
         config = self.pipeline_config
         with ExitStack() as stack:
@@ -79,8 +82,8 @@ class AgenticRolloutPipeline:
                     metrics |= self._validated(val, global_step)
                 batch = self._batch(train, global_step, metrics)
                 if batch is None:
-                    level = logging.INFO if global_step else logging.WARNING  # nothing at all was played
-                    logger.log(level, "the data have ended before step %d", global_step)
+                    level = logging.INFO if global_step else logging.WARNING  # no episode was played
+                    logger.log(level, "the data ended before step %d", global_step)
                     return
                 yield RolloutStep(global_step, batch, metrics)
 
@@ -98,10 +101,10 @@ class AgenticRolloutPipeline:
         return batch
 
     def _validated(self, val: RolloutScheduler, global_step: int) -> dict[str, Any]:
-        reset_datasets("val")  # each validation has the same tasks, those of its data from the first on
+        reset_datasets("val")  # each validation plays the same tasks, from the first task of its data
         batch, seconds = _timed(val, global_step, self.pipeline_config.val_batch_size)
         if batch is None:
-            logger.warning("step %d: the validation has no episodes, as its data have ended", global_step)
+            logger.warning("step %d: the validation has no episodes, because its data have ended", global_step)
             return {"time/step_val": seconds}
         folder = self.pipeline_config.rollout_dump_dir
         dump_rollout_trajectories(folder and Path(folder, "val"), global_step, batch)

@@ -1,4 +1,4 @@
-"""Numbers of a batch: what its episodes report, put together as ROLL does, and their scores."""
+"""Metrics of a batch: scores, lengths, and the metrics of its episodes, reduced as in ROLL."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _REDUCERS: dict[str, Callable[[Any], Any]] = {
 
 
 def append_to_dict(data: dict[str, Any], new_data: Mapping[str, Any]) -> None:
-    """Append each value of `new_data` to the list that `data` has under its name."""
+    """Append each value of `new_data` to the list with the same name in `data`."""
     for name, value in new_data.items():
         data.setdefault(name, []).append(value)
 
 
 def reduce_metrics(metrics: Mapping[str, Any], reduce_func: Callable[[Any], Any] = np.mean) -> dict[str, Any]:
-    """One number for each list of numbers; numbers and empty lists stay as they are.
+    """Reduce each list to one number. Other values and empty lists are returned unchanged.
 
-    The end of the name says which number: `@sum` or `_sum`, and so mean, max, min, p50, p99 and std; else it is that of
-    `reduce_func`. Raises InvalidRequest for another word after `@`.
+    The end of a name selects the reduction: `@sum` or `_sum`, and likewise mean, max, min, p50, p99 and std.
+    `reduce_func` reduces lists with other names. Raises InvalidRequest for an unknown word after `@`.
     """
     return {name: _reduced(name, value, reduce_func) for name, value in metrics.items()}
 
 
 def get_episode_scores(batch: DataProto) -> NDArray[np.float32]:
-    """The score of each episode [episodes], in the order in which they begin in the batch.
+    """The score of each episode [episodes], in the order of their first rows in the batch.
 
-    The rows of an episode have one `traj_id`.
+    Rows with the same `traj_id` belong to the same episode.
     """
     names, scores = batch.non_tensor_batch["traj_id"], batch.non_tensor_batch["episode_scores"]
     first: dict[str, float] = {}
@@ -57,7 +57,7 @@ def score_metrics(scores: NDArray[Any]) -> dict[str, float]:
 
 
 def train_metrics(batch: DataProto) -> dict[str, float]:
-    """Of all episodes and of each tag: scores under `rollout/`, and the lengths of the rows in tokens."""
+    """Scores of all episodes and of each tag, and the lengths of the rows in tokens. Names begin with `rollout/`."""
     metrics = score_metrics(get_episode_scores(batch))
     for tag, rows in _rows_by(batch, "tags"):
         metrics |= _under(tag, score_metrics(get_episode_scores(rows)))
@@ -67,7 +67,10 @@ def train_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def val_metrics(batch: DataProto) -> dict[str, float]:
-    """Scores of all episodes, and for each tag those of the means of its groups, as in ROLL; under `val/`."""
+    """Scores of all episodes, and the reduced metrics of the episodes. Names begin with `val/`.
+
+    As in ROLL, the scores of a tag are computed from the mean scores of its groups.
+    """
     metrics = score_metrics(get_episode_scores(batch))
     for tag, rows in _rows_by(batch, "tags"):
         means = [get_episode_scores(group).mean() for _, group in _rows_by(rows, "traj_group_id")]
@@ -91,7 +94,7 @@ def _reducer(name: str, reduce_func: Callable[[Any], Any]) -> Callable[[Any], An
 
 
 def _rows_by(batch: DataProto, column: str) -> Iterator[tuple[str, DataProto]]:
-    """The rows of each value of a column, in the order in which the values first appear; objects only."""
+    """The rows of each value of a column, in the order in which the values first appear. Tensors are left out."""
     rows = defaultdict(list)
     for index, value in enumerate(batch.non_tensor_batch[column]):
         rows[value].append(index)
@@ -101,7 +104,7 @@ def _rows_by(batch: DataProto, column: str) -> Iterator[tuple[str, DataProto]]:
 
 
 def _lengths(batch: DataProto) -> Iterable[tuple[str, NDArray[Any]]]:
-    """In tokens, of each row: what is trained, what comes before the first sampled token, and the rest."""
+    """The lengths of each row in tokens: its trained tokens, its prompt (up to the first sampled token), and others."""
     prompt, response, attention = (
         np.asarray(batch.batch[name]).astype(bool) for name in ("prompt_mask", "response_mask", "attention_mask")
     )

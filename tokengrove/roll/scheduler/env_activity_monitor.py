@@ -1,4 +1,4 @@
-"""Warns of environments that have been playing one episode for very long."""
+"""Warns about environments that have been playing the same episode for too long."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class HungEnvironment(NamedTuple):
 
 
 class EnvActivityMonitor:
-    """Looks every `config.monitor_interval` seconds for environments that began `config.hung_timeout` seconds ago.
+    """Every `config.monitor_interval` seconds, warns about environments that hang.
 
-    With `config.enable` false it records and looks for nothing. `clock` gives seconds.
+    An environment hangs if its episode began more than `config.hung_timeout` seconds ago. With `config.enable` false,
+    nothing is recorded and no warning is logged. `clock` returns seconds.
     """
 
     def __init__(self, config: Any, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,28 +40,28 @@ class EnvActivityMonitor:
         self._thread: threading.Thread | None = None
 
     def record_episode_start(self, group_id: int, env_id: int, episode_id: int) -> None:
-        """An environment has got an episode."""
+        """Record that an environment has received an episode."""
         if self.enable:
             self._began[group_id, env_id] = (episode_id, self._clock())
 
     def record_end(self, group_id: int, env_id: int) -> None:
-        """An environment has put its result, has given its place back, or has left."""
+        """Record that an environment has put its result, has given its place back, or has left."""
         self._began.pop((group_id, env_id), None)
 
     def start_monitoring(self) -> None:
-        """Look from now on, in a thread."""
+        """Start the thread that checks the environments."""
         if self.enable and self._thread is None:
             self._thread = threading.Thread(target=self._look, name="tokengrove-env-monitor", daemon=True)
             self._thread.start()
 
     def stop_monitoring(self) -> None:
-        """End the thread."""
+        """Stop the thread, and wait until it has ended."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
     def check_and_log_hung_envs(self) -> list[HungEnvironment]:
-        """Return the environments that hang, after a warning for each group."""
+        """Log a warning for each group with environments that hang, and return these environments."""
         now = self._clock()
         by_group = defaultdict(list)
         for (group_id, env_id), (episode_id, began) in list(self._began.items()):

@@ -1,7 +1,7 @@
-"""The environments of one worker: a manager each, which plays its episodes in a thread of its own.
+"""The environments of one worker. Each has a manager, which plays its episodes in its own thread.
 
-A manager that fails is made anew and plays on, while its place in the group is given to whoever is free. One that fails
-again and again without a result ends the run with its error.
+A manager that fails is replaced by a new one, and its place in the group is given to any free environment. If an
+environment fails three times in a row without a result, the run ends with its error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STARTERS = 64
 
 
 class OutputQueue(Protocol):
-    """What a worker and its managers use of `GroupQueueManager`."""
+    """The methods of `GroupQueueManager` that a worker and its managers use."""
 
     def get_episode_id(self, group_id: int, env_id: int | None = None) -> int | None: ...
 
@@ -46,7 +46,7 @@ class OutputQueue(Protocol):
 
 
 class EnvironmentWorker:
-    """The environments `worker_config.env_configs[rank]`. Call `initialize`, then `run_rollout_loop`."""
+    """Plays the environments of `worker_config.env_configs[rank]`. Call `initialize`, then `run_rollout_loop`."""
 
     def __init__(self, worker_config: Any, rank: int = 0) -> None:
         self.worker_config = worker_config
@@ -69,9 +69,10 @@ class EnvironmentWorker:
         mode: str = "train",
         tokenizer: Any = None,
     ) -> None:
-        """Make the managers, many at once. Each gets a copy of `tokenizer`: those of transformers bear one thread.
+        """Create the managers, many at once.
 
-        Raises what a manager's constructor raises. `collator` is passed to the managers if it is given.
+        Each manager gets a copy of `tokenizer`, because tokenizers of transformers are not thread-safe. `collator`:
+        passed to the managers unless it is None. Raises the exceptions of the managers' constructors.
         """
         self.output_queue = output_queue
         self._new_manager = partial(
@@ -90,9 +91,9 @@ class EnvironmentWorker:
             self.env_managers = dict(zip(self.env_configs, made, strict=True))
 
     def run_rollout_loop(self, seed: int) -> None:
-        """Let all environments play until the queue has no more episodes.
+        """Play all environments until the queue has no more episodes.
 
-        Raises at once what the first environment raises that fails for good; the others play on until `stop`.
+        If an environment fails for good, its exception is raised at once. The others continue until `stop`.
         """
         self._playing = Together(
             {f"tokengrove-env-{env_id}": partial(self._play, env_id, seed) for env_id in self.env_managers}
@@ -100,19 +101,21 @@ class EnvironmentWorker:
         self._playing.run()
 
     def update_step(self, global_step: int, trace_meta: Any = None) -> None:
-        """Tell all managers the trainer's step."""
+        """Pass the trainer's step to all managers."""
         self._step = (global_step, trace_meta)
         for manager in self.env_managers.values():
             manager.update_step(global_step, trace_meta)
 
     def stop(self) -> None:
-        """Tell all managers to play no further episode."""
+        """Tell all managers to start no further episode."""
         self._stopped = True
         for manager in self.env_managers.values():
             manager.stop()
 
     def join(self, timeout_s: float) -> list[str]:
-        """Wait for the threads of all environments; return the names of those that still play after `timeout_s`."""
+        """Wait for the threads of all environments; return the names of those that still play after `timeout_s`
+        seconds.
+        """
         return self._playing.join(timeout_s)
 
     def _play(self, env_id: int, seed: int) -> None:
@@ -132,9 +135,9 @@ class EnvironmentWorker:
                     times = restarts.in_a_row
                     error.add_note(f"environment {env_id} has failed {times} times in a row without a result")
                     raise
-                traced = not isinstance(error, ProxyError)  # whose text says it all
+                traced = not isinstance(error, ProxyError)  # its message says enough
                 logger.warning(
-                    "environment %d failed, and begins anew: %s", env_id, exit_reason(error), exc_info=traced
+                    "environment %d failed and is restarted: %s", env_id, exit_reason(error), exc_info=traced
                 )
                 self._begin_anew(env_id)
 

@@ -1,4 +1,4 @@
-"""Decides which complete groups are not worth training."""
+"""Filters of complete groups: decide which ones are not trained."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tokengrove.roll.values import DataProto
 
 
 class GroupFilter:
-    """Keeps every group. A subclass that `group_filter_cls` names decides otherwise."""
+    """Keeps every group. The setting `group_filter_cls` names another class, such as a subclass, that drops some."""
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
         self.config, self.env_manager_config, self.mode = config, env_manager_config, mode
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[DataProto]) -> bool:
-        """Return True to drop the group; it is then played again as a new episode.
+        """Return True to drop the group. A new episode is then played in its place.
 
-        `group` has the results that count, `group_size` of them. Calls come one after the other.
+        `group`: the first `group_size` results of the episode. Calls never overlap.
         """
         return False

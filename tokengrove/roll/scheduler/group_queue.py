@@ -1,7 +1,7 @@
 """The episodes of one group of environments: which are played, and which results count.
 
-Episode ids ascend. Each is handed out `group_size + group_size_redundancy` times, and its first `group_size` results
-are the group. Nothing here waits or locks: `GroupQueueManager` does.
+Episode ids ascend. Each episode has `group_size + group_size_redundancy` places for environments, and its first
+`group_size` results are the group. Nothing here waits or locks; `GroupQueueManager` does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from tokengrove.roll.values import DataProto
 
 Filter = Callable[[int, int, Sequence[DataProto]], bool]
-"""Called with group id, episode id and the group; True drops the group."""
+"""Called with the group id, the episode id and the results of the group. True drops the group."""
 
 
 @dataclass
 class GroupData:
-    """One episode of a group: the results so far, and how many environments have got it."""
+    """One episode of a group. `running_rollouts`: the places that were taken and not given back, also those with a
+    result.
+    """
 
     group_id: int
     episode_id: int
@@ -28,10 +30,10 @@ class GroupData:
 
 
 class GroupQueue:
-    """Episodes of the group `group_id`, which `environments` environments play.
+    """The episodes of the group `group_id`, which `environments` environments play.
 
-    `max_traj_per_env`: how many episodes each step adds; None: as many as are asked for. An episode that is older than
-    `async_generation_ratio` steps expires.
+    `max_traj_per_env`: the number of episodes that each step adds; None: an episode is added whenever an environment
+    needs one. An episode expires when it is more than `async_generation_ratio` steps old.
     """
 
     def __init__(
@@ -60,16 +62,16 @@ class GroupQueue:
 
     @property
     def ended(self) -> bool:
-        """Whether no environment of the group plays any more."""
+        """Whether all environments of the group have left."""
         return len(self._left) >= self._environments
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more can come from it in this step."""
+        """Whether no more results can come from this queue in the current step."""
         return not self.groups and (self.ended or self.max_traj_per_env is not None)
 
     def clear(self) -> list[DataProto]:
-        """Begin anew with episode 0; return the results that nobody gets."""
+        """Restart at episode 0; return the results that were not delivered."""
         lost = [rollout for group in self.groups.values() for rollout in group.rollouts]
         self.groups.clear()
         self._left.clear()
@@ -77,9 +79,10 @@ class GroupQueue:
         return lost
 
     def advance_step(self, step: int) -> list[DataProto]:
-        """Add the episodes of a step, and remove the expired ones; return the results that these had.
+        """Add the episodes of a step and remove expired episodes; return the results of the expired ones.
 
-        The first step adds those of `async_generation_ratio` steps more, so that the environments never wait.
+        The first step also adds the episodes of `async_generation_ratio` further steps, rounded up, so that
+        environments do not wait.
         """
         times = 1 + math.ceil(self.async_generation_ratio) if self.current_step is None else 1
         lost = [rollout for group in self._expire(step) for rollout in group.rollouts]
@@ -89,7 +92,7 @@ class GroupQueue:
         return lost
 
     def next_episode(self) -> int | None:
-        """Hand out a place in the first episode that has one; None if there is none now."""
+        """Take a place in the oldest episode that has one; None: there is none now."""
         for group in self.groups.values():
             if group.running_rollouts < self._places and len(group.rollouts) < self.group_size:
                 break
@@ -101,18 +104,18 @@ class GroupQueue:
         return group.episode_id
 
     def give_back(self, episode_id: int) -> None:
-        """An environment does not play its place to the end; another one may."""
+        """Free a place of an episode that its environment will not finish."""
         if (group := self.groups.get(episode_id)) is not None:
             group.running_rollouts -= 1
 
     def leave(self, environment: Hashable) -> None:
-        """An environment plays no further episode."""
+        """Record that an environment plays no further episode."""
         self._left.add(environment)
 
     def put(self, episode_id: int, rollout: DataProto) -> list[DataProto]:
-        """Add a result; return those that this drops: itself if it comes too late, or its group if it is filtered.
+        """Add a result; return the results that are dropped: this one if it is late, or the group if it is filtered.
 
-        Raises what the filter raises; the group counts then, and is complete.
+        Raises the exceptions of the filter. The group is then complete, and is kept.
         """
         group = self.groups.get(episode_id)
         if group is None or len(group.rollouts) >= self.group_size:
@@ -128,9 +131,10 @@ class GroupQueue:
         return group.rollouts
 
     def first(self) -> GroupData | None:
-        """The group that is due: the oldest, once it is complete.
+        """The oldest group if it is complete, else None.
 
-        When no environment is left, what the groups have is all that they will have; the empty ones are removed.
+        Once all environments have left, a group with some results counts as complete, and groups without results are
+        removed.
         """
         while self.groups:
             group = next(iter(self.groups.values()))

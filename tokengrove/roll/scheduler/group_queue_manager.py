@@ -1,7 +1,7 @@
-"""The queue between environments and the trainer: environments take episodes and put results, batches leave in groups.
+"""The queue between environments and the trainer: environments take episodes and put results; batches are whole groups.
 
-Every wait ends: with a result, when the environment's place is taken from it, or with `shutdown`. An environment that
-fails or dies gives its place back, so a group lacks nobody for long. Discarded results are passed to `on_discard`.
+Every wait ends: with a result, when the place of the waiting environment is released, or with `shutdown`. The place of
+an environment that fails or dies is given to another one. Discarded results are passed to `on_discard`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ OnDiscard = Callable[[str, Sequence[DataProto]], None]
 
 
 class GroupQueueManager:
-    """The groups of all environments of `env_manager_config`. All methods may be called from any thread.
+    """The queues of all groups in `env_manager_config`. All methods are thread-safe.
 
-    `group_filter` has a method `filter` as `GroupFilter`; by default it is one of `group_filter_cls`. `on_discard` is
-    called without the lock, in the thread that was the cause. The log warns of episodes that fail, and after
-    `max_failed_episodes` in a row (default: `config`'s, or three groups' worth) `get_batch` raises.
+    `group_filter`: an object with the method `filter` of `GroupFilter`; by default, an instance of `group_filter_cls`.
+    `on_discard` is called without the lock, in the thread that caused the call. Failed episodes are logged. After
+    `max_failed_episodes` of them in a row (default: the limit of `config`, else three groups; -1: no limit),
+    `get_batch` raises TooManyFailedEpisodes.
     """
 
     counts_failures = True
-    """Managers need not warn of failed episodes themselves."""
+    """Managers need not log failed episodes: the queue does."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class GroupQueueManager:
 
     @property
     def current_step(self) -> int | None:
-        """The step that was advanced to last."""
+        """The step of the last `advance_step`; None: there was none yet."""
         return next((queue.current_step for queue in self.group_queue.values()), None)
 
     @property
@@ -79,7 +80,7 @@ class GroupQueueManager:
         return self._stopped.is_set()
 
     def advance_step(self, step: int) -> None:
-        """Add the episodes of a step; the older ones expire by `async_generation_ratio`."""
+        """Add the episodes of a step, and discard those that are more than `async_generation_ratio` steps old."""
         with self._lock:
             lost = [rollout for queue in self.group_queue.values() for rollout in queue.advance_step(step)]
             self._wake_all()
@@ -88,7 +89,7 @@ class GroupQueueManager:
     def get_episode_id(self, group_id: int, env_id: int | None = None) -> int | None:
         """Wait for an episode to play; None: play no more.
 
-        An environment that has not put its last episode gives that place back.
+        If the environment has not put the result of its last episode, that place is freed.
         """
         queue = self.group_queue[group_id]
         with self._lock:
@@ -108,11 +109,11 @@ class GroupQueueManager:
         rollout: DataProto | None,
         env_id: int | None = None,
     ) -> None:
-        """Put a result of an episode; None: the environment plays no more, as there are no data left.
+        """Put a result of an episode; None: the environment plays no more, because the data have ended.
 
-        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises, and
-        TooManyFailedEpisodes, and so it does for a first group without the metric that `reward_granularity` names. An
-        episode's step is that of its group, whatever `start_step` says.
+        A result that comes too late for its group is discarded. `start_step` has no effect: an episode has the step of
+        its group. Errors are raised by `get_batch`: exceptions of the group filter, TooManyFailedEpisodes, and
+        InvalidRequest if the first finished group of a tag lacks the metric that `reward_granularity` names.
         """
         if rollout is None or episode_id is None:
             self.leave(group_id, env_id)
@@ -140,22 +141,27 @@ class GroupQueueManager:
         self._drop("filtered" if queue.group_filter_count > filtered else "late", lost)
 
     def give_back(self, group_id: int, env_id: int) -> int:
-        """An environment has failed in the middle of an episode; return how many results it has put so far."""
+        """Free the place of an environment that failed during an episode; return the number of results it has put so
+        far.
+        """
         with self._lock:
             self._end_play(group_id, env_id)
             return self._put[group_id, env_id]
 
     def leave(self, group_id: int, env_id: int | None) -> None:
-        """An environment plays no more; once none of its group does, `get_batch` takes what the group has."""
+        """Record that an environment plays no more.
+
+        Once all environments of its group have left, `get_batch` also takes incomplete groups.
+        """
         with self._lock:
             self._end_play(group_id, env_id)
             self.group_queue[group_id].leave(object() if env_id is None else env_id)
             self._deliverable.notify_all()
 
     def release(self, environments: Collection[tuple[int, int]]) -> int:
-        """Environments (group, environment) have died: those that wait get None, and the places are free again.
+        """Free the places of environments that have died. Their calls that wait for an episode return None.
 
-        Return how many results they have put so far.
+        `environments`: pairs of group id and environment id. Returns the number of results that they have put so far.
         """
         with self._lock:
             for group_id, env_id in environments:
@@ -165,16 +171,18 @@ class GroupQueueManager:
             return sum(self._put[each] for each in environments)
 
     def fail(self, error: BaseException) -> None:
-        """Let `get_batch` raise this error: nobody can play any more."""
+        """Make `get_batch` raise `error`, for example because nobody can play any more. Only the first error counts."""
         with self._lock:
             self._failure = self._failure or error
             self._deliverable.notify_all()
 
     def get_batch(self, batch_size: int, current_step: int) -> list[DataProto]:
-        """Wait for complete groups and return their results: `batch_size`, or as many as the step and the data have.
+        """Wait for complete groups and return their results, until there are `batch_size` results.
 
-        Negative: all, until no environment plays. No group gets a second turn before each had one, and of a group the
-        oldest episode comes first. Raises what `fail` was told.
+        There are fewer if the step or the data have no more, and after `shutdown`. A negative `batch_size` takes all
+        results until then. Every group of environments gets one turn before any gets a second, and its oldest episode
+        comes first. Groups that are more than `async_generation_ratio` steps old are discarded. Raises the error passed
+        to `fail` if there is no full batch.
         """
         found: list[DataProto] = []
         lost: list[DataProto] = []
@@ -198,7 +206,7 @@ class GroupQueueManager:
         return found
 
     def collect_metrics(self) -> dict[str, int]:
-        """How many groups were filtered since the last call."""
+        """The metric with the number of groups that were filtered since the last call."""
         with self._lock:
             count = sum(queue.group_filter_count for queue in self.group_queue.values())
             for queue in self.group_queue.values():
@@ -206,7 +214,7 @@ class GroupQueueManager:
         return {"scheduler/group_filter_count": count}
 
     def clear(self) -> None:
-        """Begin anew with episode 0, for environments that are started again."""
+        """Restart at episode 0, for environments that are started again. Results in the queue are discarded."""
         with self._lock:
             lost = [rollout for queue in self.group_queue.values() for rollout in queue.clear()]
             self._due.clear()
@@ -218,7 +226,10 @@ class GroupQueueManager:
         self._stopped.wait()
 
     def shutdown(self) -> None:
-        """Tell all environments to play no more, and drop what nobody has read. `get_batch` returns what it has."""
+        """Tell all environments to play no more, and discard unread results.
+
+        A waiting `get_batch` returns what it has.
+        """
         with self._lock:
             self._stopped.set()
             self._wake_all()
@@ -226,13 +237,15 @@ class GroupQueueManager:
         self.clear()
 
     def _is_dropped(self, group_id: int, episode_id: int, group: Sequence[DataProto]) -> bool:
-        """Ask the filter about a complete group. Raises InvalidRequest if it lacks the metric that scores it."""
+        """Whether the filter drops a complete group. Raises InvalidRequest if the group lacks the metric that scores
+        it.
+        """
         metrics = [rollout.meta_info.pop(SCORE_METRIC, None) for rollout in group]
         self._score_metrics.check(metric for metric in metrics if metric is not None)
         return bool(self._group_filter.filter(group_id, episode_id, group))
 
     def _next_group(self) -> GroupData | None:
-        """The next complete group, from a queue that had no turn in this round; None if there is none now."""
+        """Remove and return a complete group of a queue that had no turn in this round; None: there is none now."""
         while True:
             if not self._due:
                 self._due = {key for key, queue in self.group_queue.items() if not queue.ended or queue.groups}
@@ -255,7 +268,7 @@ class GroupQueueManager:
             self.env_monitor.record_episode_start(group_id, env_id, episode_id)
 
     def _end_play(self, group_id: int, env_id: int | None) -> int:
-        """Free the place of an environment, if it has one; return which life of the environment this is."""
+        """Free the place of an environment, if it has one; return how often the environment has died."""
         if env_id is None:
             return 0
         self.env_monitor.record_end(group_id, env_id)
@@ -270,12 +283,12 @@ class GroupQueueManager:
 
     def _drop(self, reason: str, rollouts: Sequence[DataProto]) -> None:
         if rollouts:
-            logger.info("%s: %d results dropped: %s", self.mode, len(rollouts), reason)
+            logger.info("%s: %d results discarded: %s", self.mode, len(rollouts), reason)
             self._on_discard(reason, rollouts)
 
 
 def _group_queues(config: Any, env_manager_config: Any, mode: str, group_filter: Filter) -> dict[int, GroupQueue]:
-    """A queue for each group of environments."""
+    """The queue of each group of environments, by group id."""
     train = mode == "train"
     batch_size = config.rollout_batch_size if train else config.val_batch_size
     members = Counter(

@@ -1,7 +1,7 @@
-"""The queue for worker processes: calls of `GroupQueueManager` over a local connection, one for each thread.
+"""Serves the queue to worker processes: calls of `GroupQueueManager` over local connections, one for each thread.
 
-A call may wait as long as it does in this process. With every episode a worker gets the trainer's step, so that no
-episode begins under an older one.
+Calls may wait as long as in this process. Each episode is sent with the trainer's step, so that it does not begin with
+an older one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _END_S = 10.0
 
 
 class Address(NamedTuple):
-    """Where a queue is served, and the key that opens it."""
+    """The address of a served queue, and its key."""
 
     address: Any
     key: bytes
@@ -43,12 +43,12 @@ class QueueServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Take no more connections, and wait for the end of those of processes that have ended."""
+        """Accept no more connections, and wait up to 10 s for the end of each open connection."""
         self._closed = True
         try:
             Client(self.address.address, authkey=self.address.key).close()  # wakes the thread that accepts
         except OSError:
-            logger.debug("the queue's listener was gone already")
+            logger.debug("the queue's listener was already closed")
         self._accepting.join()
         self._listener.close()
         for thread in self._serving:
@@ -80,7 +80,7 @@ class QueueServer:
                     name, arguments = connection.recv()
                     connection.send(calls[name](*arguments))
             except (EOFError, OSError):
-                return  # the process has ended; who started it gives its episodes back
+                return  # the process has ended; the process that started it releases its episodes
 
     def _episode(self, group_id: int, env_id: int | None) -> tuple[int | None, int | None]:
         episode_id = self._queue.get_episode_id(group_id, env_id)
@@ -90,11 +90,11 @@ class QueueServer:
 class RemoteQueue:
     """The queue of another process, with the methods that workers and managers use.
 
-    `update_step` is called when an episode comes with a step that is new here.
+    `update_step` is called when an episode comes with a later step than those before.
     """
 
     counts_failures = True
-    """The queue does it, in its process."""
+    """The queue logs failed episodes in its own process."""
 
     def __init__(self, address: Address, update_step: Callable[[int], None]) -> None:
         self._address = address
@@ -128,7 +128,7 @@ class RemoteQueue:
         self._call("leave", group_id, env_id)
 
     def place(self, mode: str, dataset_name: str, seed: int) -> int:
-        """The place of a seed in the traversal of a data set, which all workers share."""
+        """The position of a seed in the traversal of a dataset, which all workers share."""
         return int(self._call("place", mode, dataset_name, seed))
 
     def wait_closed(self) -> None:

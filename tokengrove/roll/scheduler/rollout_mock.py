@@ -1,4 +1,4 @@
-"""Batches from files in place of episodes (`rollout_mock` of the configuration), to repeat a run of the trainer."""
+"""Stored batches instead of played ones (`rollout_mock` of the configuration), to repeat a run of the trainer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tokengrove.roll.values import DataProto
 
 
 class RolloutMock:
-    """`mode: dump` writes every batch to `dump_dir`/train or val/step_NNNNNN.pkl; `mode: mock` reads them instead.
+    """Writes every batch to `dump_dir`/train or val/step_NNNNNN.pkl (`mode: dump`), or reads them (`mode: mock`).
 
-    Does nothing if the configuration has none, or does not enable it. The files are pickles: read only your own.
+    `settings`: None or not enabled: nothing is written or read. The files are pickles: read only your own.
     """
 
     def __init__(self, settings: Any, mode: str) -> None:
@@ -22,15 +22,15 @@ class RolloutMock:
         self._folder = Path(settings.dump_dir, mode) if enabled else Path()
 
     def load(self, global_step: int) -> DataProto:
-        """Raises FileNotFoundError for a step that was not dumped."""
+        """Read the batch of a step. Raises FileNotFoundError if it was not written."""
         path = self._path(global_step)
         if not path.exists():
-            raise FileNotFoundError(f"rollout_mock: there is no {path}; run the step with mode: dump first")
+            raise FileNotFoundError(f"rollout_mock: {path} does not exist; run the step with mode: dump first")
         batch: DataProto = pickle.loads(path.read_bytes())
         return batch
 
     def dump(self, global_step: int, batch: DataProto) -> None:
-        """Write the batch of a step, if batches are to be written."""
+        """Write the batch of a step, in mode `dump`."""
         if self._dumps:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._path(global_step).write_bytes(pickle.dumps(batch))

@@ -1,7 +1,7 @@
-"""Batches for a trainer: environments play all the time, and `get_batch` takes whole groups of what they have played.
+"""Batches for a trainer: environments play continuously, and `get_batch` takes whole groups of their results.
 
-The scheduler delivers their sessions, so no claim trains one a second time. One whose result is dropped (too late,
-filtered, expired) is withdrawn: no export of its group has it either.
+The scheduler delivers its sessions, so no claim gets them. The session of a discarded result (late, filtered, expired
+or unread) is withdrawn, so exports leave it out unless they name it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """What the scheduler needs of its workers, wherever they are."""
+    """The interface of the workers, in this process or in others."""
 
     def start(self, seed: int) -> None: ...
 
@@ -45,19 +45,19 @@ class Workers(Protocol):
 class RolloutScheduler:
     """Plays the environments of `env_manager_config` against a server. Use it in a `with` block, or call `shutdown`.
 
-    The server is that of `client`, or of `url` and `admin_key`, or `app` in this process. A worker's environments are
-    threads; several workers (`max_env_num_per_worker`) are in processes of their own, at most `processes` (default: as
-    many as there are processors), unless that is 0 or the server is an app of this process.
+    The server is that of `client`, or of `url` and `admin_key`, or `app` in this process. Each environment is a thread.
+    Several workers (`max_env_num_per_worker`) run in their own processes, at most `processes` of them (default: the
+    number of processors). They run in this process if `processes` is 0 or the server is an app of this process.
 
-    `mode` is `train` or `val`, whose sessions count as validation. The base of all seeds is `seed`, by default
-    `config.seed`; for training a random one if the configuration gives none. The seed of an episode is
-    base + group_seed + episode id.
+    `mode`: `train`, or `val`, whose sessions count as validation. `seed`: the base of all seeds; default:
+    `config.seed`, or a random number for training if the configuration gives none. The seed of an episode is base +
+    group_seed + episode id.
 
-    `resource_manager` and `infer_cluster` are ROLL's, and nothing is made of them: the server has the engine. What
-    managers get as `tokenizer` and `collator` may be given.
+    `resource_manager` and `infer_cluster` are ROLL's and have no effect: the server runs the engine. `tokenizer` and
+    `collator` are passed to the managers.
 
-    After `max_failed_episodes` failed episodes in a row (default: that of the configuration, or else three groups'
-    worth; -1: never) `get_batch` raises.
+    After `max_failed_episodes` failed episodes in a row (default: the limit of the configuration, else three groups;
+    -1: no limit), `get_batch` raises TooManyFailedEpisodes.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class RolloutScheduler:
         max_failed_episodes: int | None = None,
     ) -> None:
         if mode not in ("train", "val"):
-            raise InvalidRequest(f"mode is {mode!r}; it has to be 'train' or 'val'", param="mode")
+            raise InvalidRequest(f"mode is {mode!r}; it must be 'train' or 'val'", param="mode")
         if env_manager_config is None:
             field = "train_env_manager" if mode == "train" else "val_env_manager"
             raise InvalidRequest(f"env_manager_config is None: the configuration has no {field}", param=field)
         if resource_manager is not None or infer_cluster is not None:
-            logger.info("resource_manager and infer_cluster are not used: the server has the engine")
+            logger.info("resource_manager and infer_cluster have no effect: the server runs the engine")
         self.config, self.env_manager_config, self.mode = config, env_manager_config, mode
         self._owns_client = client is None
         self._client = client or Client(url, admin_key, app=app)
@@ -118,24 +118,31 @@ class RolloutScheduler:
         self.shutdown()
 
     def initialize(self) -> None:
-        """Make the environments; the first `get_batch` does it otherwise. Raises what their constructors raise."""
+        """Create the workers; otherwise the first `get_batch` does.
+
+        Environments in this process are created here, and the exceptions of their constructors are raised. Worker
+        processes start with the first `get_batch`, which raises their exceptions.
+        """
         if not self._mock.loads:
             self._made_workers()
 
     def get_batch(self, data: DataProto, batch_size: int) -> DataProto | None:
         """Wait for a batch of `batch_size` episodes, in whole groups, for the step `data.meta_info["global_step"]`.
 
-        Negative `batch_size`: all episodes until the data end; then the environments begin anew with the next call.
-        Fewer episodes mean that the step or the data have no more, and None that the data have ended. A pause by
-        `suspend` ends here. The metrics of the episodes are lists in `meta_info["metrics"]`; `reduce_metrics` makes one
-        number of each. `meta_info["failed_episodes"]` is how many of the episodes have failed, which is also the metric
-        `scheduler/failed_episodes`, and `meta_info["failed"]` says of each which and why.
+        Negative `batch_size`: all episodes until the data end; the environments restart with the next call. There are
+        fewer episodes if the step or the data have no more. None: the data have ended. A pause by `suspend` ends here.
 
-        Raises what an environment raised that failed several times without a result, and TooManyFailedEpisodes, with
-        the reasons, after so many failed episodes in a row.
+        `meta_info["metrics"]` has the metrics of the episodes as lists, which `reduce_metrics` reduces to numbers.
+        `meta_info["failed_episodes"]` is the number of failed episodes, also in the metric `scheduler/failed_episodes`.
+        `meta_info["failed"]` has the type, message, task, session and traceback of each.
+
+        Raises InvalidRequest for a `batch_size` of 0, the exception of an environment that failed several times without
+        a result, and TooManyFailedEpisodes, with the reasons, at the limit of failed episodes in a row.
         """
         if batch_size == 0:
-            raise InvalidRequest("batch_size is 0; negative means all episodes until the data end", param="batch_size")
+            raise InvalidRequest(
+                "batch_size is 0; it must be positive, or negative for all episodes", param="batch_size"
+            )
         global_step = data.meta_info["global_step"]
         if self._mock.loads:
             return self._mock.load(global_step)
@@ -148,27 +155,27 @@ class RolloutScheduler:
         return batch
 
     def suspend(self) -> None:
-        """Pause the engine until the next `get_batch`: what it samples is interrupted, kept, and goes on then.
+        """Pause the engine until the next `get_batch` or `shutdown`.
 
-        It also goes on at `shutdown`.
+        Requests that are running are interrupted. Their tokens are kept, and sampling continues after the pause.
         """
         self._client.pause()
         self._suspended = True
 
     def shutdown(self, timeout_s: float = 60.0) -> None:
-        """End all environments, threads and processes. An episode that runs may take `timeout_s` seconds to end.
+        """End all environments, threads and processes. Running episodes have `timeout_s` seconds to end.
 
-        A process that takes longer is killed; a thread that takes longer cannot be, and is named in the log. It does
-        not keep the program from ending.
+        After that, worker processes are killed. A thread cannot be killed: it is named in the log, and does not keep
+        the program from exiting.
         """
         if self._workers is not None:
             self._workers.stop()
         self.env_output_queue.shutdown()
-        if self._suspended:  # an environment whose request waits for the engine would not end
+        if self._suspended:  # an environment whose request waits for the paused engine would not end
             try:
                 self._resume(LEAVE_S)
             except ProxyError as error:
-                logger.warning("the engine stays paused: %s", error)
+                logger.warning("the engine could not be continued and stays paused: %s", error)
         if self._workers is not None:
             workers, self._workers = self._workers, None
             if late := workers.join(timeout_s):
@@ -199,7 +206,7 @@ class RolloutScheduler:
 
     def _made_workers(self) -> Workers:
         if self.env_output_queue.closed:
-            raise RuntimeError("the scheduler was shut down; make a new one")
+            raise RuntimeError("the scheduler was shut down; create a new one")
         if self._workers is None:
             given = (self.env_output_queue, self._client, self.env_manager_config)
             if self._processes:
@@ -235,7 +242,7 @@ class RolloutScheduler:
         return batch
 
     def _withdraw(self, rollouts: Sequence[DataProto]) -> None:
-        """Take the sessions of these rollouts out of their groups, for good."""
+        """Withdraw the sessions of discarded rollouts, so that they count in no group. Errors are logged."""
         names = _session_ids(rollouts)
         try:
             for name in names:

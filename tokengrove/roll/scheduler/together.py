@@ -1,4 +1,4 @@
-"""Calls in threads of their own, of which the first failure is known at once."""
+"""Concurrent calls, each in its own thread. The first failure is raised at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 
 class Together:
-    """Calls by the names of their threads. The threads do not keep a program from its end."""
+    """Calls by the names of their threads, which are daemons and do not keep a program from exiting."""
 
     def __init__(self, calls: Mapping[str, Callable[[], None]]) -> None:
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -18,7 +18,7 @@ class Together:
         ]
 
     def run(self) -> None:
-        """Make all calls, and wait for them. Raises at once what the first raises that fails; the others go on."""
+        """Start all calls and wait for them. The first exception is raised at once; the other calls continue."""
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
@@ -26,7 +26,7 @@ class Together:
                 raise error
 
     def join(self, timeout_s: float) -> list[str]:
-        """Wait for the calls that run; return the names of those that still do after `timeout_s` seconds."""
+        """Wait for the running calls; return the thread names of those that still run after `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         started = [thread for thread in self._threads if thread.ident is not None]
         for thread in started:

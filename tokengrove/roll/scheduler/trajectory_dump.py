@@ -1,4 +1,4 @@
-"""Writes the trajectories of a batch as ROLL does: a file for each step, one JSON object of columns on one line."""
+"""Writes the trajectories of a batch in ROLL's format: one file per step, with a JSON object of columns on one line."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll.values import DataProto
 
-_COLUMNS = ("COLUMMNS_CONFIG", "COLUMNS_CONFIG")  # as ROLL's code spells it, and as its documentation does
+_COLUMNS = ("COLUMMNS_CONFIG", "COLUMNS_CONFIG")  # the spellings of ROLL's code and of its documentation
 
 
 def check_dump_path(path: str | Path | None) -> None:
-    """Raise InvalidRequest for a path that is no folder, as ROLL's `odps://...`."""
+    """Raise InvalidRequest for a path that is not a folder, such as ROLL's `odps://...`."""
     if path and "://" in str(path):
-        raise InvalidRequest(f"rollout_dump_dir is {path!r}; only folders are written", param="rollout_dump_dir")
+        raise InvalidRequest(f"rollout_dump_dir is {path!r}; it must be a folder", param="rollout_dump_dir")
 
 
 def dump_rollout_trajectories(path: str | Path | None, global_step: int, data: DataProto) -> None:
     """Write the columns that `data.meta_info["COLUMMNS_CONFIG"]` names to `path`/rollout_dump_data.step_N.jsonl.
 
-    As in ROLL, the columns leave `data`, and rows with None in one of them are not written. Nothing happens without a
-    path or columns. Raises InvalidRequest for a path that is no folder.
+    As in ROLL, the columns are removed from `data`, and rows with None in one of them are not written. Without a path
+    or columns, this does nothing. Raises InvalidRequest for a path that is not a folder.
     """
     check_dump_path(path)
     told = next((data.meta_info[name] for name in _COLUMNS if data.meta_info.get(name)), ())

@@ -1,4 +1,4 @@
-"""Workers in a process of their own: what is called there."""
+"""The code of a worker process: it creates workers and plays their episodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokengrove.roll.scheduler.queue_server import Address, RemoteQueue
 from tokengrove.roll.scheduler.together import Together
 
 WORKER = "worker"
-"""The metadata that names the worker of a session, so that those of a dead one are found."""
+"""The key in a session's metadata for the name of its worker, by which the sessions of a dead worker are found."""
 
 
 class WorkerClient(Client):
-    """A client whose sessions carry the name of the worker that started them."""
+    """A client that adds the name of its worker to the metadata of the sessions that it starts."""
 
     def __init__(self, url: str, admin_key: str | None, name: str) -> None:
         super().__init__(url, admin_key)
@@ -33,7 +33,7 @@ class WorkerClient(Client):
         retry_s: float | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """As `Client.start_session`."""
+        """Like `Client.start_session`."""
         metadata: Mapping[str, Any] = options.get("metadata") or {}
         options["metadata"] = {**metadata, WORKER: self._name}
         return super().start_session(task_id, idempotency_key=idempotency_key, retry_s=retry_s, **options)
@@ -52,7 +52,7 @@ def run_workers(
     collator: Any,
     tokenizer: Any,
 ) -> None:
-    """Make the workers of these ranks, and let them play until the queue ends or is shut down."""
+    """Create the workers of `ranks`, and play until the queue ends or is shut down."""
     worker_class = resolve(worker_config.worker_cls, "worker_cls")
     workers = [worker_class(worker_config, rank) for rank in ranks]
 

@@ -1,6 +1,6 @@
-"""Workers in processes of their own; one that dies is started again, and what it left behind is cleared away.
+"""Workers in their own processes. A process that dies is restarted.
 
-Its episodes are given to others at once, and its sessions on the server end as Failed.
+Its episodes are given to other environments at once, and its sessions end as Failed on the server.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """At most `processes` processes for the ranks of `worker_config.env_configs`, with several in one if need be.
+    """Runs the ranks of `worker_config.env_configs` in at most `processes` processes, with several ranks in one if
+    needed.
 
-    `arguments`: further ones of `run_workers`.
+    `arguments`: further arguments of `run_workers`.
     """
 
     def __init__(
@@ -52,21 +53,25 @@ class WorkerProcesses:
         self._stopped = False
 
     def start(self, seed: int) -> None:
-        """Let all workers play, until the queue ends or is shut down."""
+        """Start all workers, which play until the queue ends or is shut down."""
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._play_all(seed)), name="tokengrove-workers", daemon=True
         )
         self._thread.start()
 
     def update_step(self, global_step: int) -> None:
-        """Nothing has to be sent: a worker gets the step with its next episode."""
+        """Do nothing: a worker gets the step with its next episode."""
 
     def stop(self) -> None:
-        """Start no worker again. Those that play stop with their queue."""
+        """Restart no worker. Running workers stop with their queue."""
         self._stopped = True
 
     def join(self, timeout_s: float | None = None) -> list[str]:
-        """Wait until all workers have ended. After `timeout_s` those that play are killed, and named."""
+        """Wait until all workers have ended.
+
+        If they have not ended after `timeout_s` seconds (None: no limit), kill them, end the sessions of all of them,
+        and return the names of all processes.
+        """
         if self._thread.ident is None:
             return []
         self._thread.join(timeout_s)
@@ -76,11 +81,11 @@ class WorkerProcesses:
             self._loop.call_soon_threadsafe(self._scheduler.stop)
         self._thread.join()
         for ranks in self._shares:
-            self._end_sessions(ranks, "the worker was killed, as it had not ended in time")
+            self._end_sessions(ranks, "the worker was killed because it did not end in time")
         return [_names(ranks) for ranks in self._shares]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes and the server of the queue."""
         self._pool.close()
         self._server.close()
 
@@ -90,7 +95,7 @@ class WorkerProcesses:
         await self._scheduler.run(self._shares)
 
     async def _play(self, ranks: list[int], seed: int) -> None:
-        """Run the workers of a process until they end by themselves, or it has died too often without a result."""
+        """Run the workers of a process until they end, or until the process has died too often without a result."""
         restarts = Restarts()
         while True:
             try:
@@ -102,7 +107,7 @@ class WorkerProcesses:
                 if not restarts.allowed(self._queue.release(self._environments(ranks))):
                     error.add_note(f"{_names(ranks)} has died {restarts.in_a_row} times in a row without a result")
                     return self._queue.fail(error)
-                logger.warning("%s died, and begins anew: %s", _names(ranks), error)
+                logger.warning("%s died and is restarted: %s", _names(ranks), error)
             except Exception as error:
                 return self._queue.fail(error)
 
@@ -128,11 +133,11 @@ class WorkerProcesses:
         return f"{self._name}-{ranks[0]}"
 
     def _end_sessions(self, ranks: list[int], reason: str) -> None:
-        """End as Failed what a dead worker was playing, so that nobody waits for it."""
+        """End the active sessions of a dead process as Failed, so that nobody waits for them."""
         try:
             sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(ranks)}})
             for name in [session["session_id"] for session in sessions]:
-                with suppress(EndedOtherwise, SessionNotFound):  # somebody else was faster
+                with suppress(EndedOtherwise, SessionNotFound):  # it has already ended
                     self._client.run(_ended(name, reason))
         except ProxyError as failure:
             logger.warning("the sessions of %s could not be ended: %s", _names(ranks), failure)

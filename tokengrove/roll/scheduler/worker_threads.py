@@ -1,4 +1,4 @@
-"""Workers in this process: their environments are threads of it, and `system_envs` are set in it for good."""
+"""Workers in this process: environments are threads, and `system_envs` are set permanently in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerThreads:
         self._thread = threading.Thread()
 
     def start(self, seed: int) -> None:
-        """Let all workers play, until the queue ends or `stop` is called."""
+        """Start all workers, which play until the queue ends or `stop` is called."""
         self._playing = Together(
             {
                 f"tokengrove-worker-{number}": partial(worker.run_rollout_loop, seed)
@@ -39,17 +39,17 @@ class WorkerThreads:
         self._thread.start()
 
     def update_step(self, global_step: int) -> None:
-        """Tell all managers the trainer's step."""
+        """Pass the trainer's step to all managers."""
         for worker in self._workers:
             worker.update_step(global_step)
 
     def stop(self) -> None:
-        """Tell all managers to play no further episode."""
+        """Tell all managers to start no further episode."""
         for worker in self._workers:
             worker.stop()
 
     def join(self, timeout_s: float = float("inf")) -> list[str]:
-        """Wait until all have ended; name the environments that still play after `timeout_s`."""
+        """Wait until all have ended; return the names of the environments that still play after `timeout_s` seconds."""
         if self._thread.ident is None:
             return []
         until = time.monotonic() + timeout_s
@@ -60,7 +60,7 @@ class WorkerThreads:
         return late
 
     def close(self) -> None:
-        """Nothing is left once all have ended."""
+        """Do nothing: no resources remain once all have ended."""
 
     def _run(self) -> None:
         try:

@@ -120,7 +120,7 @@ def test_an_agent_of_rock_that_exits_with_1_or_never_calls_ends_the_run(
 def test_a_setup_that_fails_is_a_warning_and_ends_the_run(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(OSError, match="there is no image") as caught:
         list(batches(client, config(runner("NoSetup"), size=1)))
-    assert "environment 0 failed, and begins anew: OSError: there is no image" in caplog.text
+    assert "environment 0 failed and is restarted: OSError: there is no image" in caplog.text
     assert caught.value.__notes__ == ["environment 0 has failed 3 times in a row without a result"]
 
 

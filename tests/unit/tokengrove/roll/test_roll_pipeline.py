@@ -161,7 +161,7 @@ def test_a_pipeline_that_is_left_ends_all_environments(url: str) -> None:
 
 def test_a_dump_without_a_folder_is_refused(url: str) -> None:
     config = settings(groups=1, size=1, rollout_dump_dir="odps://project/tables/t")
-    with pytest.raises(InvalidRequest, match="only folders are written"):
+    with pytest.raises(InvalidRequest, match="must be a folder"):
         AgenticRolloutPipeline(config, url=url)
 
 

@@ -227,7 +227,7 @@ def test_an_environment_that_fails_begins_anew(client: Client, caplog: pytest.Lo
         batch = train.get_batch(at(0), 2)
     assert batch is not None
     check_tokens(client, batch)
-    assert "failed, and begins anew" in caplog.text
+    assert "failed and is restarted" in caplog.text
 
 
 def test_an_environment_that_always_fails_ends_the_run_with_its_error(client: Client) -> None:
@@ -265,7 +265,7 @@ def test_what_makes_no_sense_is_refused(client: Client, caplog: pytest.LogCaptur
     assert "trying again" not in caplog.text
     with caplog.at_level(logging.INFO):
         train = RolloutScheduler(config, config.train_env_manager, object(), object(), client=client)
-    assert "the server has the engine" in caplog.text
+    assert "the server runs the engine" in caplog.text
     with pytest.raises(InvalidRequest, match="batch_size is 0"):
         train.get_batch(at(0), 0)
     train.shutdown()
@@ -300,7 +300,7 @@ def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
         assert column(batch, "start_step") == [step] * 4
         pids = set(column(batch, "pid"))
         assert len(pids) == 2 and os.getpid() not in pids and int(told.read_text()) not in pids
-    assert "begins anew" in caplog.text
+    assert "died and is restarted" in caplog.text
     assert client.sessions({"status": "active"}) == []
     failed = client.sessions({"outcome": "Failed", "metadata": {"exp_name": "players"}})
     assert any("SIGKILL" in str(each["exit_reason"]) for each in failed)
