@@ -46,7 +46,7 @@ def workflow_agent(found: Any, arguments: Mapping[str, Any], name: str) -> Agent
         check_construction(found, arguments, name)
         found = found(**arguments)
     elif arguments:
-        raise InvalidRequest(f"{name} is an instance already, so it takes no arguments", param=min(arguments))
+        raise InvalidRequest(f"{name} is already an instance, so it takes no arguments", param=min(arguments))
     if isinstance(found, GroupedRolloutWorkflow):
         raise InvalidRequest(f"{name} runs groups; name the workflow inside, and give a group size", param="agent")
     if isinstance(found, OpenAIProxyWorkflow) and type(found).arun_episode is OpenAIProxyWorkflow.arun_episode:

@@ -152,7 +152,7 @@ async def _earned(result: EpisodeResult, episode: Episode) -> float | None:
 
 
 def _ended(result: EpisodeResult, name: str) -> EpisodeEnded:
-    reason = str(result.agent_exit_reason) or f"{name} said no reason"
+    reason = str(result.agent_exit_reason) or f"{name} gave no reason"
     if result.status == "NoData":
         return EpisodeEnded("NoData", reason)
     if result.status == "Timeout":

@@ -1,7 +1,7 @@
-"""A rollout worker over the contract: any factory of sessions, any trainer's `generate`.
+"""A rollout worker for OpenEnv's harness contract: for any session factory and any trainer's `generate`.
 
-Rollouts play side by side and share nothing: one that fails is reported, its session is closed, and the others go on.
-Every session that was created is closed.
+Rollouts run concurrently and independently. A failed rollout is reported, its session is closed, and the others
+continue. Every session that was created is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokengrove.rollout.session_start import unused_session_id
 
 @runtime_checkable
 class TakesRollouts(Protocol):
-    """What a trainer's `GenerateAPI` may have beside `generate`: it is told of the beginning and end of rollouts."""
+    """Optional methods of a trainer's `GenerateAPI`, which the worker calls at the start and end of rollouts."""
 
     def start(self, rollout_id: str, task_id: str | None = None, *, group_id: str, group_size: int) -> Any: ...
     def accept(self, rollout: RolloutMessages) -> None: ...
@@ -43,20 +43,21 @@ class RolloutFailure:
 
 
 class PlayedGroups(list[list[RolloutMessages]]):
-    """The rollouts of each task, in order. `failed_episodes`: how many are missing, because they failed."""
+    """The rollouts of each task, in order. `failed_episodes`: the number of failed rollouts, which are missing."""
 
     failed_episodes: int = 0
 
 
 class HarnessRolloutWorker:
-    """Plays tasks and emits message-level rollouts. Use it for as many runs as you like, one at a time.
+    """Plays tasks and returns message-level rollouts. It can be used for several runs, one at a time.
 
-    `generate`: a `GenerateAPI`, or a function of its signature; one that `TakesRollouts` gets each rollout, too.
-    `sampling` goes with every turn, over what the harness asks for; of two `max_tokens` the smaller one holds.
-    `group_size`: rollouts of each task; `concurrency`: how many play at once. After `timeout_s` seconds a rollout is
-    closed, and fails. After `max_turns` turns it is scored as it is. One whose agent asks nothing fails. `on_failure`
-    is called with each failure, which `failures` also has. After `max_failed_episodes` failed rollouts in a row, also
-    of several runs, the run ends with TooManyFailedEpisodes (default: those of three groups; -1: never).
+    `generate`: a `GenerateAPI`, or a function with its signature; a `TakesRollouts` also receives each rollout.
+    `sampling` applies to every turn and overrides the harness's parameters; of two `max_tokens`, the smaller one
+    applies. `group_size`: rollouts of each task. `concurrency`: rollouts that run at once. `timeout_s`: seconds after
+    which a rollout is closed and fails. `max_turns`: turns after which a rollout is scored as it is. None: no limit. A
+    rollout whose agent does not call the model fails. `on_failure` is called with each failure; `failures` lists them.
+    After `max_failed_episodes` failed rollouts in a row, also across runs, the run ends with TooManyFailedEpisodes
+    (default: three groups; -1: no limit).
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class HarnessRolloutWorker:
     ) -> None:
         """Raises InvalidRequest for a number that is not positive, and for a factory that is a class."""
         if isinstance(factory, type):
-            raise InvalidRequest(f"'factory' is the class {factory.__name__}; give an object of it", param="factory")
+            raise InvalidRequest(f"'factory' is the class {factory.__name__}; pass an instance", param="factory")
         numbers = {"group_size": group_size, "concurrency": concurrency, "timeout_s": timeout_s, "max_turns": max_turns}
         for field, value in numbers.items():
             if value is not None and value <= 0:
@@ -85,15 +86,15 @@ class HarnessRolloutWorker:
         self._trainer = generate if isinstance(generate, TakesRollouts) else None
         self._concurrency, self._timeout_s, self._max_turns = concurrency, timeout_s, max_turns
         self._name, self._on_failure = name, on_failure
-        self._live: dict[int, AgentSession] = {}  # by identity: sessions of others need not be hashable
+        self._live: dict[int, AgentSession] = {}  # by identity, because sessions need not be hashable
         self._lock, self._stopped = threading.Lock(), False
         self.failures: list[RolloutFailure] = []
         self._log = FailureLog(max_failed_episodes, group_size, "a rollout")
 
     def run(self, tasks: Iterable[Any]) -> PlayedGroups:
-        """Play all tasks; return the rollouts of each, in order. A group lacks those that failed (`failures`).
+        """Play all tasks; return the rollouts of each, in order. Failed rollouts are missing (see `failures`).
 
-        Raises TooManyFailedEpisodes after so many of them in a row, and so does `rollouts`.
+        Raises TooManyFailedEpisodes, as `rollouts` does.
         """
         failed = len(self.failures)
         groups: dict[int, dict[int, RolloutMessages]] = {}
@@ -106,12 +107,12 @@ class HarnessRolloutWorker:
         return played
 
     def rollouts(self, tasks: Iterable[Any]) -> Iterator[RolloutMessages]:
-        """Yield rollouts as they finish. Tasks are taken as there is room. Leaving the loop closes what still plays."""
+        """Yield rollouts as they finish. Tasks are read as there is room. Leaving the loop closes running sessions."""
         for _, _, rollout in self._played(tasks):
             yield rollout
 
     def play(self, task: Any, rollout_id: str) -> RolloutMessages:
-        """Play one rollout in this thread. Raises what it fails with; its session is closed in any case."""
+        """Play one rollout in this thread. Raises the error that ends it; its session is always closed."""
         session = self._factory.create(task=task, rollout_id=rollout_id)
         with self._open(session), Clock(session, self._timeout_s) as clock:
             try:
@@ -126,18 +127,20 @@ class HarnessRolloutWorker:
         """Return the turns of a rollout as openenv's `TrainingTrace`. Raises InvalidRequest if the trainer has none."""
         fetch = getattr(self._trainer, "fetch_training_trace", None)
         if fetch is None:
-            raise InvalidRequest("'generate' keeps no training traces; ServerGenerate does", param="generate")
+            raise InvalidRequest("'generate' stores no training traces; use ServerGenerate", param="generate")
         return fetch(rollout_id)
 
     def close(self) -> None:
-        """Close all sessions that still play; their rollouts fail, and a run that goes on begins no others."""
+        """Close all running sessions. Their rollouts fail, and so do all further rollouts of a run in progress."""
         with self._lock:
             self._stopped, live = True, list(self._live.values())
         for session in live:
             close_session(session)
 
     def _turns(self, session: AgentSession, rollout_id: str) -> list[dict[str, Any]]:
-        """Answer the harness until it ends; return its conversation: the last in which it had tools, or the last."""
+        """Answer the harness until it ends; return the conversation of its last request with tools, else of its last
+        one.
+        """
         told: list[dict[str, Any]] = []
         turn, with_tools = 0, False
         while self._max_turns is None or turn < self._max_turns:
@@ -182,14 +185,14 @@ class HarnessRolloutWorker:
                 yield _Plan(f"{group}-{sample}", number, sample, group, task)
 
     def _whole(self, plan: _Plan) -> RolloutMessages:
-        """Play a rollout, and tell the trainer of its beginning and its end."""
+        """Play a rollout, and report its start and end to the trainer."""
         if self._trainer is not None:
             name = f"{self._name}-{plan.group}"
             self._trainer.start(plan.rollout_id, name, group_id=plan.group_id, group_size=self._group_size)
         try:
             rollout = self.play(plan.task, plan.rollout_id)
             if not rollout.messages:
-                raise AgentFailed("NoTurns", "the agent has ended without any call of the model")
+                raise AgentFailed("NoTurns", "the agent ended without calling the model")
             if self._trainer is not None:
                 self._trainer.accept(rollout)
             return rollout
@@ -203,7 +206,7 @@ class HarnessRolloutWorker:
         self.failures.append(failure)
         if self._on_failure is not None:
             self._on_failure(failure)
-        if not self._stopped:  # else it was closed, and has not failed by itself
+        if not self._stopped:  # otherwise the rollout failed because the worker was closed
             self._log.note(FailedEpisode.by(failure.error, f"{self._name}-{failure.group}", failure.rollout_id))
 
     @contextmanager
@@ -231,7 +234,7 @@ class _Plan:
 
 
 class _Counted:
-    """Counts the tasks that are taken."""
+    """Counts the tasks that are read."""
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         self._tasks, self.count = tasks, 0
@@ -243,7 +246,7 @@ class _Counted:
 
 
 def merged(asked: Mapping[str, Any] | None, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a turn is sampled with: the worker's own over what the harness asked for; the smaller `max_tokens`."""
+    """The sampling of a turn: `own` overrides `asked`, and the smaller `max_tokens` applies."""
     both = {**(asked or {}), **own}
     limits = [given["max_tokens"] for given in (asked or {}, own) if given.get("max_tokens") is not None]
     return {**both, "max_tokens": min(limits)} if limits else both

@@ -1,6 +1,6 @@
-"""The other process: it calls one function after the other, each with environment variables of its own.
+"""The code of a process that calls functions for another one, one at a time, each with its own environment variables.
 
-What leaves it is what the function returned, or text.
+It sends back only the results of the functions, and text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokengrove.rollout.script import Script, import_script
 
 
 class Job(NamedTuple):
-    """A function of a module, its arguments, and the variables that are set while it runs (None: absent)."""
+    """A function of a module, its arguments, and environment variables that are set during the call (None: unset)."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -29,20 +29,20 @@ class Job(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A pickled `Job` or other value, and where the script of the program is that sends it."""
+    """A pickled `Job` or other value, and the location of the sender's script."""
 
     job: bytes
     script: Script
 
 
 class Returned(NamedTuple):
-    """What the function returned."""
+    """The result of a function."""
 
     value: Any
 
 
 class Raised(NamedTuple):
-    """What it raised: the name of the class, with its module unless it is a builtin, the message and the traceback."""
+    """The exception of a function. `kind`: the name of its class, with the module unless it is a builtin."""
 
     kind: str
     message: str
@@ -50,7 +50,7 @@ class Raised(NamedTuple):
 
 
 def main() -> None:
-    """Say that the process has started, then answer jobs until the other side closes the connection."""
+    """Report that the process has started, then run jobs until the other side closes the connection."""
     connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     threading.Thread(target=die_with_the_other_side, args=[connection.fileno()], daemon=True).start()
     connection.send_bytes(b"started")
@@ -63,39 +63,39 @@ def main() -> None:
 
 
 def die_with_the_other_side(connection: int) -> None:
-    """Kill this process and what it has started when the program that sends jobs is gone, in whatever way.
+    """Kill this process and its children when the program that sends jobs is gone, for any reason.
 
-    A program that was killed could not do it, and an agent that hangs would not notice.
+    A program that is killed cannot kill them, and an agent that hangs would not notice its end.
     """
     hung_up = select.poll()
-    hung_up.register(connection, 0)  # that the other end is closed is told in any case
+    hung_up.register(connection, 0)  # a closed other end is always reported
     hung_up.poll()
     os.killpg(0, signal.SIGKILL)
 
 
 def _answer(payload: bytes) -> bytes:
-    """Call a pickled `Job`; return a pickled `Returned` or `Raised`, whatever happens."""
-    doing = "the other process cannot rebuild what it was sent: "
+    """Run a pickled `Job`; return a pickled `Returned` or `Raised`. Never raises."""
+    doing = "the other process cannot unpickle the call: "
     try:
         job: Job = rebuilt(pickle.loads(payload))
         doing = ""
         with variables_set(job.variables):
             result = job.function(**job.arguments)
-        doing = f"what it returned, of type {type(result).__name__}, cannot be pickled: "
+        doing = f"the result, of type {type(result).__name__}, cannot be pickled: "
         return pickle.dumps(Returned(result))
     except BaseException as error:
         return pickle.dumps(_as_text(error, doing))
 
 
 def rebuilt(sent: Sent) -> Any:
-    """What was pickled; the script of the program is imported if that needs what is defined in it."""
+    """Unpickle a value. If it needs definitions of the program's script, the script is imported."""
     try:
         return pickle.loads(sent.job)
     except AttributeError as error:
         if "__main__" not in str(error):
             raise
         if sent.script.module is None and sent.script.file is None:
-            told = f"{error}; what is defined in a notebook or on stdin has to go into a module"
+            told = f"{error}; definitions of a notebook or of stdin must be in a module"
             raise AttributeError(told) from error
         import_script(sent.script)
         return pickle.loads(sent.job)

@@ -1,7 +1,8 @@
-"""Functions in other processes, at most so many at once; a process that fails takes nothing with it but its own call.
+"""Calls of functions in other processes. A process that fails affects only its own call.
 
-A process is started when it is needed and used again, one call at a time. One that dies, hangs or is cancelled is
-replaced, and only its caller gets an error. Processes import the script of this program only for what it defines.
+A process starts when it is needed, and is reused for later calls, one at a time. A process that dies, hangs or is
+cancelled is replaced, and only its caller gets an error. A process imports the script of this program only if a call
+needs its definitions.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ from tokengrove.rollout.threads import in_thread
 
 _START_S = 120.0
 _LOOK_S = 1.0
-"""How often a process that says nothing is looked at: one whose children hold its pipe open ends unnoticed."""
+"""Seconds between checks whether a silent process has ended: if its children hold its pipe open, there is no other
+sign.
+"""
 
 
 class ProcessPool:
     """At most `max_workers` processes. It may be used from several threads and event loops.
 
-    `close` ends the processes that are idle, and the others after their calls; calls that follow start new ones. So
-    several users may share a pool and close it. All processes end with the program.
+    `close` ends idle processes at once, and the others after their calls. Later calls start new processes, so several
+    users may share a pool and close it. All processes end with the program.
     """
 
     def __init__(self, max_workers: int) -> None:
         if max_workers < 1:
-            raise ValueError(f"max_workers is {max_workers}; there has to be a process")
+            raise ValueError(f"max_workers is {max_workers}; it must be at least 1")
         self._places = threading.Semaphore(max_workers)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._closed = 0  # how often: processes that are older than the last time are not used again
+        self._closed = 0  # the number of calls of `close`: processes from before the last one are not reused
 
     async def run(
         self,
@@ -54,11 +57,12 @@ class ProcessPool:
         timeout_s: float | None = None,
         **arguments: Any,
     ) -> Any:
-        """Call `function(**arguments)` in another process and return what it returns.
+        """Call `function(**arguments)` in another process and return its result.
 
-        `function` is one of a module. `variables` are set in the environment while it runs (None: absent). Raises
-        TypeError if an argument cannot be pickled, AgentFailed for what the function raises, WorkerDied if its process
-        ends, and TimeoutError after `timeout_s` seconds in the process; waiting for a free one does not count.
+        `function`: a function of a module. `variables`: environment variables that are set during the call; None:
+        unset. `timeout_s`: seconds that the call may take in the process, without the wait for a free one and its
+        start; None: no limit. Raises TypeError if an argument cannot be pickled, AgentFailed for an exception of the
+        function, WorkerDied if the process dies, and TimeoutError.
         """
         stop_import()
         call = _Call(Job(function, arguments, variables or {}), timeout_s)
@@ -69,7 +73,7 @@ class ProcessPool:
             raise
 
     def close(self) -> None:
-        """End the processes that are idle now, and each of the others after its call."""
+        """End idle processes now, and each of the others after its call."""
         with self._lock:
             self._closed += 1
             idle, self._idle = self._idle, []
@@ -98,7 +102,7 @@ class ProcessPool:
             return self._closed, _Worker()
 
     def _keep(self, worker: _Worker, closed: int) -> None:
-        """Keep a process for later calls, if it may have some."""
+        """Keep a process for later calls if it can be reused, else end it."""
         with self._lock:
             if closed == self._closed and worker.is_usable():
                 self._idle.append(worker)
@@ -107,18 +111,18 @@ class ProcessPool:
 
 
 def shared_pool(max_workers: int) -> ProcessPool:
-    """The pool of so many processes that all of this program share."""
+    """The pool with `max_workers` processes that the whole program shares."""
     return _shared_pool(max_workers, os.getpid())
 
 
 @cache
 def _shared_pool(max_workers: int, owner: int) -> ProcessPool:
-    """`owner` is this process: one that was forked of it has no part in its pools."""
+    """`owner`: the id of this process. A fork of it does not use its pools."""
     return ProcessPool(max_workers)
 
 
 class _Call:
-    """One call, which may be cancelled from another thread."""
+    """A call, which may be cancelled from another thread."""
 
     def __init__(self, job: Job, timeout_s: float | None) -> None:
         self.job, self._timeout_s = job, timeout_s
@@ -127,7 +131,7 @@ class _Call:
         self._worker: _Worker | None = None
 
     def ask(self, worker: _Worker, payload: bytes) -> bytes:
-        """Let a process answer, unless the call was cancelled. Raises what `_Worker.ask` does."""
+        """Run the call in a process. Raises WorkerDied if the call was cancelled, and the errors of `_Worker.ask`."""
         with self._lock:
             if self._cancelled:
                 raise WorkerDied("the call was cancelled before it began")
@@ -142,7 +146,7 @@ class _Call:
                 self._worker = None
 
     def cancel(self) -> None:
-        """Kill the process that runs the call, if it does run."""
+        """Cancel the call, and kill the process if it runs the call."""
         with self._lock:
             self._cancelled = True
             if self._worker is not None:
@@ -150,7 +154,7 @@ class _Call:
 
 
 class _Worker:
-    """A process, which starts with its first question and is asked one after the other."""
+    """A process. It starts with its first call, and runs one call after the other."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -160,7 +164,9 @@ class _Worker:
         self._connection, self._other_end = multiprocessing.Pipe()
 
     def ask(self, payload: bytes, timeout_s: float | None) -> bytes:
-        """Return the answer. Raises WorkerDied if the process ends before it, and TimeoutError."""
+        """Run a pickled call; return the pickled result. Raises WorkerDied if the process ends before it, and
+        TimeoutError.
+        """
         process = self._process or self._started()
         try:
             self._connection.send_bytes(payload)
@@ -175,16 +181,16 @@ class _Worker:
             return not self._killed and self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill the process and those that it has started; `ask` raises then."""
+        """Kill the process and its children. A running `ask` then raises WorkerDied."""
         if os.getpid() != self._owner:
-            return  # this is a fork of the process whose worker it is
+            return  # this process is a fork of the owner
         with self._lock:
             self._killed = True
             if self._process is not None:
                 child_process.kill(self._process)
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone."""
+        """Kill the process, and wait until it is gone."""
         self.kill()
         if self._process is not None and os.getpid() == self._owner:
             self._process.wait()
@@ -192,7 +198,7 @@ class _Worker:
         self._other_end.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Start the process and wait until it has imported what it needs. Raises WorkerDied."""
+        """Start the process, and wait until it can run calls. Raises WorkerDied, and TimeoutError after 120 s."""
         with self._lock:
             if self._killed:
                 raise WorkerDied("the process was ended before it started")
@@ -204,7 +210,7 @@ class _Worker:
             self._received(process, _START_S)
         except (EOFError, OSError):
             fate = child_process.fate(process)
-            raise WorkerDied(f"the process {fate} before it could run anything; see its messages on stderr") from None
+            raise WorkerDied(f"the process {fate} before it could run a call; see its messages on stderr") from None
         return process
 
     def _received(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bytes:
@@ -219,7 +225,7 @@ class _Worker:
 
 
 def _pickled(job: Job) -> bytes:
-    """Raises TypeError that names the argument, and the part of it, that cannot be pickled."""
+    """The pickled job. Raises TypeError, which names the part of an argument that cannot be pickled."""
     try:
         return pickle.dumps(Sent(pickle.dumps(job), script_of_this_process()))
     except Exception:
@@ -229,12 +235,12 @@ def _pickled(job: Job) -> bytes:
 
 
 def _value(answer: bytes) -> Any:
-    """What the function returned. Raises AgentFailed for what it raised."""
+    """The result of the function. Raises AgentFailed for an exception of the function."""
     try:
         told: Returned | Raised = pickle.loads(answer)
     except Exception as error:
         raise AgentFailed(
-            type(error).__name__, f"what the other process returned cannot be rebuilt here: {error}"
+            type(error).__name__, f"the result of the other process cannot be unpickled: {error}"
         ) from None
     if isinstance(told, Raised):
         raise AgentFailed(told.kind, told.message, told.traceback)

@@ -17,19 +17,19 @@ from tokengrove.rollout.failure_log import TooManyFailedEpisodes
 
 Slot = TypeVar("Slot")
 OnAttempt = Callable[[EpisodeResult, bool], Coroutine[Any, Any, None]]
-"""Called with the result of an attempt, and whether the episode is retried."""
+"""Called with the result of an attempt, and with whether the episode is retried."""
 
 INFRASTRUCTURE = ("server", "worker")
-"""Failures of what episodes share. A retry after one of them waits."""
+"""Failures of shared resources. A retry after one of them waits."""
 FIRST_PAUSE_S = 1.0
-"""The pause before the first such retry; it doubles with each."""
+"""Seconds before the first such retry; they double with each, up to 30 s."""
 _LONGEST_PAUSE_S = 30.0
 
 
 class Scheduler(Generic[Slot]):
-    """Calls `play` once for each slot, at most `concurrency` at once. Of one event loop, for one `run`.
+    """Calls `play` once for each slot, at most `concurrency` at once. For one event loop and one `run`.
 
-    `play` plays an episode, or a group of them, and keeps the result. What it raises ends the run.
+    `play` plays an episode, or a group of them, and keeps the result. An exception of `play` ends the run.
     """
 
     def __init__(self, play: Callable[[Slot], Coroutine[Any, Any, None]], concurrency: int) -> None:
@@ -41,9 +41,9 @@ class Scheduler(Generic[Slot]):
         self._cancelled = False
 
     async def run(self, slots: Iterable[Slot]) -> None:
-        """Play all slots, or those that were begun before `stop`.
+        """Play all slots, or those that were started before `stop`.
 
-        Raises the first error of `play` or `slots`; of several at once, TooManyFailedEpisodes.
+        Raises the first exception of `play` or `slots`; TooManyFailedEpisodes takes precedence over others at once.
         """
         if not self._over.is_set():
             self._begin(self._feed(slots))
@@ -55,9 +55,9 @@ class Scheduler(Generic[Slot]):
             raise self._error
 
     def stop(self) -> None:
-        """Begin no more slots, and cancel those that are played. `play` itself may call it."""
+        """Start no more slots, and cancel the running ones. `play` itself may call it."""
         self._over.set()
-        if not self._cancelled:  # a second cancellation would interrupt what tasks do at their end
+        if not self._cancelled:  # a second cancellation would interrupt the clean-up of tasks
             self._cancelled = True
             for task in self._tasks:
                 task.cancel()
@@ -99,11 +99,11 @@ async def play_with_retries(
     retry_on: Collection[str],
     on_attempt: OnAttempt | None = None,
 ) -> EpisodeResult:
-    """Play an episode, and again up to `retries` times after a failure of `retry_on`; return the last result.
+    """Play an episode, and retry it up to `retries` times after a failure in `retry_on`; return the last result.
 
-    `plan_of(number, is_last)` makes the plan of an attempt, with a new session; `number` counts from 0. `on_attempt` is
-    awaited after each attempt, to its end if this is cancelled; not after one of failure `cancelled`, which an executor
-    returns that is being closed.
+    `plan_of(number, is_last)` creates the plan of an attempt, with a new session; `number` counts from 0. `on_attempt`
+    is awaited after each attempt, to its end if this is cancelled. It is not awaited after the failure `cancelled`,
+    which an executor returns when it is closed.
     """
     for number in range(retries + 1):
         is_last = number == retries
@@ -121,7 +121,7 @@ async def play_with_retries(
 
 
 def _error_of(task: asyncio.Task[None]) -> BaseException | None:
-    """What a task raised. CancelledError counts only if nobody cancelled the task."""
+    """The exception of a task, or None. CancelledError counts only if nobody cancelled the task."""
     if not task.cancelled():
         return task.exception()
     return None if task.cancelling() else asyncio.CancelledError()

@@ -1,8 +1,8 @@
-"""Blocking functions beside the event loop, a thread each: as many at once as there are episodes.
+"""Blocking functions, each in its own thread beside the event loop: as many at once as there are episodes.
 
-asyncio's own pool has a few threads, which blocking agents would hold until nothing else gets one, and its threads keep
-a program from ending. A thread cannot be stopped: after a cancellation it runs on, its result is dropped, and `left`
-counts it until it has ended.
+asyncio's own pool has few threads, which blocking agents would occupy, and its threads keep a program from exiting. A
+thread cannot be stopped: after a cancellation it continues, its result is discarded, and `left` counts it until it
+ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _left: set[threading.Thread] = set()
 
 
 def left() -> int:
-    """How many threads of this process run on for nobody."""
+    """The number of threads of this process that still run after their cancellation."""
     _left.difference_update([thread for thread in _left.copy() if not thread.is_alive()])
     return len(_left)
 
 
 async def in_thread(function: Callable[[], T], name: str = "tokengrove-agent") -> T:
-    """Call `function` in a new thread, with the caller's context variables; return or raise what it does."""
+    """Call `function` in a new thread with the caller's context variables; return its result or raise its exception."""
     future: Future[Callable[[], T]] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
     def run() -> None:
-        # Not `set_exception`: a future of asyncio takes no StopIteration.
+        # Not `set_exception`: a future of asyncio rejects StopIteration.
         future.set_result(_outcome(lambda: context.run(function)))
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -45,7 +45,7 @@ async def in_thread(function: Callable[[], T], name: str = "tokengrove-agent") -
 
 
 def _outcome(function: Callable[[], T]) -> Callable[[], T]:
-    """Call `function`; return a function that returns or raises what it did."""
+    """Call `function`; return a function that returns its result or raises its exception."""
     try:
         result = function()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The queue that TRL's trainer drains in its thread, and that an event loop fills in another."""
+"""The queue of rows for TRL's trainer, which reads it in one thread while an event loop fills it in another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Buffer(queue.Queue[Any]):
-    """A `queue.Queue`, whose room can be awaited by one event loop. Nothing is on it twice, and its order is kept."""
+    """A `queue.Queue` whose free room one event loop can await. Rows are queued once and stay in order."""
 
     def __init__(self, maxsize: int) -> None:
         super().__init__(maxsize)
@@ -18,7 +18,7 @@ class Buffer(queue.Queue[Any]):
         self._room = asyncio.Event()
 
     async def put_when_free(self, row: Any) -> float:
-        """Put a row as soon as there is room; return for how many seconds there was none."""
+        """Put a row as soon as there is room; return the seconds that it waited. Sets the row's `enqueued_at`."""
         self._loop, began = asyncio.get_running_loop(), time.monotonic()
         while True:
             self._room.clear()
@@ -29,7 +29,7 @@ class Buffer(queue.Queue[Any]):
             await self._room.wait()
 
     def _get(self) -> Any:
-        """What `queue.Queue` calls, with its lock held, for each row that is taken off."""
+        """Called by `queue.Queue`, with its lock held, for each row that is taken."""
         row = super()._get()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits for room

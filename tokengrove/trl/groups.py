@@ -37,14 +37,14 @@ class Groups:
         seed: int = 0,
     ) -> None:
         if size < 1:
-            raise InvalidRequest(f"group_size is {size}; a group has at least one session", param="group_size")
+            raise InvalidRequest(f"group_size is {size}; it must be at least 1", param="group_size")
         self._dataset, self.size, self._seed = dataset, size, seed
         self._server, self._agent, self._reward = server, agent, reward
         self._timeout_s, self._start_timeout_s, self._options = timeout_s, start_timeout_s, options
         self._run = f"trl-{secrets.token_hex(4)}"
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Numbers and rows, for ever. Raises InvalidRequest for a dataset that has no row, or none any more."""
+        """Yield numbers and rows without end. Raises InvalidRequest for a dataset without rows, or that is used up."""
         number = 0
         while True:
             before = number
@@ -52,12 +52,12 @@ class Groups:
                 yield number, row
                 number += 1
             if number == before:
-                some = "has no more rows: give one that can be read again and again" if number else "has no row"
+                some = "has no more rows; pass one that can be iterated again" if number else "has no rows"
                 raise InvalidRequest(f"the dataset {some}", param="dataset")
 
     def planner(self, number: int, row: Any) -> Planner:
-        """Plans the episodes of one group: a function of the sample, the number of the attempt, and whether it is the
-        last one.
+        """Return a function that plans the episodes of one group. Its arguments are the sample, the number of the
+        attempt, and whether this is the last attempt.
         """
         group, task = f"{self._run}-{number}", task_of(row, f"row-{number}")
         options: SessionOptions = {

@@ -1,8 +1,9 @@
-"""TRL's RolloutWorkerProtocol: groups of episodes are played by an agent, and their samples go to the trainer.
+"""TRL's RolloutWorkerProtocol: an agent plays groups of episodes, and their samples go to the trainer.
 
-Each row of the dataset is played by `group_size` sessions at once, which are compared with each other. An episode that
-fails is not compared and gives no sample. What cannot go on (a server that is gone, an agent that always fails) ends
-the worker, and `check_health` says why: a trainer never waits for samples that will not come.
+Each row of the dataset is played by `group_size` sessions at once, which are compared with each other. A failed episode
+is not compared and gives no sample, unless it was rewarded despite its timeout. A lost server or an agent that always
+fails ends the worker, and `check_health` raises the reason, so that a trainer does not wait for samples that will not
+come.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from tokengrove.trl.specs import Named, NamedAgent, path_of, sampled, spec_of
 
 
 class AgentWorker:
-    """For `AsyncGRPOTrainer(rollout_worker=...)`.
+    """A rollout worker for `AsyncGRPOTrainer(rollout_worker=...)`.
 
-    `agent` and `reward` are functions or classes of modules, or their paths; a list of words is a command. `sampling`
-    holds for each turn, whatever the agent asks for: TRL computes with one temperature, that of its configuration,
-    so give it here too where agents have temperatures of their own. `dataset` is played again and again, in its order.
+    `agent` and `reward`: functions or classes of modules, or their paths; a list of words as `agent` is a command.
+    `arguments`: arguments of the agent. `sampling` applies to every turn and overrides the agent's parameters. TRL
+    computes with one temperature, that of its configuration: set it here if agents set their own. `dataset` is played
+    repeatedly, in its order.
 
-    `at_once`: episodes that run at the same time, in this process unless `executor` says otherwise. `buffer_size`: rows
-    that wait for the trainer; when it is full, groups that have ended wait, and no others are begun than those that
-    `at_once` has room for, and one more. `max_staleness`: rows that are older by more weight versions are dropped here
-    (default: TRL drops its own). `retries`: how often an episode that fails is played again. `options` are those of
-    `Client.start_session`; `timeout_s`: how long an agent may run; `start_timeout_s`: how long a full or absent server
-    is waited for. After `max_failed_episodes` failed episodes in a row the worker ends (default: those of three groups;
-    -1: never).
+    `at_once`: episodes that run at the same time in this process; `executor` replaces it. `buffer_size`: rows that wait
+    for the trainer. When the buffer is full, finished groups wait; at most `at_once / group_size` groups (rounded up)
+    and one more are played or wait. `max_staleness`: rows that are more than this many weight versions old are dropped
+    here; None: TRL drops its own. `retries`: how often a failed episode is retried. `options`: options of
+    `Client.start_session`. `timeout_s`: seconds that an agent may run; None: no limit. `start_timeout_s`: seconds to
+    wait for a full or unavailable server. After `max_failed_episodes` failed episodes in a row, the worker ends
+    (default: three groups; -1: no limit).
     """
 
     def __init__(
@@ -90,22 +92,24 @@ class AgentWorker:
         self._running: Running[None] | None = None
 
     def start(self) -> None:
-        """Begin to play. A second call has no effect."""
+        """Start to play. A second call has no effect."""
         if self._running is None:
             self._running = self._loop.submit(self._play())
 
     def stop(self) -> None:
-        """End the episodes that run, and wait until they have ended. May be called again."""
+        """Cancel the running episodes, and wait until they have ended. May be called again."""
         if self._running is not None:
             self._running.end()
         self._loop.close()
 
     def update_model_version(self, model_version: int) -> None:
-        """The version of the weights that the server has now. Rows carry the versions of their own tokens."""
+        """Record the version of the server's current weights. Rows have the versions of their own tokens."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise RuntimeError if playing has failed, or if the event loop does nothing for `stale_after_s` seconds."""
+        """Raise RuntimeError if playing has failed, or if the event loop does not respond within `stale_after_s`
+        seconds.
+        """
         if self._running is None:
             return
         failure = self._running.failure()
@@ -113,10 +117,10 @@ class AgentWorker:
             reason = str(failure) or type(failure).__name__
             raise RuntimeError(f"no more rollouts from {self.url}: {reason}") from failure
         if not self._running.done() and not self._loop.answers(stale_after_s):
-            raise RuntimeError(f"the rollouts from {self.url} have stood still for {stale_after_s:.0f} s")
+            raise RuntimeError(f"the rollouts from {self.url} have not responded for {stale_after_s:.0f} s")
 
     async def _play(self) -> None:
-        """Play groups until this is cancelled. Raises what ends the worker."""
+        """Play groups until this is cancelled. Raises the error that ends the worker."""
         outcomes = Outcomes(self.failures)
         async with executor_for(self._executor, self.url) as executor, AsyncClient(*self._address()) as client:
             delivery = Delivery(client, self.rollout_buffer, self._metrics, self._max_staleness)
@@ -130,7 +134,7 @@ class AgentWorker:
             await Scheduler(play_group, self._ahead).run(self._groups)
 
     async def _group(self, executor: Executor, planner: Planner) -> list[EpisodeResult]:
-        """Play the episodes of a group; return the results by sample."""
+        """Play the episodes of a group; return their results in the order of the samples."""
         results: dict[int, EpisodeResult] = {}
 
         async def play(sample: int) -> None:

@@ -1,4 +1,4 @@
-"""The trainer's side of agent loops: batches in, batches out, and the engine's memory in between."""
+"""The trainer's interface to agent loops: it runs batches, and manages the memory of the engines between them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 def _awaited_or_run(
     method: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]],
 ) -> Callable[Concatenate[_S, _P], Any]:
-    """Let a method be called in both ways: on an event loop it returns what to await, elsewhere it blocks."""
+    """Make a method usable in both ways: on an event loop it returns an awaitable, elsewhere it blocks."""
 
     @wraps(method)
     def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -35,7 +35,7 @@ def _awaited_or_run(
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass  # run below, where this is no context of what the steps raise
+            pass  # run below, so that this error is not the context of theirs
         else:
             return steps
         return asyncio.run(steps)
@@ -44,7 +44,7 @@ def _awaited_or_run(
 
 
 async def _warn_if_asleep(client: AsyncClient) -> None:
-    """Say why the samples of a batch will wait. What else is wrong with the server, the samples say."""
+    """Warn if the samples of a batch will wait for memory. Other errors of the server are left to the samples."""
     try:
         state = await client.run(operations.engine(), retry_s=0.0)
     except ProxyError:
@@ -59,14 +59,14 @@ async def _warn_if_asleep(client: AsyncClient) -> None:
 
 
 class AgentLoopManager:
-    """Runs batches in agent loops. `server_handles` (also `worker_group`, `llm_client`) and all other arguments are
-    those of AgentLoopWorker.
+    """Runs batches in agent loops. `server_handles` (or `worker_group`, `llm_client`) and all other arguments are those
+    of AgentLoopWorker.
 
-    Its methods block, or are awaited where an event loop runs. With `free_cache_engine` in the configuration the
-    engines have their memory during `generate_sequences` only: `wake_up` before, `sleep` after it, also if it fails. An
-    engine that cannot release its memory keeps it, with a warning. Without it samples wait for an engine that
-    sleeps, with a warning too. Nothing is called when the manager is made: a
-    trainer that needs the memory before its first batch calls `sleep`.
+    The methods block, or are awaited where an event loop runs. With `free_cache_engine` in the configuration, the
+    engines have their memory only during `generate_sequences`, which calls `wake_up` before and `sleep` after the
+    batch, also if the batch fails. An engine that cannot release its memory keeps it, with a warning. Without
+    `free_cache_engine`, samples wait for an engine whose memory is released, with a warning. The constructor calls no
+    server: a trainer that needs the memory before its first batch calls `sleep`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AgentLoopManager:
     ) -> None:
         if worker_group is not None:
             if server_handles is not None:
-                raise InvalidRequest("give 'server_handles' or 'worker_group', not both", param="worker_group")
+                raise InvalidRequest("pass 'server_handles' or 'worker_group', not both", param="worker_group")
             server_handles = worker_group
         self.worker = AgentLoopWorker(config, server_handles, *args, **options)
         self.config, self.rollout_config = self.worker.config, self.worker.rollout_config
@@ -82,16 +82,16 @@ class AgentLoopManager:
     @classmethod
     @_awaited_or_run
     async def create(cls, *args: Any, **kwargs: Any) -> AgentLoopManager:
-        """Make a manager, as verl 0.9 does: `await AgentLoopManager.create(...)`, or without `await`."""
+        """Create a manager, as in verl 0.9: `await AgentLoopManager.create(...)`, or without `await`."""
         return cls(*args, **kwargs)
 
     @_awaited_or_run
     async def generate_sequences(self, prompts: Any) -> Any:
-        """`AgentLoopWorker.generate_sequences` of each sample `n` times (of a validation `val_kwargs.n` times), unless
-        the batch has it repeated (`Prompts.repeated`).
+        """Like `AgentLoopWorker.generate_sequences`, with each sample `n` times (`val_kwargs.n` times in validations),
+        unless its samples are already repeated (`Prompts.repeated`).
 
-        `meta_info["timing"]` has minimum, maximum and mean of the seconds of `agent_loop/generate_sequences`,
-        `tool_calls` and `compute_score`, and those of the slowest sample.
+        `meta_info["timing"]` has the minimum, maximum and mean seconds of `agent_loop/generate_sequences`, `tool_calls`
+        and `compute_score`, and those of the slowest sample.
         """
         given = Prompts.of(prompts)
         read = given.repeated(*repeats(self.rollout_config, given))
@@ -104,18 +104,20 @@ class AgentLoopManager:
 
     @_awaited_or_run
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Give the engines all their memory back, whoever released it, or what `tags` name: weights alone let a trainer
-        send new ones.
+        """Give the engines all their memory back, whoever released it, or only the kinds in `tags`: with the weights
+        alone, a trainer can send new weights.
 
-        Raises EngineIncapable if an engine cannot release it.
+        Raises EngineIncapable if an engine cannot release its memory.
         """
         await self._each(lambda client: client.resume_memory(tags))
 
     @_awaited_or_run
     async def sleep(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Release the memory of the engines, or what `tags` name, until `wake_up`. vLLM releases all or nothing.
+        """Release the memory of the engines, or only the kinds in `tags`, until `wake_up`. vLLM releases all or
+        nothing.
 
-        Raises EngineIncapable if an engine cannot, and InvalidRequest for `tags` that it does not divide.
+        Raises EngineIncapable if an engine cannot release its memory, and InvalidRequest for `tags` that it cannot
+        release alone.
         """
         await self._each(lambda client: client.release_memory(tags))
 
@@ -126,7 +128,7 @@ class AgentLoopManager:
         except BaseException:
             try:
                 await to_the_end(self._release())
-            except ProxyError as error:  # what failed first matters more
+            except ProxyError as error:  # the first error is raised
                 _logger.warning("the memory of an engine could not be released: %s", error)
             raise
         await to_the_end(self._release())
@@ -136,8 +138,8 @@ class AgentLoopManager:
         await self._each(lambda client: client.release_memory(), needed=False)
 
     async def _each(self, call: Callable[[AsyncClient], Coroutine[Any, Any, Any]], *, needed: bool = True) -> None:
-        """Await `call` for all servers at once; then raise the first error. An engine that cannot: raised if `needed`,
-        else a warning.
+        """Await `call` for all servers at once, then raise the first error. EngineIncapable is raised only if `needed`,
+        and is otherwise a warning.
         """
         async with opened(self.worker.addresses) as servers:
             results = await asyncio.gather(*(call(server.control) for server in servers), return_exceptions=True)

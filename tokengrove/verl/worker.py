@@ -1,4 +1,4 @@
-"""Runs a batch of samples in agent loops, each in a session of its own."""
+"""Runs a batch of samples in agent loops, each in its own session."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OnFailure = Literal["raise", "drop"]
 
 
 async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -> list[dict[str, Any]]:
-    """Say of each sample which `step`, `sample_index` and `rollout_n` it is: equal indexes side by side are rollouts of
-    one sample, counted from 0.
+    """The `step`, `sample_index`, `rollout_n` and `validate` of each sample. Adjacent samples with equal indexes are
+    rollouts of one sample, numbered from 0.
     """
     found: list[dict[str, Any]] = []
     for at, each in enumerate(index):
@@ -41,23 +41,26 @@ async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -
 
 
 class AgentLoopWorker:
-    """Runs samples in agent loops. `server_handles`: one or several addresses or clients of servers, or a server
-    manager; a new session goes to the server with the fewest sessions of the batch, or to the one that the manager's
-    own `_choose_server` chooses.
+    """Runs samples in agent loops. `server_handles` (or `llm_client`): one or more addresses or clients of servers, or
+    a server manager.
 
-    `admin_key` is for addresses. `tokenizer`: one of transformers for the loops; None: the server's. `tools`: those of
-    all samples, in place of the files that the configuration names. At most `max_concurrency` samples run at once; each
-    may take `sample_timeout_s` seconds, and the start of its session `start_timeout_s`, while the server is full.
+    A new session goes to the server with the fewest running samples of the batch. With `full_determinism`, the sample
+    alone decides. If `_choose_server` of the server manager is overridden, it decides.
 
-    `on_failure`: `raise` ends the other samples, whose sessions end as Failed too, and raises AgentLoopFailed; `drop`
-    leaves failed samples out of the batch and lists them in `meta_info["failed"]`. After `max_failed_episodes` failed
-    samples in a row, also over several batches, the batch ends with TooManyFailedEpisodes (default: that of
-    `actor_rollout_ref.rollout.agent`, or else three times the largest group; -1: never). `pad_token_id`: that of the
-    tokenizer, or 0.
+    `admin_key` is used for addresses. `tokenizer`: a tokenizer of transformers for the loops; None: the server's.
+    `tools`: the tools of all samples, instead of the files that the configuration names. `max_concurrency`: samples
+    that run at once. `sample_timeout_s`: seconds that a sample may take; None: no limit. `start_timeout_s`: seconds to
+    wait for a place on a full server.
 
-    `teacher_client` and `reward_loop_worker_handles`, actors of verl's own, must be None: a loop returns the reward.
-    `actor_rollout_ref.rollout.agent.num_workers` has no effect: loops wait for the model most of the time, and one
-    event loop serves all of them.
+    `on_failure`: with `raise`, a failure ends the other samples, whose sessions also end as Failed, and AgentLoopFailed
+    is raised; with `drop`, failed samples are left out of the batch and listed in `meta_info["failed"]`. After
+    `max_failed_episodes` failed samples in a row, also across batches, the batch ends with TooManyFailedEpisodes
+    (default: the limit in `actor_rollout_ref.rollout.agent`, else three times the largest group; -1: no limit).
+    `pad_token_id`: default: the tokenizer's, or 0.
+
+    `teacher_client` and `reward_loop_worker_handles` must be None: they are actors of verl's trainer. Here, a loop
+    returns its reward. `actor_rollout_ref.rollout.agent.num_workers` has no effect: loops mostly wait for the model, so
+    one event loop serves all of them.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class AgentLoopWorker:
             ("reward_loop_worker_handles", reward_loop_worker_handles),
         ):
             if given is not None:
-                raise UnsupportedParameter(f"'{name}' must be None: it is an actor of verl's own trainer", param=name)
+                raise UnsupportedParameter(f"'{name}' must be None: it is an actor of verl's trainer", param=name)
         if on_failure not in ("raise", "drop"):
             raise InvalidRequest(f"'on_failure' must be 'raise' or 'drop', not {on_failure!r}", param="on_failure")
         if max_concurrency < 1:
@@ -93,8 +96,8 @@ class AgentLoopWorker:
         self.rollout_config = self.config.actor_rollout_ref.rollout
         if self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
             message = (
-                "the server renders with the template in the folder of its --model: put yours there as "
-                "chat_template.jinja, and leave this null"
+                "the server renders with the chat template in the folder of its --model: save yours there as "
+                "chat_template.jinja, and set this to null"
             )
             raise UnsupportedParameter(message, param="actor_rollout_ref.model.custom_chat_template")
         handles = server_handles if llm_client is None else llm_client
@@ -110,23 +113,24 @@ class AgentLoopWorker:
         self._pad_token_id = 0 if padding is None else int(padding)
 
     def _tools(self, given: Any) -> ToolListWrap | None:
-        """The tools of all samples, which are made once; None if there are none."""
+        """The tools of all samples, created once; None: there are none."""
         paths = self.rollout_config.multi_turn.tool_config_path, self.rollout_config.multi_turn.function_tool_path
         if given is None and not any(paths):
             return None
         return ToolListWrap(load_all_tools(*paths) if given is None else getattr(given, "tools", given))
 
     async def generate_sequences(self, batch: Any) -> Any:
-        """Run the samples of a batch, of any form that `Prompts.of` reads; return them padded (`padded_outputs`).
+        """Run the samples of a batch, in any form that `Prompts.of` reads; return the padded outputs
+        (`padded_outputs`).
 
-        A DataProto gives a DataProto, everything else a VerlBatch. Columns that matter here: `agent_name`, `uid` or
-        `index` (samples with the same are a group), and `__do_sample__` (false: greedy). `meta_info`: `global_steps`,
-        `do_sample` (false: all are greedy), and `validate`, with which `val_kwargs` are used, and exports leave the
-        sessions out unless they ask for them. Samples are run as often as they stand in the batch: AgentLoopManager
-        repeats them `n` times.
+        A DataProto returns a DataProto, anything else a VerlBatch. Columns with an effect: `agent_name`, `uid` or
+        `index` (samples with the same value are a group), and, outside of validations, `__do_sample__` (false: greedy).
+        Fields of `meta_info`: `global_steps`, `do_sample` (false: all samples are greedy), and `validate` (true:
+        `val_kwargs` are used, and exports leave the sessions out unless they request validation sessions). Each row
+        runs once; AgentLoopManager repeats samples `n` times.
 
-        `meta_info["failed_episodes"]` of the result is how many samples have failed: those that are left out, and those
-        of whose response nothing was sampled.
+        `meta_info["failed_episodes"]` of the result is the number of failed samples: those that are left out, and those
+        without a sampled token in the response.
 
         Raises AgentLoopFailed (see `on_failure`; also if all samples failed), TooManyFailedEpisodes, InvalidRequest for
         a batch of another form, and the errors of the servers.
@@ -135,14 +139,14 @@ class AgentLoopWorker:
         n, name = repeats(self.rollout_config, prompts)
         if prompts.repeated(n, name) is not prompts:
             message = (
-                f"{name} is {n}, and each sample of the batch runs once: AgentLoopWorker runs a batch as it is, and "
-                "AgentLoopManager repeats its samples"
+                f"{name} is {n}, but each sample of the batch runs once: AgentLoopWorker does not repeat samples; use "
+                "AgentLoopManager"
             )
             warnings.warn(message, stacklevel=2)
         return as_given(await self.run_batch(prompts), batch)
 
     async def run_batch(self, prompts: Prompts) -> VerlBatch:
-        """`generate_sequences` of a batch that has been read."""
+        """Like `generate_sequences`, for a batch that has been read, without the conversion of the result."""
         runs = await self._runs(prompts)
         async with opened(self.addresses) as servers:
             outputs, failed = await self._all(runs, servers)
@@ -194,12 +198,14 @@ class AgentLoopWorker:
         return {**given, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
 
     def _traced(self, samples: Sequence[str]) -> Collection[str]:
-        """The samples that have spans: `max_samples_per_step_per_worker` of them, drawn, with all their rollouts."""
+        """The samples with spans: all, or `max_samples_per_step_per_worker` of them, drawn at random, with all their
+        rollouts.
+        """
         most, of_batch = self.rollout_config.trace.max_samples_per_step_per_worker, dict.fromkeys(samples)
         return of_batch if most is None or most >= len(of_batch) else random.sample(list(of_batch), most)
 
     def _seed(self, row: int, trajectory: Mapping[str, Any]) -> int | None:
-        """With `full_determinism` the seed of a sample, by its place in its step; else None."""
+        """The seed of a sample with `full_determinism`, derived from its position in its step; otherwise None."""
         rollout = self.rollout_config
         if not rollout.full_determinism:
             return None
@@ -209,7 +215,7 @@ class AgentLoopWorker:
     async def _all(
         self, runs: Sequence[SampleRun], servers: Sequence[Server]
     ) -> tuple[list[AgentLoopOutput | None], list[AgentLoopFailed]]:
-        """The outputs by row, None for those that failed, and the failures."""
+        """The outputs by row, None for failed samples, and the failures."""
         placement = Placement(len(servers), len(runs), by_hash=self.rollout_config.full_determinism)
         outputs: dict[int, AgentLoopOutput] = {}
         failed: dict[int, AgentLoopFailed] = {}
@@ -237,24 +243,24 @@ class AgentLoopWorker:
 
 
 def repeats(rollout: Config, prompts: Prompts) -> tuple[int, str]:
-    """How often each sample of a batch runs, and the setting that says so."""
+    """The number of runs of each sample of a batch, and the name of the setting for it."""
     name = "val_kwargs.n" if prompts.meta.get("validate") else "n"
     return rollout.select(name), f"actor_rollout_ref.rollout.{name}"
 
 
 def _chooses(handles: Any) -> TypeGuard[AsyncLLMServerManager]:
-    """Whether it is a server manager that chooses servers by a method of its own."""
+    """Whether `handles` is a server manager that overrides `_choose_server`."""
     chooses = AsyncLLMServerManager._choose_server
     return isinstance(handles, AsyncLLMServerManager) and type(handles)._choose_server is not chooses
 
 
 def _key(row: int, trajectory: Mapping[str, Any]) -> str:
-    """Which sample of which step it is: the same in every run of the step."""
+    """The key of a sample of a step, which is the same in every run of the step."""
     return "-".join(str(each) for each in (trajectory["step"], trajectory["sample_index"], row, trajectory["validate"]))
 
 
 def _groups(prompts: Prompts, step: int) -> list[str | None]:
-    """The group of each sample: its `uid`, or its `index` in this batch; None if it has neither."""
+    """The group of each sample: its `uid`, or its `index` in this batch; None without either."""
     if "uid" in prompts.columns:
         return [None if uid is None else str(uid) for uid in prompts.columns["uid"]]
     if "index" in prompts.columns:

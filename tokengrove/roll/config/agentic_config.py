@@ -37,7 +37,10 @@ _said: set[str] = set()
 
 @dataclass
 class EnvMonitorConfig:
-    """Reports of idle environments: checked every `monitor_interval` seconds, reported after `hung_timeout` seconds."""
+    """Warnings about environments that have played one episode for more than `hung_timeout` seconds.
+
+    `monitor_interval`: seconds between checks.
+    """
 
     enable: bool = True
     monitor_interval: int = 30
@@ -224,7 +227,7 @@ class AgenticConfig:
         if not self.sequence_length:
             if not self.response_length:
                 raise InvalidRequest(
-                    "sequence_length (the most tokens of an episode) is missing; set it, or response_length",
+                    "sequence_length (the maximum tokens of an episode) is missing; set it, or response_length",
                     param="sequence_length",
                 )
             self.sequence_length = self.prompt_length + self.response_length
@@ -240,7 +243,7 @@ class AgenticConfig:
         if self.async_generation_ratio < 0 or not 0 <= self.step_reward_gamma <= 1:
             name = "step_reward_gamma" if self.async_generation_ratio >= 0 else "async_generation_ratio"
             raise InvalidRequest(
-                f"{name} is {getattr(self, name)}; it must be 0 or more, and a gamma at most 1", param=name
+                f"{name} is {getattr(self, name)}; it must be at least 0, and step_reward_gamma at most 1", param=name
             )
         if self.async_generation_ratio > 0 and self.generate_opt_level != 1:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""The agents of one process: each is made once, and closed with the process."""
+"""The agents of one process. Each is created once, and closed with the process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 class Agents:
-    """Makes agents of specs and lets them play. Of one event loop."""
+    """Creates agents from specs, and plays episodes with them. For one event loop."""
 
     def __init__(self) -> None:
         self._made: list[tuple[object, Agent | str]] = []
         self._clients = Clients()
 
     def make(self, spec: AgentSpec, key: object = None) -> Agent | str:
-        """The agent of a spec, or why there is none; what failed once is not tried again.
+        """The agent of a spec, or the reason why it cannot be created. A failed creation is not retried.
 
-        `key`: specs with equal keys are the same, by default equal specs.
+        `key`: specs with equal keys share an agent; None: the spec is its own key.
         """
         key = spec if key is None else key
         for known, agent in self._made:
@@ -33,20 +33,20 @@ class Agents:
         return made
 
     async def play(self, plan: EpisodePlan, key: object = None) -> EpisodeResult:
-        """Play an episode. Without an agent it fails before a session is started."""
+        """Play an episode. Without an agent, it fails before a session is started."""
         agent = self.make(plan.agent, key)
         if isinstance(agent, str):
-            return failed(plan, "agent", f"the agent cannot be made: {agent}")
+            return failed(plan, "agent", f"the agent cannot be created: {agent}")
         try:
             with self._clients.client(plan.server) as client:
                 return await play(plan, agent, client)
-        except Exception as error:  # of ours: what agents, rewards and servers do is in the result
+        except Exception as error:  # internal: errors of agents, rewards and servers are in the result
             logger.exception("the episode of session %s could not be played", plan.session_id)
             await end_lost_session(plan, "agent", exit_reason(error))
             return failed(plan, "agent", f"the episode could not be played: {exit_reason(error)}")
 
     async def close(self) -> None:
-        """Close all agents and connections; an agent that cannot be closed is only reported."""
+        """Close all agents and connections. Exceptions of agents are logged."""
         made, self._made = self._made, []
         for _, agent in made:
             if not isinstance(agent, str):
@@ -60,6 +60,6 @@ class Agents:
 def _made(spec: AgentSpec) -> Agent | str:
     try:
         return resolve_agent(spec)
-    except (Exception, SystemExit) as error:  # a module may leave the program when it is imported
-        logger.exception("the agent %s cannot be made", spec.target or " ".join(spec.words))
+    except (Exception, SystemExit) as error:  # a module may exit when it is imported
+        logger.exception("the agent %s cannot be created", spec.target or " ".join(spec.words))
         return exit_reason(error)

@@ -1,7 +1,7 @@
-"""The clients by which episodes control their sessions, each shared by a few.
+"""The clients with which episodes control their sessions. Each is shared by up to 16 episodes.
 
-For each request httpx looks at every connection of its client: one client for thousands of episodes takes more CPU
-than all else, and one for each episode would hold a connection for as long as that plays.
+For each request, httpx looks at every connection of its client. One client for thousands of episodes would use more CPU
+than everything else, and one for each episode would hold a connection for the whole episode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARED_BY = 16
 
 
 class Clients:
-    """Of one event loop."""
+    """The clients of one event loop."""
 
     def __init__(self) -> None:
         self._users: dict[Server, dict[AsyncClient, int]] = {}

@@ -1,4 +1,4 @@
-"""The executor that options ask for."""
+"""Creates the executor that the options describe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tokengrove.rollout.script import stop_import
 
 
 def executor_for(options: ExecutorOptions, server_url: str | None = None) -> Executor:
-    """The executor. Of kind `ray` it connects to the cluster; nothing else is started before it plays.
+    """Create the executor. With kind `ray`, it connects to the cluster; nothing else is started before the first
+    episode.
 
-    `server_url`: where its plans will have their sessions, which is checked for what can be known before. Raises
-    ConfigurationError if it could not be reached, and without Ray or a cluster.
+    `server_url`: the server of its sessions, to check in advance that Ray workers can reach it. Raises
+    ConfigurationError if they cannot, if Ray is not installed, and if there is no cluster.
     """
     stop_import()
     if options.kind == "local":

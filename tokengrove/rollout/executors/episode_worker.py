@@ -1,7 +1,7 @@
-"""The worker process: it plays the episodes that it is sent at once on its event loop, and tells their results as JSON.
+"""The worker process: it plays the episodes that it receives, all at once, and returns their results as JSON.
 
-The first message is answered before the event loop runs: it brings the agent, whose module may block or run a loop of
-its own while it is imported.
+The first message is processed before the event loop runs. It contains the agent, whose module may block, or run its own
+event loop, when it is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Answer until the other side closes the connection, or is gone."""
+    """Answer until the other side closes the connection or is gone."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=die_with_the_other_side, args=[connection.fileno()], daemon=True).start()
     allow_open_files()
@@ -59,7 +59,7 @@ def _exactly(file: Any, size: int) -> bytes:
 
 
 def _prepare(agents: Agents, payload: bytes) -> None:
-    """Make the agent of the first plan. If there is none, each of its episodes says why."""
+    """Create the agent of the first plan. If this fails, each of its episodes reports the reason."""
     try:
         plan, key = _plan(payload)
         agents.make(plan.agent, key)
@@ -68,7 +68,7 @@ def _prepare(agents: Agents, payload: bytes) -> None:
 
 
 def _plan(payload: bytes) -> tuple[EpisodePlan, bytes]:
-    """Rebuild a plan and the key of its agent; the script of the program is imported if need be."""
+    """Unpickle a plan and the key of its agent. The script of the program is imported if needed."""
     sent: Sent = pickle.loads(payload)
     plan: EpisodePlan
     plan, key = rebuilt(sent)
@@ -111,13 +111,13 @@ class _Worker:
             self._tell(number, exit_reason(error))
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
-        """Also of an episode that was cancelled before it began."""
+        """Answer for an episode that was cancelled, also before it began."""
         del self._episodes[number]
         if task.cancelled():
             self._tell(number, None)
 
     async def _close(self, number: int) -> None:
-        """Let the agents close, and end: threads that still run would keep the process for ever."""
+        """Close the agents and exit. Threads that still run would keep the process alive."""
         await self._agents.close()
         self._tell(number, None)
         await self._writer.drain()

@@ -1,6 +1,6 @@
-"""Episodes on the event loop of this process; agents that block have a thread each.
+"""Episodes on the event loop of this process. Agents that block have a thread each.
 
-An agent that crashes this process, or blocks the event loop, stops all: the other executors keep such apart.
+An agent that crashes the process, or blocks the event loop, stops all episodes; the other executors isolate agents.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokengrove.rollout.script import stop_import
 
 
 class LocalExecutor:
-    """At most `concurrency` episodes at once, in this process."""
+    """Plays at most `concurrency` episodes at once, in this process."""
 
     def __init__(self, concurrency: int) -> None:
         self._playing = Playing(concurrency)

@@ -1,6 +1,6 @@
-"""Messages between this program and its worker processes: a length of four bytes, then the bytes.
+"""Messages between this program and its worker processes: a length of four bytes, big-endian, then the content.
 
-A worker gets pickles, as it runs the code of this program anyway. What leaves it is JSON.
+A worker receives pickles, because it runs the code of this program anyway. It sends JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ async def receive(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def send(writer: asyncio.StreamWriter, message: bytes) -> None:
-    """Send a message, without waiting. To a side that is gone it is lost."""
+    """Send a message without waiting. It is lost if the other side is gone."""
     if not writer.is_closing():
         writer.write(_LENGTH.pack(len(message)) + message)

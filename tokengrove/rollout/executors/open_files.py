@@ -1,4 +1,4 @@
-"""The limit of open files: each episode has connections, and a shell allows 1,024 of them by default."""
+"""The limit of open files. Each episode has connections, and many systems allow 1,024 files by default."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 _BESIDE, _PER_EPISODE = 128, 4
-"""Files of the program itself, and of an episode: its connection, that of its agent, and two of a command."""
+"""Files of the program itself, and of an episode: its connection, its agent's connection, and two of a command."""
 
 
 def allow_open_files(episodes: int = 0) -> None:
-    """Raise this process's soft limit to its hard one, and warn if that is too low for so many episodes."""
+    """Raise the soft limit of this process to the hard limit; warn if that is too low for `episodes` episodes."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

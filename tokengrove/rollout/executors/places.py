@@ -1,6 +1,6 @@
-"""The places of episodes on hosts: hosts start when they are needed, are watched, and are replaced when they die.
+"""The places of episodes on hosts. Hosts start when they are needed, are watched, and are replaced when they die.
 
-An episode goes to a host that runs, never to one that still starts: a cluster may have no room for that one for hours.
+An episode gets a place on a running host, never on a starting one: a cluster may have no room for a new host for hours.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many hosts there may be and how many episodes each plays at once.
+    """The maximum number of hosts, and the number of episodes that each plays at once.
 
-    `spread`: start a host for each episode that waits, not only when those that start would be full. `look_s`: how
-    often each is asked whether it answers; one that leaves `patience` looks in a row unanswered is killed. Looks are
-    counted, not seconds: the time in which this program itself was suspended does not count.
+    `spread`: start a host for each waiting episode, even if hosts that start will have room. `look_s`: seconds between
+    pings of a host. A host that does not answer a ping within `patience` such intervals is killed. Intervals are
+    counted instead of seconds, so that time in which this program was suspended does not count.
     """
 
     hosts: int
@@ -36,7 +36,7 @@ class Shape:
 
 
 class Seat:
-    """A host. `load`: how many episodes have a place on it. `state`: only one that is `open` gets more of them."""
+    """A host. `load`: the number of episodes with a place on it. Only a host in the state `open` gets more."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -45,7 +45,7 @@ class Seat:
 
 
 class Places:
-    """Of one event loop."""
+    """The hosts of one event loop. `make` creates a host."""
 
     def __init__(self, make: Callable[[], Host], shape: Shape) -> None:
         self._make, self._shape = make, shape
@@ -55,7 +55,7 @@ class Places:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def take(self, plan: EpisodePlan) -> Seat:
-        """A place on a host that runs. Raises HostDied if none can be started. Give it back afterwards."""
+        """Wait for a place on a running host. Raises HostDied if none can be started. The caller gives it back."""
         place: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
         self._waiting.append((place, plan))
         self._assign()
@@ -72,14 +72,14 @@ class Places:
         self._assign()
 
     def lost(self, seat: Seat) -> None:
-        """Forget a host that has died; another one is started when it is needed."""
+        """Remove a host that has died. Another one is started when it is needed."""
         seat.state = "gone"
         if seat in self._seats:
             self._seats.remove(seat)
         self._assign()
 
     async def close(self) -> None:
-        """Close all hosts. There are no episodes any more."""
+        """Close all hosts. No episodes may be left."""
         tasks, seats, self._seats = list(self._tasks), self._seats, []
         for task in tasks:
             task.cancel()
@@ -88,7 +88,7 @@ class Places:
         await asyncio.gather(*tasks, *starting, *running, *self._ends, return_exceptions=True)
 
     def _assign(self) -> None:
-        """Give free places to those that wait, on the host with the fewest episodes; start hosts for the others."""
+        """Give free places to waiting episodes, on the host with the fewest episodes; start hosts for the others."""
         while self._next_waiting() and (seat := self._free()) is not None:
             seat.load += 1
             self._waiting.popleft()[0].set_result(seat)
@@ -98,7 +98,7 @@ class Places:
             self._do(self._start(seat, self._waiting[0][1]), self._tasks)
 
     def _next_waiting(self) -> bool:
-        """Whether an episode waits; those that were cancelled do not."""
+        """Whether an episode waits. Cancelled ones are removed."""
         while self._waiting and self._waiting[0][0].done():
             self._waiting.popleft()
         return bool(self._waiting)
@@ -113,7 +113,7 @@ class Places:
         return coming < len(self._waiting) and self._number() < self._shape.hosts
 
     def _number(self) -> int:
-        """How many hosts there are, without those that only end their episodes."""
+        """The number of hosts, without those that only finish their episodes."""
         return sum(seat.state != "retired" for seat in self._seats)
 
     async def _start(self, seat: Seat, plan: EpisodePlan) -> None:
@@ -121,7 +121,7 @@ class Places:
             await seat.host.start(plan)
         except HostDied as died:
             return self._not_started(seat, str(died))
-        except Exception as error:  # of the machine or the cluster, such as one without a free file descriptor
+        except Exception as error:  # of the machine or the cluster, such as too many open files
             await seat.host.kill("could not be started")
             return self._not_started(seat, exit_reason(error))
         seat.state = "open"
@@ -129,7 +129,7 @@ class Places:
         self._assign()
 
     def _not_started(self, seat: Seat, reason: str) -> None:
-        """Forget the host. If there is no other one, those that wait would wait in vain."""
+        """Remove the host. If there is no other one, fail the waiting episodes."""
         logger.warning("a worker could not be started: %s", reason)
         if self._number() == 1:
             while self._next_waiting():
@@ -137,7 +137,7 @@ class Places:
         self.lost(seat)
 
     async def _watch(self, seat: Seat) -> None:
-        """Ask the host again and again whether it answers; kill one that does not."""
+        """Ping the host repeatedly; kill it if it does not answer."""
         while seat.state != "gone":
             ping = asyncio.ensure_future(seat.host.ping())
             try:
@@ -159,12 +159,12 @@ class Places:
         return False
 
     def _retire_if_worn(self, seat: Seat, threads: int) -> None:
-        """Play no more on a host where many threads run on after their episodes, or any while no episode is there.
+        """Give no more places on a host with many threads of ended episodes, or with any while it has no episode.
 
-        Threads cannot be ended without their process, which the episodes that play on it need until they are over.
+        Such threads end only with their process, which the host's other episodes need until they end.
         """
         if seat.state == "open" and (threads >= self._shape.places or (threads and not seat.load)):
-            logger.info("a worker is replaced: %d threads of episodes that are over still run in it", threads)
+            logger.info("a worker is replaced: %d threads of ended episodes still run in it", threads)
             seat.state = "retired"
             self._end_if_retired(seat)
             self._assign()

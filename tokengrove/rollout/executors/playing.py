@@ -1,4 +1,4 @@
-"""The episodes that an executor plays: each is cancelled with its caller, and all end when the executor is closed."""
+"""The running episodes of an executor. Each is cancelled with its caller, and all when the executor is closed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokengrove.rollout.executors.results import failed
 
 
 class Playing:
-    """At most `concurrency` episodes at once, of one event loop."""
+    """Runs at most `concurrency` episodes at once. For one event loop."""
 
     def __init__(self, concurrency: int) -> None:
         self._places = asyncio.Semaphore(concurrency)
@@ -20,14 +20,14 @@ class Playing:
         self._closed = False
 
     async def result(self, plan: EpisodePlan, step: Coroutine[Any, Any, EpisodeResult]) -> EpisodeResult:
-        """Await `step`, which plays, in a task that `end` can cancel; return a result of failure `cancelled` then."""
+        """Await `step`, which plays an episode. If `end` cancels it, the result has the failure `cancelled`."""
         try:
             async with self._places:
                 if self._closed:
                     return failed(plan, "cancelled", "the executor is closed")
                 return await self._in_a_task(plan, step)
         finally:
-            step.close()  # of a step that never began
+            step.close()  # has an effect only if it never began
 
     async def end(self) -> None:
         """Cancel all episodes, wait until they have ended, and play no more."""

@@ -1,4 +1,4 @@
-"""Episodes on hosts: in other processes, on other machines. A host that dies takes only its own episodes with it."""
+"""Episodes on hosts: in other processes or on other machines. When a host dies, only its own episodes fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class PooledExecutor:
-    """At most `concurrency` episodes at once, on the hosts that `make` makes."""
+    """Plays at most `concurrency` episodes at once, on hosts that `make` creates."""
 
     def __init__(self, concurrency: int, make: Callable[[], Host], shape: Shape) -> None:
         self._playing = Playing(concurrency)
@@ -53,8 +53,8 @@ class PooledExecutor:
             await end_lost_session(plan, "worker", reason)
             return failed(plan, "worker", reason, time.monotonic() - began)
         except Exception as error:  # such as an answer of another version of this package
-            logger.exception("what a worker answers for session %s cannot be read", plan.session_id)
-            reason = f"what the worker answers cannot be read: {exit_reason(error)}"
+            logger.exception("the answer of a worker for session %s cannot be read", plan.session_id)
+            reason = f"the answer of the worker cannot be read: {exit_reason(error)}"
             await end_lost_session(plan, "worker", reason)
             return failed(plan, "worker", reason, time.monotonic() - began)
         finally:

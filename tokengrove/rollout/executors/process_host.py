@@ -1,4 +1,4 @@
-"""A worker process, seen from this one: it plays several episodes at once on its own event loop."""
+"""A worker process, as seen from the main process. It plays several episodes at once on its own event loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tokengrove.rollout.pickling import check_picklable
 from tokengrove.rollout.script import script_of_this_process
 
 START_S = 300.0
-"""How long a worker may take to import the agent's module; more than a network drive needs for torch."""
+"""Seconds that a worker may take to import the agent's module: enough for torch on a network drive."""
 _CANCEL_S, _CLOSE_S = 30.0, 10.0
 
 
 class ProcessHost:
-    """One worker process. `start_s`: how long it may take until it has made its first agent."""
+    """One worker process. `start_s`: seconds that it may take to create its first agent."""
 
     def __init__(self, start_s: float = START_S) -> None:
         self._start_s = start_s
@@ -45,7 +45,7 @@ class ProcessHost:
         try:
             payload = _pickled(plan)
         except TypeError:
-            payload = b""  # `play` says why
+            payload = b""  # `play` reports the reason
         try:
             await self._connect()
             async with asyncio.timeout(self._start_s):
@@ -54,7 +54,7 @@ class ProcessHost:
             await self.kill(f"had not imported its agent within {self._start_s:g} s and was killed")
             raise HostDied(self._died) from None
         except asyncio.CancelledError:
-            await self.kill("was not needed any more")
+            await self.kill("was no longer needed")
             raise
 
     async def play(self, plan: EpisodePlan) -> EpisodeResult:
@@ -79,7 +79,7 @@ class ProcessHost:
 
     async def ping(self) -> int:
         if self._process is None or self._process.poll() is not None:
-            await self._over()  # what it has started may hold the connection open
+            await self._over()  # its children may hold the connection open
         return int(await self._ask("ping"))
 
     async def kill(self, reason: str) -> None:
@@ -95,7 +95,7 @@ class ProcessHost:
         await self.kill("was closed")
 
     async def _connect(self) -> None:
-        """Start the process. Raises HostDied if the system has no room for it."""
+        """Start the process. Raises HostDied if the system cannot start it."""
         ours, its = socket.socketpair()
         try:
             with its:
@@ -109,7 +109,7 @@ class ProcessHost:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand out what the process answers, until it is gone."""
+        """Resolve the waiting calls with the answers of the process, until it is gone."""
         while (message := await receive(reader)) is not None:
             number, value = json.loads(message)
             if (answer := self._answers.pop(number, None)) is not None and not answer.done():
@@ -117,7 +117,7 @@ class ProcessHost:
         await self._over()
 
     async def _over(self) -> None:
-        """Wait until the process is gone with all that it has started, and those that wait for it know how it ended."""
+        """Wait until the process and its children are gone, and the waiting calls have failed with the reason."""
         if self._process is not None:
             if self._ended is None:
                 self._ended = asyncio.ensure_future(self._end(self._process))
@@ -125,7 +125,7 @@ class ProcessHost:
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
         ended = await asyncio.to_thread(child_process.fate, process)
-        child_process.kill(process)  # what it has started, too, and a process that only closed its connection
+        child_process.kill(process)  # its children, and the process itself if it only closed its connection
         await asyncio.to_thread(process.wait)
         watched.forget(process.pid)
         if self._writer is not None:
@@ -151,7 +151,7 @@ class ProcessHost:
         send(self._writer, pickle.dumps((verb, number, payload)))
 
     async def _cancelled(self, plan: EpisodePlan, answer: asyncio.Future[Any]) -> None:
-        """Wait until the process has ended a cancelled episode; if it does not, end its session from here."""
+        """Wait until the process has ended a cancelled episode. If it does not, end the session from here."""
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await answer
@@ -164,9 +164,9 @@ async def _done(task: asyncio.Task[None]) -> None:
 
 
 def _pickled(plan: EpisodePlan) -> bytes:
-    """The plan with a key of its agent, which is made once for all plans that have it.
+    """The pickled plan, with a key of its agent: plans with the same key share an agent.
 
-    Raises TypeError that names what of the plan cannot be pickled.
+    Raises TypeError, which names the part of the plan that cannot be pickled.
     """
     try:
         key = hashlib.blake2b(pickle.dumps(plan.agent)).digest()

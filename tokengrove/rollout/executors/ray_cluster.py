@@ -1,4 +1,4 @@
-"""The Ray cluster on which episodes are played: connecting to it, and what its workers need of this program."""
+"""The Ray cluster that plays episodes: the connection to it, and the environment of its workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def connect(options: RayOptions) -> bool:
-    """Connect this program to the cluster; one that it has joined already is used. Return whether it was joined here.
+    """Connect this program to the cluster, unless it is already connected to one. Return whether it was connected here.
 
-    Raises ConfigurationError without the package, and without a cluster at the address.
+    Raises ConfigurationError if Ray is not installed, and if there is no cluster at the address.
     """
     try:
         import ray
@@ -39,8 +39,8 @@ def connect(options: RayOptions) -> bool:
 def _no_cluster(options: RayOptions, address: str, error: Exception) -> str:
     if address == "auto" and options.address is None:
         return (
-            "--executor ray finds no Ray cluster on this machine: give its address (--ray-address HOST:6379 or "
-            "RAY_ADDRESS), or --ray-address local, which starts one here for the run"
+            "--executor ray found no Ray cluster on this machine: give its address with --ray-address HOST:6379 or "
+            "RAY_ADDRESS, or start one here for the run with --ray-address local"
         )
     return f"--ray-address {address}: {error}"
 
@@ -49,15 +49,15 @@ def _warn_of_size(options: RayOptions, nodes: list[dict[str, Any]]) -> None:
     most = max((node["Resources"].get("CPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
     if most < options.num_cpus:
         logger.warning(
-            "no node of the Ray cluster has %g CPUs (--ray-cpus), the largest has %g: nothing is played before "
-            "one joins",
+            "no node of the Ray cluster has %g CPUs (--ray-cpus), and the largest has %g: no episode starts before "
+            "such a node joins",
             options.num_cpus,
             most,
         )
 
 
 def runtime_env(options: RayOptions) -> dict[str, Any]:
-    """What Ray makes of each worker: this program's folders of modules on its path, and what the options say."""
+    """The runtime environment of workers: that of the options, with this program's module folders in PYTHONPATH."""
     env: dict[str, Any] = {**options.runtime_env}
     variables: Mapping[str, str] = env.get("env_vars", {})
     if "PYTHONPATH" not in variables:
@@ -66,7 +66,7 @@ def runtime_env(options: RayOptions) -> dict[str, Any]:
 
 
 def _module_folders() -> list[str]:
-    """The folders of `sys.path` that are not of the Python installation, which differs between machines."""
+    """The folders of `sys.path` outside the Python installation, which may differ between machines."""
     installed = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     folders = [Path(entry or os.getcwd()).resolve() for entry in sys.path]
     own = [folder for folder in folders if folder.is_dir() and not installed.intersection((folder, *folder.parents))]
@@ -74,12 +74,15 @@ def _module_folders() -> list[str]:
 
 
 def check_reachable(url: str, nodes: list[dict[str, Any]], here: str) -> None:
-    """Raise ConfigurationError if `url` is of this machine only and the cluster has others. `here`: its address."""
+    """Raise ConfigurationError if `url` is a loopback address and the cluster has other machines.
+
+    `here`: the address of this machine.
+    """
     host = urlsplit(url).hostname or ""
     others = sorted({node["NodeManagerAddress"] for node in nodes if node["Alive"]} - {here, "127.0.0.1"})
     if others and _is_loopback(host):
         raise ConfigurationError(
-            f"{url} is an address of this machine only, and the Ray cluster has others ({', '.join(others[:3])}): "
+            f"{url} is reachable from this machine only, and the Ray cluster has others ({', '.join(others[:3])}): "
             f"start the server with --host 0.0.0.0 and an admin key, and give --url http://{here}:PORT"
         )
 

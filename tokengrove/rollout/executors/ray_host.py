@@ -1,6 +1,6 @@
-"""A worker of a Ray cluster, seen from the driver: an actor that plays several episodes at once.
+"""A worker of a Ray cluster, as seen from the driver: an actor that plays several episodes at once.
 
-Ray starts nothing again by itself: what dies gives a failure, and the run plays the episode in a new session.
+Ray restarts nothing: an actor that dies gives a failure, and the run retries the episode in a new session.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tokengrove.rollout.executors.results import end_lost_session, failed
 logger = logging.getLogger(__name__)
 _CANCEL_S, _CLOSE_S, _WAITS_S = 30.0, 10.0, 30.0
 _BESIDE = 8
-"""Calls of an actor beside its episodes: pings, the preparation and the end."""
+"""Concurrent calls of an actor in addition to its episodes: pings, the preparation and the end."""
 
 
 class RayHost:
-    """One actor. `resources`: the options that it is made with, such as `num_cpus` and `runtime_env`."""
+    """One actor. `resources`: Ray's options for it, such as `num_cpus` and `runtime_env`."""
 
     def __init__(self, places: int, resources: Mapping[str, Any], start_s: float = START_S) -> None:
         self._places, self._resources, self._start_s = places, resources, start_s
@@ -47,13 +47,13 @@ class RayHost:
             await self._scheduled()
             await self._prepared(plan)
         except asyncio.CancelledError:
-            await self.kill("was not needed any more")
+            await self.kill("was no longer needed")
             raise
 
     async def play(self, plan: EpisodePlan) -> EpisodeResult:
         try:
             sent = _sent(plan)
-        except Exception as error:  # cloudpickle raises all kinds
+        except Exception as error:  # cloudpickle may raise any exception
             return failed(plan, "agent", f"the episode cannot be sent to a Ray worker: {exit_reason(error)}")
         call = self._called("play", *sent)
         answer = asyncio.ensure_future(self._answer(call))
@@ -86,18 +86,20 @@ class RayHost:
         await self.kill("was closed")
 
     async def _scheduled(self) -> None:
-        """Wait until the cluster has room for the actor, and it runs."""
+        """Wait until the cluster has room for the actor and the actor runs."""
         running = asyncio.ensure_future(self._answer(self._called("ping")))
         try:
             while not (await asyncio.wait([running], timeout=_WAITS_S))[0]:
                 cpus = self._resources.get("num_cpus")
-                logger.warning("a Ray worker waits for the cluster to have room for it (--ray-cpus %s)", cpus)
+                logger.warning("a Ray worker waits for room in the cluster (--ray-cpus %s)", cpus)
         finally:
             running.cancel()
         running.result()
 
     async def _prepared(self, plan: EpisodePlan) -> None:
-        """Let it make the agent. What goes wrong there, other than its death, each episode says itself."""
+        """Create the agent in the actor. Exceptions there are ignored, because each episode reports them. Raises
+        HostDied.
+        """
         try:
             sent = _sent(plan)
         except Exception:
@@ -110,7 +112,7 @@ class RayHost:
             raise HostDied(str(self._died)) from None
 
     def _called(self, verb: str, *given: Any) -> Any:
-        """Call a method of the actor; return the reference of its result."""
+        """Call a method of the actor; return the reference to its result. Raises HostDied."""
         if self._died is not None:
             raise HostDied(self._died)
         try:
@@ -119,7 +121,7 @@ class RayHost:
             raise HostDied(f"cannot be reached: {_told(error)}") from None
 
     async def _answer(self, call: Any) -> Any:
-        """What the actor answers, or as a text what it raises. Raises HostDied if it is gone."""
+        """The result of a call, or the text of its exception. Raises HostDied if the actor is gone."""
         from ray.exceptions import RayTaskError, TaskCancelledError
 
         try:
@@ -134,7 +136,7 @@ class RayHost:
             raise HostDied(reason) from None
 
     async def _cancel(self, plan: EpisodePlan, call: Any, answer: asyncio.Future[Any]) -> None:
-        """Let the actor cancel an episode, which ends its session; if it does not, end that from here."""
+        """Cancel an episode in the actor, which ends its session. If it does not, end the session from here."""
         import ray
 
         ended = False
@@ -148,7 +150,7 @@ class RayHost:
 
 
 def _sent(plan: EpisodePlan) -> tuple[EpisodePlan, bytes, bytes | None]:
-    """A plan, the key of its agent, and what of the driver's script it names."""
+    """A plan, the key of its agent, and the pickled definitions of the driver's script that the plan names, if any."""
     from ray import cloudpickle
 
     main = vars(sys.modules["__main__"])
@@ -161,6 +163,6 @@ def _sent(plan: EpisodePlan) -> tuple[EpisodePlan, bytes, bytes | None]:
 
 
 def _told(error: Exception) -> str:
-    """The first lines of Ray's explanation, in one."""
+    """The first four lines of Ray's explanation, in one line after the type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join([type(error).__name__ + ":", *lines[:4]])

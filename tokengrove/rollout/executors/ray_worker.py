@@ -1,4 +1,4 @@
-"""The Ray actor that plays episodes, several at once on its event loop. It imports nothing of Ray."""
+"""The Ray actor that plays episodes, several at once on its event loop. It does not import Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tokengrove.rollout.threads import left
 
 
 class Episodes:
-    """`definitions`: what the driver's script defines and plans name, pickled by cloudpickle."""
+    """Plays episodes.
+
+    `definitions`: the definitions of the driver's script that a plan names, pickled by cloudpickle.
+    """
 
     def __init__(self) -> None:
         allow_open_files()
@@ -28,7 +31,7 @@ class Episodes:
         return (await self._agents.play(plan, key)).as_json()
 
     async def ping(self) -> int:
-        """How many threads of episodes that are over still run."""
+        """The number of threads that still run after the end of their episodes."""
         return left()
 
     async def close(self) -> None:
@@ -39,7 +42,7 @@ _defined: set[bytes] = set()
 
 
 def _define(definitions: bytes | None) -> None:
-    """Let `__main__:Name` name here what it does in the driver's script, whose file this machine may not have."""
+    """Make `__main__:Name` the same object as in the driver's script, whose file this machine may not have."""
     if definitions is not None and definitions not in _defined:
         vars(sys.modules["__main__"]).update(pickle.loads(definitions))
         _defined.add(definitions)

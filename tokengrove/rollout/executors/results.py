@@ -1,4 +1,4 @@
-"""Results of episodes that did not end by themselves, and the end of the sessions that they leave."""
+"""Results of episodes that did not end by themselves, and the end of their sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ON_ITS_WAY_S = 0.5
 
 
 def failed(plan: EpisodePlan, failure: FailureKind, message: str, seconds: float = 0.0) -> EpisodeResult:
-    """The result of an attempt that failed outside of its session."""
+    """The result of an attempt that failed outside its session."""
     return EpisodeResult(
         task_id=plan.task.task_id,
         sample=plan.sample,
@@ -25,9 +25,9 @@ def failed(plan: EpisodePlan, failure: FailureKind, message: str, seconds: float
 
 
 async def end_lost_session(plan: EpisodePlan, failure: FailureKind, reason: str) -> None:
-    """End the session of an attempt that nobody plays any more, or withdraw it if the attempt is to be repeated.
+    """End the session of an attempt that nobody plays any more, or withdraw it if `failure` is in `plan.discard`.
 
-    It is done twice: a start may still have been on its way to the server when its worker died.
+    This is done twice: when the worker died, the start of the session may still have been on its way to the server.
     """
     async with AsyncClient(plan.server.url, plan.server.admin_key) as client:
         if await give_up(client, plan, failure, reason):

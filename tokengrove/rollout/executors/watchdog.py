@@ -1,8 +1,8 @@
-"""Kills the process groups that it was told about when the program that told it is gone, however it ended.
+"""Kills registered process groups when the program that registered them is gone, however it ended.
 
-`python watchdog.py` is started beside the workers of a program. It reads `+PID` and `-PID`, one a line, until its input
-ends. Workers notice the end of the program themselves, unless they are stopped or an extension in C holds them.
-It needs nothing but the standard library, to start at once.
+`python watchdog.py` is started beside the workers of a program. It reads lines `+PID` and `-PID` until its input ends.
+Workers notice the end of the program themselves, unless they are stopped or a C extension blocks them. The watchdog
+uses only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 
 def groups(lines: Iterable[str]) -> set[int]:
-    """The groups that are left at the end of the input."""
+    """The groups that remain at the end of the input."""
     left: set[int] = set()
     for line in lines:
         (left.add if line.startswith("+") else left.discard)(int(line[1:]))

@@ -1,4 +1,4 @@
-"""The watchdog of this process, which is told about each worker process while that may run."""
+"""The watchdog of this process. Each worker process is registered with it while it may run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _dog: tuple[int, subprocess.Popen[bytes]] | None = None
 
 
 def watch(group: int) -> None:
-    """Let a process group be killed when this process is gone."""
+    """Register a process group, to be killed when this process is gone."""
     _tell(f"+{group}\n")
 
 
 def forget(group: int) -> None:
-    """The processes of the group have ended: the number may become that of others."""
+    """Remove a process group whose processes have ended: its number may be reused."""
     _tell(f"-{group}\n")
 
 
 @atexit.register
 def _end() -> None:
-    """Let it kill what is left, and wait until it has."""
+    """Let the watchdog kill the remaining groups, and wait until it has."""
     if _dog is not None and _dog[0] == os.getpid():
         process = _dog[1]
         assert process.stdin is not None
@@ -39,16 +39,16 @@ def _end() -> None:
 def _tell(line: str) -> None:
     global _dog
     with _lock:
-        if _dog is None or _dog[0] != os.getpid():  # a fork is another process
+        if _dog is None or _dog[0] != os.getpid():  # this process is a fork
             _dog = (os.getpid(), _started())
         pipe = _dog[1].stdin
         assert pipe is not None
-        with suppress(OSError):  # somebody has killed it: workers also look themselves
+        with suppress(OSError):  # the watchdog was killed; workers also notice the end themselves
             os.write(pipe.fileno(), line.encode())
 
 
 def _started() -> subprocess.Popen[bytes]:
-    # A session of its own, since whoever ends this process may end its group.
+    # In its own session, because the group of this process may be killed with it.
     return subprocess.Popen(
         [sys.executable, "-E", "-S", watchdog.__file__],
         cwd="/",

@@ -227,7 +227,7 @@ async def test_a_runner_that_hangs_is_left_and_replaced(tmp_path: Path) -> None:
         (f"{HERE}:Areal", {"size": 1}, "takes no argument 'size'; it takes scale"),
         (f"{HERE}:Loop", {"size": 1}, "takes no argument 'size'"),
         (f"{HERE}:OfOpenEnv", {}, "is an environment of OpenEnv without MCP tools; give a factory"),
-        (f"{HERE}:proxied", {"size": 1}, "is an instance already"),
+        (f"{HERE}:proxied", {"size": 1}, "is already an instance"),
         ("gem:game:GuessTheNumber-v9", {}, "there is no environment 'game:GuessTheNumber-v9': is it game:Guess"),
         ("gem:game:Hangman-v0", {"runner": "my.Runner"}, "there is no module 'my'"),
         ("tool_agnt", {}, "agent loop 'tool_agnt' is not registered; known are "),

@@ -354,7 +354,7 @@ def test_an_async_verify_is_awaited(both: Servers) -> None:
 
 
 def test_a_class_in_place_of_a_factory_is_refused(both: Servers) -> None:
-    with pytest.raises(InvalidRequest, match="'factory' is the class ScriptedFactory; give an object of it"):
+    with pytest.raises(InvalidRequest, match="'factory' is the class ScriptedFactory; pass an instance"):
         HarnessRolloutWorker(ScriptedFactory, lambda *_: "yes")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="'environments' is the class AddingFactory"):
         EnvironmentSessionFactory(both.interception, AddingFactory)

@@ -18,11 +18,11 @@ from tokengrove.rollout.executors.ray_cluster import runtime_env
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "cloud"}, "--executor is 'cloud'; give one of local, process, ray"),
+        ({"kind": "cloud"}, "--executor is 'cloud'; it must be one of local, process, ray"),
         ({"concurrency": 0}, "--concurrency is 0"),
         ({"kind": "process", "workers": 0}, "--workers is 0"),
-        ({"workers": 2}, "--workers is of --executor process; this is --executor local"),
-        ({"kind": "process", "ray": RayOptions()}, "the options of Ray are of --executor ray"),
+        ({"workers": 2}, "--workers applies to --executor process; this is --executor local"),
+        ({"kind": "process", "ray": RayOptions()}, "the options of Ray apply to --executor ray"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_the_names_of_their_flags(fields: dict[str, Any], message: str) -> None:

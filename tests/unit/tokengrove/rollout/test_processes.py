@@ -55,7 +55,7 @@ async def test_variables_are_set_for_one_call_and_all_are_restored(pool: Process
     [
         ("raise", "tests.unit.tokengrove.rollout.agents_of_processes.Refused", "not today"),
         ("leave", "SystemExit", "enough"),
-        ("generate", "TypeError", "what it returned, of type generator, cannot be pickled"),
+        ("generate", "TypeError", "the result, of type generator, cannot be pickled"),
     ],
 )
 async def test_exceptions_cross_as_text_and_the_process_lives(
@@ -204,7 +204,7 @@ async def test_what_cannot_be_pickled_is_named(pool: ProcessPool, arguments: dic
 
 
 async def test_what_cannot_be_rebuilt_in_the_process_is_told(pool: ProcessPool) -> None:
-    with pytest.raises(AgentFailed, match=r"cannot rebuild what it was sent.*never again"):
+    with pytest.raises(AgentFailed, match=r"cannot unpickle the call.*never again"):
         await pool.run(functions.add, a=functions.Unpicklable(), b=1)
     assert await pool.run(functions.add, a=1, b=1) == 2
 
@@ -234,7 +234,7 @@ def work():
     [
         ('if __name__ == "__main__": work()', "file", "42"),
         ("work()", "file", "42"),
-        ("work()", "stdin", "what is defined in a notebook or on stdin has to go into a module"),
+        ("work()", "stdin", "definitions of a notebook or of stdin must be in a module"),
     ],
 )
 def test_what_a_script_defines_reaches_its_processes(tmp_path: Path, begins: str, by: str, told: str) -> None:
