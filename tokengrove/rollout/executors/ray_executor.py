@@ -1,6 +1,7 @@
-"""Episodes on a Ray cluster: actors that each play several at once, started as they are needed.
+"""Episodes on a Ray cluster: actors, each of which plays several episodes at once and starts when it is needed.
 
-Never more calls are with Ray than there are episodes that play: the others wait here, so nothing piles up there.
+Ray gets calls only for episodes that have a place. Other episodes wait in this process, so that no calls pile up in
+Ray.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 class RayExecutor(PooledExecutor):
-    """Connects to the cluster when it is made, and leaves it when it is closed if nobody had joined it before.
+    """Connects to the cluster when it is created. When closed, it disconnects, unless the program was connected before.
 
-    Raises ConfigurationError if there is no cluster.
+    Raises ConfigurationError if Ray is not installed, and if there is no cluster.
     """
 
     def __init__(self, concurrency: int, options: RayOptions) -> None:
         self._joined = connect(options)
         self._checked: set[str] = set()
         places = min(concurrency, options.episodes_per_worker)
-        # Over the nodes evenly, so that one that fails takes few episodes with it.
+        # Spread evenly over the nodes, so that a node that fails affects few episodes.
         resources = {
             "num_cpus": options.num_cpus,
             "runtime_env": runtime_env(options),
