@@ -127,7 +127,7 @@ class HarnessRolloutWorker:
         """Return the turns of a rollout as openenv's `TrainingTrace`. Raises InvalidRequest if the trainer has none."""
         fetch = getattr(self._trainer, "fetch_training_trace", None)
         if fetch is None:
-            raise InvalidRequest("'generate' stores no training traces; use ServerGenerate", param="generate")
+            raise InvalidRequest("'generate' stores no training traces; ServerGenerate does", param="generate")
         return fetch(rollout_id)
 
     def close(self) -> None:
