@@ -139,8 +139,8 @@ class AgentLoopWorker:
         n, name = repeats(self.rollout_config, prompts)
         if prompts.repeated(n, name) is not prompts:
             message = (
-                f"{name} is {n}, but each sample of the batch runs once: AgentLoopWorker does not repeat samples; use "
-                "AgentLoopManager"
+                f"{name} is {n}, but each sample of the batch runs once: AgentLoopManager repeats samples, and "
+                "AgentLoopWorker does not"
             )
             warnings.warn(message, stacklevel=2)
         return as_given(await self.run_batch(prompts), batch)

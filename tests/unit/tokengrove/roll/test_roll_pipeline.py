@@ -193,7 +193,7 @@ def test_batches_are_written_and_read_in_place_of_episodes(url: str, tmp_path: P
     mock.mode = "mock"
     with RolloutScheduler(config, config.train_env_manager, url="http://127.0.0.1:1") as train:
         read = train.get_batch(at, 2)
-        with pytest.raises(FileNotFoundError, match=r"step_000004\.pkl; run the step with mode: dump first"):
+        with pytest.raises(FileNotFoundError, match=r"step_000004\.pkl does not exist; run the step with mode: dump"):
             train.get_batch(DataProto(meta_info={"global_step": 4}), 2)
     assert played is not None and read is not None
     assert read.batch["input_ids"].tolist() == played.batch["input_ids"].tolist()

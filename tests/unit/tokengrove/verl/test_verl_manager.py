@@ -312,7 +312,7 @@ def test_a_batch_that_is_repeated_already_runs_as_it_is(url: str, columns: dict[
 
 
 async def test_a_worker_that_repeats_nothing_says_so(url: str) -> None:
-    with pytest.warns(UserWarning, match=r"rollout.n is 2, and each sample .* AgentLoopManager repeats"):
+    with pytest.warns(UserWarning, match=r"rollout.n is 2, but each sample .* AgentLoopManager repeats"):
         await AgentLoopWorker(changed(n=2), url, admin_key=KEY).generate_sequences(batch("two_turns"))
 
 
