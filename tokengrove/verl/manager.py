@@ -63,8 +63,8 @@ class AgentLoopManager:
     of AgentLoopWorker.
 
     The methods block, or are awaited where an event loop runs. With `free_cache_engine` in the configuration, the
-    engines have their memory only during `generate_sequences`, which calls `wake_up` before and `sleep` after the
-    batch, also if the batch fails. An engine that cannot release its memory keeps it, with a warning. Without
+    engines have their memory only during `generate_sequences`, which resumes it before the batch and releases it after
+    it, also if the batch fails. An engine that cannot release its memory keeps it, with a warning. Without
     `free_cache_engine`, samples wait for an engine whose memory is released, with a warning. The constructor calls no
     server: a trainer that needs the memory before its first batch calls `sleep`.
     """
