@@ -50,6 +50,7 @@ class WorkerProcesses:
         self._scheduler: Scheduler[list[int]] | None = None
         self._thread = threading.Thread()
         self._stopped = False
+        self._deaths: list[tuple[list[int], str]] = []
 
     def start(self, seed: int) -> None:
         """Let all workers play, until the queue ends or is shut down."""
@@ -80,8 +81,10 @@ class WorkerProcesses:
         return [_names(ranks) for ranks in self._shares]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and sessions whose start was on its way to the server when their worker died."""
         self._pool.close()
+        for ranks, reason in self._deaths:
+            self._end_sessions(ranks, reason)
         self._server.close()
 
     async def _play_all(self, seed: int) -> None:
@@ -96,7 +99,8 @@ class WorkerProcesses:
             try:
                 return await self._run_once(ranks, seed)
             except WorkerDied as error:
-                await in_thread(partial(self._end_sessions, ranks, exit_reason(error)))
+                self._deaths.append((ranks, exit_reason(error)))
+                await in_thread(partial(self._end_sessions, *self._deaths[-1]))
                 if self._stopped:
                     return None
                 if not restarts.allowed(self._queue.release(self._environments(ranks))):
