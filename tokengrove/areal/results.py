@@ -8,9 +8,9 @@ path, so they are exactly those of layout individual.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from tokengrove.areal import replies
 from tokengrove.areal.interaction import InteractionWithTokenLogpReward
 from tokengrove.areal.model_response import ModelResponse
 from tokengrove.client import Export, Sample, SessionTree, TreeNode
@@ -77,10 +77,10 @@ def _turns(
         if interaction.image_spans and interaction.model_response is not None:
             interaction.model_response.input_images = vision.base64_of(sample, images, start)
         if node.api == "responses" and node.reply is not None:
-            interaction.response = replies.response(node.reply)
+            interaction.response = response(node.reply)
         else:
             chat = node.reply if node.api == "chat" and node.reply is not None else _as_chat(node, answer)
-            interaction.completion = replies.chat_completion(chat)
+            interaction.completion = chat_completion(chat)
         yield interaction
         told = [*messages, answer]
 
@@ -130,3 +130,45 @@ def _as_chat(node: TreeNode, answer: Mapping[str, Any]) -> dict[str, Any]:
             "total_tokens": node.prompt_tokens + node.output_tokens,
         },
     }
+
+
+Json = Any
+
+
+class Reply(SimpleNamespace):
+    """An object with the attributes of OpenAI's types; `model_dump` returns its JSON."""
+
+    def model_dump(self) -> dict[str, Json]:
+        """The fields as dicts and lists."""
+        dumped: dict[str, Json] = _dumped(self)
+        return dumped
+
+
+def chat_completion(reply: Mapping[str, Json]) -> Any:
+    """The body of a chat completion as OpenAI's `ChatCompletion`, or a `Reply`."""
+    try:
+        from openai.types.chat import ChatCompletion
+    except ModuleNotFoundError:
+        return _shaped(reply)
+    return ChatCompletion.construct(**reply)
+
+
+def response(reply: Mapping[str, Json]) -> Any:
+    """The body of a response as OpenAI's `Response`, or a `Reply`."""
+    try:
+        from openai.types.responses import Response
+    except ModuleNotFoundError:
+        return _shaped(reply)
+    return Response.construct(**reply)
+
+
+def _shaped(value: Json) -> Any:
+    if isinstance(value, Mapping):
+        return Reply(**{name: _shaped(of) for name, of in value.items()})
+    return [_shaped(item) for item in value] if isinstance(value, list) else value
+
+
+def _dumped(value: Any) -> Json:
+    if isinstance(value, Reply):
+        return {name: _dumped(of) for name, of in vars(value).items()}
+    return [_dumped(item) for item in value] if isinstance(value, list) else value

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokengrove.commands.agents_output import agents_on_stderr
+from tokengrove.commands.agents_output import agents_on_stderr, few_warnings
 from tokengrove.commands.failure import fail
-from tokengrove.commands.few_warnings import few_warnings
 from tokengrove.commands.run_flags import command_options_of, named_values, run_options_of
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.rollout.run_options import RunOptions

@@ -17,9 +17,8 @@ from tokengrove.rollout.episodes import EpisodeResult, Server, Task
 from tokengrove.rollout.executors import Executor, ExecutorOptions, RayOptions, executor_for
 from tokengrove.rollout.run_options import RunOptions
 from tokengrove.runs.agents import agent_of, check_agent, check_paths
-from tokengrove.runs.leftovers import clean
+from tokengrove.runs.leftovers import clean, recovered
 from tokengrove.runs.observer import Observer
-from tokengrove.runs.recovery import recovered
 from tokengrove.runs.run import Run
 from tokengrove.runs.run_folder import Identity, RunFolder
 from tokengrove.runs.samples import Samples

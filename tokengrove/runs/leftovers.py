@@ -8,13 +8,17 @@ withdrawn.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from tokengrove.client import AsyncClient
+from tokengrove.client import AsyncClient, TreeNode
 from tokengrove.client.options import SessionFilter
 from tokengrove.errors import ConfigurationError, SessionNotFound
+from tokengrove.rollout.episodes import EpisodeResult
+from tokengrove.rollout.trajectory import complete, read_tree, score_of
 from tokengrove.runs.slots import RUN, Entry, Slot, place_of
 
 logger = logging.getLogger(__name__)
@@ -81,3 +85,30 @@ def _finished(session: dict[str, Any]) -> Found | None:
     if place is None or session["status"] != "ended" or session["outcome"] != "Finished":
         return None
     return Found(*place, session["session_id"], session["ended_at"] - session["created_at"])
+
+
+async def recovered(client: AsyncClient, found: Found) -> Entry:
+    """The entry that the journal lacks. Its `scores` are the means of the turns' named rewards."""
+    tree = await read_tree(client, found.session_id)
+    nodes = complete(tree)
+    result = EpisodeResult(
+        task_id=found.slot.task_id,
+        sample=found.slot.sample,
+        attempt=found.attempt,
+        session_id=found.session_id,
+        reward=score_of(tree),
+        scores=await _scores(client, found.session_id, nodes),
+        turns=len(nodes),
+        prompt_tokens=sum(node.prompt_tokens for node in nodes),
+        output_tokens=sum(node.output_tokens for node in nodes),
+        seconds=found.seconds,
+    )
+    return Entry(found.slot, result)
+
+
+async def _scores(client: AsyncClient, session_id: str, nodes: Sequence[TreeNode]) -> dict[str, float]:
+    named: dict[str, list[float]] = defaultdict(list)
+    for node in nodes:
+        for name, value in (await client.show_turn(session_id, node.id))["rewards"].items():
+            named[name].append(float(value))
+    return {name: fmean(values) for name, values in named.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import comb
 from typing import Any
 
 from tokengrove.rollout.episodes import EpisodeResult
-from tokengrove.runs.pass_at_k import mean_pass_at_k, powers_up_to
 
 GroupKey = tuple[int, str]
 """The pass over the data, from 0, and the task's id."""
@@ -195,3 +195,22 @@ def _told(result: EpisodeResult) -> str:
     """A failure in one line."""
     message = " ".join((result.message or "").split())
     return f"task {result.task_id}, sample {result.sample}: {message}"
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The estimate for one task. Raises ValueError unless 0 <= passed <= samples and 1 <= k <= samples."""
+    if not 0 <= passed <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples and no more passed than samples: {passed} of {samples}")
+    return 1.0 - comb(samples - passed, k) / comb(samples, k)
+
+
+def mean_pass_at_k(tasks: Iterable[tuple[int, int]], k: int) -> float | None:
+    """The mean over the tasks, each `(samples, passed)`, that have at least k samples; None without any."""
+    found = [pass_at_k(samples, passed, k) for samples, passed in tasks if samples >= k]
+    return sum(found) / len(found) if found else None
+
+
+def powers_up_to(most: int) -> list[int]:
+    """1, 2, 4, ... up to and including `most`."""
+    found = [1 << bit for bit in range(most.bit_length()) if 1 << bit <= most]
+    return found if found and found[-1] == most else [*found, most]

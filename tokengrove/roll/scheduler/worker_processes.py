@@ -51,6 +51,7 @@ class WorkerProcesses:
         self._scheduler: Scheduler[list[int]] | None = None
         self._thread = threading.Thread()
         self._stopped = False
+        self._deaths: list[tuple[list[int], str]] = []
 
     def start(self, seed: int) -> None:
         """Start all workers, which play until the queue ends or is shut down."""
@@ -85,8 +86,13 @@ class WorkerProcesses:
         return [_names(ranks) for ranks in self._shares]
 
     def close(self) -> None:
-        """End the processes and the server of the queue."""
+        """End the processes and the server of the queue.
+
+        Also ends sessions whose start was still on its way to the server when their worker died.
+        """
         self._pool.close()
+        for ranks, reason in self._deaths:
+            self._end_sessions(ranks, reason)
         self._server.close()
 
     async def _play_all(self, seed: int) -> None:
@@ -101,7 +107,8 @@ class WorkerProcesses:
             try:
                 return await self._run_once(ranks, seed)
             except WorkerDied as error:
-                await in_thread(partial(self._end_sessions, ranks, exit_reason(error)))
+                self._deaths.append((ranks, exit_reason(error)))
+                await in_thread(partial(self._end_sessions, *self._deaths[-1]))
                 if self._stopped:
                     return None
                 if not restarts.allowed(self._queue.release(self._environments(ranks))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from tokengrove.errors import InvalidRequest
 from tokengrove.rollout.command.addresses import addresses_of
 from tokengrove.rollout.command.prompts import usual_prompt
-from tokengrove.rollout.command.shell_text import with_variables
 from tokengrove.rollout.episodes import Episode
 from tokengrove.rollout.placeholder_names import PLACEHOLDER
 
@@ -107,3 +106,41 @@ class Placeholders:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+_TOKEN = re.compile(rf"{PLACEHOLDER.pattern}|\\.|['\"\n]|(?<![^\s;&|(])#", re.DOTALL)
+_NAME = "TOKENGROVE_VALUE_"
+
+
+def with_variables(text: str, value: Callable[[re.Match[str]], str]) -> tuple[str, dict[str, str]]:
+    """Return a script with `${...}` in place of its placeholders, and the variables that it needs.
+
+    In single quotes, where a shell expands nothing, the quotes are closed before a value and opened again after it.
+    Without quotes, the shell splits a value at white space, like every variable. In a here-document with a quoted
+    delimiter, values are not expanded.
+    """
+    variables: dict[str, str] = {}
+    inside = ""  # the quote, or the # of a comment, that the following text is in
+
+    def part(match: re.Match[str]) -> str:
+        nonlocal inside
+        found = match[0]
+        if found.startswith("{"):
+            name = f"{_NAME}{len(variables)}"
+            variables[name] = value(match)
+            return f"""'"${{{name}}}"'""" if inside == "'" else f"${{{name}}}"
+        inside = _after(inside, found)
+        return found
+
+    return _TOKEN.sub(part, text), variables
+
+
+def _after(inside: str, found: str) -> str:
+    """The quote or comment that the text after this quote, line end, escaped character or # is in."""
+    if inside == "#":
+        return "" if found == "\n" else inside
+    if inside == "'":
+        return "" if found.endswith("'") else inside  # a backslash has no special meaning here
+    if found == inside:
+        return ""
+    return found if not inside and found in ("'", '"', "#") else inside

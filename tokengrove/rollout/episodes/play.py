@@ -7,10 +7,12 @@ be retried is withdrawn.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from tokengrove.client import AsyncClient, SessionTree
 from tokengrove.client.exit_reason import exit_reason, storable
@@ -18,14 +20,16 @@ from tokengrove.client.options import SessionOptions
 from tokengrove.errors import ProxyError
 from tokengrove.rollout import episode
 from tokengrove.rollout.cancellation import to_the_end
+from tokengrove.rollout.episode import Overdue
 from tokengrove.rollout.episodes.agent import Agent
-from tokengrove.rollout.episodes.agent_run import run_agent
+from tokengrove.rollout.episodes.ended import EpisodeEnded
 from tokengrove.rollout.episodes.ending import CANCELLED, leave_session
 from tokengrove.rollout.episodes.episode import Episode
 from tokengrove.rollout.episodes.failure import Failure, failure_of_agent
 from tokengrove.rollout.episodes.plan import EpisodePlan
 from tokengrove.rollout.episodes.result import EpisodeResult
 from tokengrove.rollout.episodes.rewarding import Rewarding
+from tokengrove.rollout.failures import AgentFailed
 from tokengrove.rollout.trajectory import complete, read_tree, score_of
 
 _RETRY_CANCELLED_S = 10.0
@@ -145,3 +149,25 @@ def _result(
         seconds=time.monotonic() - begun,
         traceback=(failure.traceback or None) if failure is not None else None,
     )
+
+
+async def run_agent(agent: Agent, episode: Episode) -> Any:
+    """Return the agent's result. Raises its exception, and EpisodeEnded (Timeout) after `plan.timeout_s` seconds."""
+    limit_s = episode.plan.timeout_s
+    told = "" if limit_s is None else f"the agent has not ended within {limit_s:g} s (timeout_s)"
+    try:
+        return await episode.play(_contained(agent, episode), limit_s, told)
+    except Overdue as late:
+        raise EpisodeEnded("Timeout", str(late)) from None
+
+
+async def _contained(agent: Agent, episode: Episode) -> Any:
+    """Convert exceptions that would end the event loop, or look like a cancellation of the episode, to AgentFailed."""
+    try:
+        return await agent.play(episode)
+    except Exception:
+        raise
+    except asyncio.CancelledError as error:
+        raise AgentFailed("CancelledError", "the agent was cancelled from inside") from error
+    except BaseException as error:
+        raise AgentFailed(type(error).__name__, str(error)) from error

@@ -15,7 +15,7 @@ from tokengrove.areal import (
     InteractionWithTokenLogpReward,
     ModelResponse,
     concat_padded_tensors,
-    replies,
+    results,
 )
 
 
@@ -90,7 +90,7 @@ def test_a_batch_is_padded_on_the_right() -> None:
 
 
 def test_ids_times_and_data_are_those_of_the_reply() -> None:
-    chat = replies.chat_completion({"id": "chatcmpl-1", "created": 12, "choices": []})
+    chat = results.chat_completion({"id": "chatcmpl-1", "created": 12, "choices": []})
     parent = InteractionWithTokenLogpReward(messages=[user("q")], output_message_list=[assistant("a")], completion=chat)
     child = InteractionWithTokenLogpReward(parent=parent, messages=[user("q"), assistant("a"), user("r")])
     assert (parent.interaction_id, parent.created_at, parent.api_type) == ("chatcmpl-1", 12.0, ApiType.COMPLETION)
@@ -112,7 +112,7 @@ def test_output_tokens_without_stop_need_to_know_the_stop_tokens() -> None:
         _ = response([1], [5]).end_with_stop
 
 
-@pytest.mark.parametrize("make", [replies.chat_completion, replies.response])
+@pytest.mark.parametrize("make", [results.chat_completion, results.response])
 def test_a_reply_has_the_same_shape_without_openai(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"id": "r", "object": "o", "choices": [{"index": 0, "message": assistant("a")}], "usage": None}
     imports = builtins.__import__
@@ -125,6 +125,6 @@ def test_a_reply_has_the_same_shape_without_openai(make: Any, monkeypatch: pytes
     assert make(body).id == "r"
     monkeypatch.setattr(builtins, "__import__", without)
     reply = make(body)
-    assert type(reply) is replies.Reply
+    assert type(reply) is results.Reply
     assert reply.choices[0].message.content == "a"
     assert json.loads(json.dumps(reply.model_dump())) == body

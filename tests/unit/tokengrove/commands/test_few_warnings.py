@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tokengrove.commands.few_warnings import FewAlike, few_warnings
+from tokengrove.commands.agents_output import FewAlike, few_warnings
 
 
 def test_of_many_warnings_alike_one_is_shown_in_a_while_and_counts_the_others(

@@ -20,7 +20,7 @@ from tokengrove.client import Client, Session
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll import AgentRunner, EpisodeResult
 from tokengrove.roll.runners import EpisodeTimeout, RequestError, played
-from tokengrove.roll.runners.step_rewards import step_rewards
+from tokengrove.roll.runners.agent_runner import step_rewards
 
 
 class Counting:

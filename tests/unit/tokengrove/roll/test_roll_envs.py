@@ -19,7 +19,7 @@ pytest.importorskip("gem")
 
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll.envs import register_game, register_games
-from tokengrove.roll.envs.frozen_lake_map import generate_map
+from tokengrove.roll.envs.frozen_lake import generate_map
 from tokengrove.roll.envs.sokoban_room import STEPS, Room, generate_room
 from tokengrove.roll.runners.environments import make_environment
 from tokengrove.roll.values import Section
@@ -295,7 +295,7 @@ def test_what_cannot_be_drawn_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         made("sokoban", dim_room=[4, 4], num_boxes=3).reset(seed=0)
     with pytest.raises(InvalidRequest, match="at least 4x4"):
         made("sokoban", dim_room=[3, 3], num_boxes=1).reset(seed=0)
-    monkeypatch.setattr("tokengrove.roll.envs.frozen_lake_map._TRIES", 1)
+    monkeypatch.setattr("tokengrove.roll.envs.frozen_lake._TRIES", 1)
     with pytest.raises(InvalidRequest, match="take a larger p"):
         generate_map(random.Random(0), 9, 0.0)
     with pytest.raises(InvalidRequest, match="call reset first"):

@@ -17,7 +17,7 @@ from proxy.settings import Settings
 from tests.support import call_text, default_url, sampled, says, tiny_renderer
 from tokengrove.client import Client
 from tokengrove.roll import GEMRunner, ToolCallRunner
-from tokengrove.roll.envs.frozen_lake_map import find, generate_map
+from tokengrove.roll.envs.frozen_lake import find, generate_map
 
 KEY = "the-key-of-one-slot"
 

@@ -11,8 +11,7 @@ import pytest
 from tests.support import says, serving, user
 from tokengrove.client import AsyncClient
 from tokengrove.rollout.episodes import EpisodeResult
-from tokengrove.runs.leftovers import clean, sessions_of
-from tokengrove.runs.recovery import recovered
+from tokengrove.runs.leftovers import clean, recovered, sessions_of
 from tokengrove.runs.slots import Entry, Slot
 
 SLOT = Slot(0, "t", 0)

@@ -7,8 +7,7 @@ from itertools import combinations
 import pytest
 
 from tokengrove.rollout.episodes import EpisodeResult
-from tokengrove.runs.pass_at_k import mean_pass_at_k, pass_at_k, powers_up_to
-from tokengrove.runs.summary import Summary
+from tokengrove.runs.summary import Summary, mean_pass_at_k, pass_at_k, powers_up_to
 
 
 def played(sample: int, reward: float | None = None, **more: object) -> EpisodeResult:

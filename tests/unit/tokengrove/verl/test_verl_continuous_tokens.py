@@ -14,8 +14,8 @@ from tests.support import assistant, function_tool, real_server, system, tool_re
 from tokengrove.client import AsyncClient, Client, Sample
 from tokengrove.errors import InvalidRequest
 from tokengrove.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
+from tokengrove.verl.continuous_tokens import as_requested
 from tokengrove.verl.loop_base import lists_ids
-from tokengrove.verl.request_messages import as_requested
 
 CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 512, "response_length": 512}}}
 TOOL = function_tool("get_weather", {"city": {"type": "string"}})
