@@ -198,7 +198,7 @@ class _Worker:
         self._other_end.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Start the process, and wait until it can run calls. Raises WorkerDied, and TimeoutError after 120 s."""
+        """Start the process, and wait until it can run calls. Raises WorkerDied, also after 120 s."""
         with self._lock:
             if self._killed:
                 raise WorkerDied("the process was ended before it started")
@@ -208,6 +208,8 @@ class _Worker:
         _running.add(self)
         try:
             self._received(process, _START_S)
+        except TimeoutError:
+            raise WorkerDied(f"the process had not started within {_START_S:g} s") from None
         except (EOFError, OSError):
             fate = child_process.fate(process)
             raise WorkerDied(f"the process {fate} before it could run a call; see its messages on stderr") from None

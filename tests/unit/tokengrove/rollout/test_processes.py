@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import until
 from tests.unit.tokengrove.rollout import agents_of_processes as functions
+from tokengrove.rollout import processes
 from tokengrove.rollout.failures import AgentFailed, WorkerDied
 from tokengrove.rollout.processes import ProcessPool, shared_pool
 
@@ -92,6 +93,16 @@ async def test_a_call_that_takes_too_long_is_killed(pool: ProcessPool) -> None:
     with pytest.raises(TimeoutError, match=r"hang has not ended within 0.1 s"):
         await pool.run(functions.hang, timeout_s=0.1)
     assert await pool.run(functions.add, a=1, b=1) == 2
+
+
+async def test_a_process_that_does_not_start_in_time_is_a_dead_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ProcessPool(1)
+    monkeypatch.setattr(processes, "_START_S", 0.0)
+    with pytest.raises(WorkerDied, match="had not started within 0 s"):
+        await pool.run(functions.process_id)
+    monkeypatch.undo()
+    assert await pool.run(functions.process_id)
+    pool.close()
 
 
 async def test_a_call_that_is_cancelled_is_killed_with_all_that_it_started(pool: ProcessPool, tmp_path: Path) -> None:
