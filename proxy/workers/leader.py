@@ -45,11 +45,16 @@ class Gates:
     async def hold(self, mode: PauseMode) -> None:
         """Hold all gates."""
         self.state.announce(mode)
+        own = asyncio.ensure_future(self._gate.hold(mode))
         try:
-            await asyncio.gather(self._gate.hold(mode), self._peers.ask_all("hold", mode))
+            await asyncio.gather(own, self._peers.ask_all("hold", mode))
         except BaseException:
             self.state.ending = True
-            await self.let_in()
+            try:
+                if own.cancel():  # another worker failed first: this gate must not be held later
+                    await asyncio.wait([own])
+            finally:
+                await self.let_in()
             raise
 
     async def let_in(self) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from proxy.engine.interface import PauseMode
 from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.leader import Follower, Gates, Leader, LeaderState
 from tests.engines.gates import AdminGate
 from tests.support import until
-from tests.unit.proxy.engine.gated import WatchfulEngine
+from tests.unit.proxy.engine.gated import WatchfulEngine, asking
 
 
 class Engine(WatchfulEngine):
@@ -145,3 +147,30 @@ async def test_a_worker_that_catches_up_waits_for_news_that_it_still_takes_over(
     await catching_up
     assert [common["version"] for common in worker.engine.adopted] == [3]
     await adopting
+
+
+class Refusing:
+    """Peers of which one cannot hold its gate."""
+
+    def __init__(self) -> None:
+        self.refused = asyncio.Event()
+
+    async def ask_all(self, step: str, *arguments: Any) -> list[Any]:
+        if step == "hold":
+            self.refused.set()
+            raise RuntimeError("this worker cannot hold its gate")
+        return []
+
+
+async def test_a_pause_that_another_worker_cannot_begin_holds_no_gate_later() -> None:
+    gate = AdminGate(Engine())
+    begun = asyncio.Event()
+    running = asyncio.create_task(gate.read(asking("a", 60), begun))
+    await begun.wait()
+    peers: Any = Refusing()
+    with pytest.raises(RuntimeError, match="cannot hold"):
+        await Gates(gate, peers).hold(PauseMode.DRAIN)
+    await running
+    assert peers.refused.is_set()
+    assert not gate.state.held and gate.state.paused is None
+    assert await gate.read(asking("b", 5))
