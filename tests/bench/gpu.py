@@ -16,7 +16,7 @@ import signal
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from tests.engines.devices import CPU_DEVICE
 from tokengrove.errors import ConfigurationError
 
 _WARM_UP = 16
-"""Sessions of two turns per way that warm up the engine and are not counted: first requests load and compile."""
+"""Sessions of two turns per way that warm up the server and are not counted. Before them, as many as are measured run
+two turns on the engine: it compiles kernels for the sizes of their batches, which takes seconds."""
 
 _MODES = {"streamed": True, "whole replies": False}
 _WAYS = ("direct", "proxy")
@@ -87,6 +88,7 @@ class Bench:
     async def measure(self) -> Results:
         """Run all rounds of all arms; the order of the two ways alternates from round to round."""
         results, workload = Results(engine=self._engine.info().detail), self._plan.workload
+        await self._run("direct", replace(workload, turns=2), Arm("warm-engine", False, 0))
         warming = Workload(min(_WARM_UP, workload.sessions), 2, workload.reply_tokens, 400, 100)
         for way in _WAYS:
             for stream in _MODES.values():

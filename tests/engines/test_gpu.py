@@ -2,7 +2,8 @@
 
 The model has an ordinary shape in bfloat16; the reference is a float32 forward pass of the same weights on the CPU.
 Without CUDA all tests are skipped. `TOKENGROVE_TEST_DEVICE=cpu` runs them on the CPU, except for memory, which only a
-GPU can release; so the tests themselves can be checked without a GPU.
+GPU can release; so the tests themselves can be checked without a GPU. `TOKENGROVE_TEST_SGLANG_ARGUMENTS` has further
+arguments of SGLang on a GPU, separated by spaces.
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ async def test_it_implements_engine_and_reports_its_capabilities(sglang_engine: 
     missing = {Capability.DETERMINISTIC, Capability.RELEASE_MEMORY, Capability.IMAGES}
     assert info.capabilities == frozenset(Capability) - missing
     assert info.vocab_size == 640
+    assert info.detail.startswith("SGLang on cpu, float32") and info.max_running_requests == 64
     longest = info.context_length - len(PROMPT)
     assert len((await complete(sglang_engine, request_for(PROMPT, longest))).ids) == longest
 

@@ -22,6 +22,7 @@ from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
+from proxy.engine.sglang.facts import SEEDED, capabilities_by, running_by
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
 from proxy.prompt_ids import PromptIds
 from proxy.types import Logprobs, ids_of
@@ -36,10 +37,6 @@ from tokengrove.errors import (
 )
 from tokengrove.reasons import FinishReason
 
-# The fact that a server reports if it supports seeds.
-_DETERMINISTIC = "enable_deterministic_inference"
-# The fact about the number of requests that each scheduler runs at once.
-_MOST_RUNNING = "effective_max_running_requests_per_dp"
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
 _SERIAL_BITS, _SERIAL_DIGITS = 63, 19
@@ -263,7 +260,7 @@ class SglangServer:
         """Return the fields of a request except `input_ids`."""
         interval = self._interval(request)
         params = sampling_params(request, interval if self._intervals else None)
-        if self._facts and _DETERMINISTIC not in self._facts:  # an old server fails on a seed
+        if self._facts and SEEDED not in self._facts:  # an old server fails on a seed
             params.pop("sampling_seed", None)
         if self._never:
             params["logit_bias"] = {**params.get("logit_bias", {}), **self._never}
@@ -416,9 +413,9 @@ class SglangServer:
             vocab_size=self._vocab_size,
             context_length=context_length,
             weight_version=0,
-            capabilities=_capabilities_by(self._facts) - (frozenset() if self._sight else {Capability.IMAGES}),
+            capabilities=capabilities_by(self._facts) - (frozenset() if self._sight else {Capability.IMAGES}),
             detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
-            max_running_requests=_running_by(self._facts),
+            max_running_requests=running_by(self._facts),
         )
 
     async def close(self) -> None:
@@ -447,25 +444,3 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
     serial = random.getrandbits(_SERIAL_BITS)
     return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"
-
-
-def _running_by(facts: Mapping[str, Any]) -> int | None:
-    """The number of requests that all schedulers of a server with `facts` run at once; None if unknown."""
-    states = facts.get("internal_states")
-    told = [state.get(_MOST_RUNNING) for state in states if isinstance(state, dict)] if isinstance(states, list) else []
-    numbers = [number for number in told if isinstance(number, int) and number > 0]
-    return sum(numbers) or None
-
-
-def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
-    """The capabilities of a server with `facts`."""
-    missing = set()
-    if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
-        missing.add(Capability.GRAMMAR)
-    if facts.get("skip_tokenizer_init"):  # its scheduler asks the tokenizer for the end tokens
-        missing.add(Capability.MIN_TOKENS)
-    if not facts.get(_DETERMINISTIC):
-        missing.add(Capability.DETERMINISTIC)
-    if facts and not facts.get("enable_memory_saver"):
-        missing.add(Capability.RELEASE_MEMORY)
-    return frozenset(Capability) - missing

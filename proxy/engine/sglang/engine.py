@@ -21,6 +21,7 @@ from proxy.engine.arguments import parse_arguments
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.sglang.facts import capabilities_by, running_by
 from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.scheduler import run_scheduler
@@ -51,6 +52,7 @@ class SglangEngine:
         self._numbers, self._streams = VersionNumbers(), Streams(settings.stream_interval)
         self._version = self._newest = 0
         self._mode: PauseMode | None = None
+        self._facts: dict[str, Any] = {}
         self._info: EngineInfo | None = None
         self._intervals = False
         self._ranks = Ranks(1)
@@ -73,7 +75,9 @@ class SglangEngine:
         # Otherwise the first request would create it and replace the server's signal handlers.
         self._manager.auto_create_handle_loop()
         self._intervals = "stream_interval" in _fields(SamplingParams)
-        self._ranks = Ranks(int(self._manager.server_args.dp_size))
+        states = await self._manager.get_internal_state()
+        self._facts = {**states[0], "internal_states": states}
+        self._ranks = Ranks(int(self._facts["dp_size"]))
         if _sees(self._manager):
             processor = await asyncio.to_thread(VisionProcessor.load, self._folder)
             self._images = ImageInputs(processor, getattr(self._manager.model_config, "dtype", None))
@@ -247,7 +251,8 @@ class SglangEngine:
         return version
 
     def _describe(self) -> EngineInfo:
-        arguments, model, blind = self._manager.server_args, self._manager.model_config, self._images is None
+        facts, model, blind = self._facts, self._manager.model_config, self._images is None
+        dtype = str(model.dtype).removeprefix("torch.")
         longest = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"])
         return EngineInfo(
             name="sglang",
@@ -255,9 +260,9 @@ class SglangEngine:
             vocab_size=int(model.vocab_size),
             context_length=longest + _RESERVED_TOKENS,
             weight_version=self._version,
-            capabilities=frozenset(Capability) - _missing(arguments) - ({Capability.IMAGES} if blind else set()),
-            detail=f"SGLang on {arguments.device}, {arguments.dtype}, tp {arguments.tp_size}, dp {arguments.dp_size}",
-            max_running_requests=arguments.max_running_requests,
+            capabilities=capabilities_by(facts) - ({Capability.IMAGES} if blind else set()),
+            detail=f"SGLang on {facts['device']}, {dtype}, tp {facts['tp_size']}, dp {facts['dp_size']}",
+            max_running_requests=running_by(facts),
         )
 
     def _check_memory_saver(self) -> None:
@@ -322,20 +327,6 @@ def _value(text: str) -> Any:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except ValueError:
         return text
-
-
-def _missing(arguments: Any) -> frozenset[Capability]:
-    """The capabilities that the engine lacks with these server arguments."""
-    missing = set()
-    if arguments.skip_tokenizer_init or arguments.grammar_backend == "none":
-        missing.add(Capability.GRAMMAR)
-    if arguments.skip_tokenizer_init:  # its scheduler asks the tokenizer for the end tokens
-        missing.add(Capability.MIN_TOKENS)
-    if not getattr(arguments, "enable_deterministic_inference", False):
-        missing.add(Capability.DETERMINISTIC)
-    if not arguments.enable_memory_saver:
-        missing.add(Capability.RELEASE_MEMORY)
-    return frozenset(missing)
 
 
 def _sees(manager: Any) -> bool:
