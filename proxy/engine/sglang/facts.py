@@ -1,7 +1,7 @@
-"""What SGLang says of itself: its arguments with the values that it chose, and the state of its schedulers.
+"""Facts that SGLang reports about itself: its arguments with the values that it chose, and the state of its schedulers.
 
-In newer SGLang, `server_args` has no value for an argument that was not given, such as the device. The facts have it.
-Over HTTP they are the answer of `/server_info`.
+In newer SGLang, `server_args` has no value for an argument that was not given, such as the device; the facts have the
+chosen one. Over HTTP the facts are the answer of `/server_info`.
 """
 
 from __future__ import annotations
