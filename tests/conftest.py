@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
 from proxy.store import schema
-from tests import databases
+from tests import databases, wide
 from tests.vision import vision_folder, vision_folders, vision_renderer  # noqa: F401
 from tokengrove import initial_block
 
@@ -58,6 +58,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wide.mark_combinations(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

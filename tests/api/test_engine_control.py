@@ -21,6 +21,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
 from proxy.settings import Settings
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, InvalidRequest
 
 MODES = ["in_place", "retract", "abort", "drain"]
@@ -346,6 +347,7 @@ class Failing(ScriptedEngine):
         raise self.error
 
 
+@CROSSED
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("error", "status"),

@@ -11,6 +11,7 @@ import pytest
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from tests.exports import entries
 from tests.support import Server, sampled, says, serving, user
+from tests.wide import CROSSED
 
 
 def always() -> Script:
@@ -223,6 +224,7 @@ async def test_filters_select_sessions(tmp_path: Path) -> None:
         assert await found(group_id="none") == []
 
 
+@CROSSED
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 1000])
 @pytest.mark.parametrize("by_ids", [True, False])
 async def test_pages_cover_every_session_once_and_never_split_one(tmp_path: Path, limit: int, by_ids: bool) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineUnavailable, TooManyRequests
 
 CHAT, RESPONSES, MESSAGES = "/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages"
@@ -136,6 +137,7 @@ async def test_of_equal_answers_the_one_whose_signature_is_echoed_is_continued(t
         assert (tree[3]["reason"], tree[3]["parent_id"]) == ("continued", replies[1]["id"])
 
 
+@CROSSED
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
 async def test_a_request_without_a_model_gets_the_served_one(tmp_path: Path, path: str, model: dict[str, Any]) -> None:
@@ -209,6 +211,7 @@ CASES: dict[str, tuple[Callable[[], Script], dict[str, Any], int, str, str]] = {
 }
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", CASES)
@@ -258,6 +261,7 @@ async def test_a_failure_in_the_middle_is_an_error_event_in_every_api(tmp_path: 
         assert not any(end in text for end in ('finish_reason":"', "message_stop", "response.completed"))
 
 
+@CROSSED
 @pytest.mark.parametrize("depth", [200, 300, 600, 900])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)

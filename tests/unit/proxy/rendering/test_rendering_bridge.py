@@ -25,6 +25,7 @@ from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
 from tests import golden
+from tests.wide import CROSSED
 from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -137,6 +138,7 @@ def test_tokens_after_an_end_token_are_kept_and_the_turn_is_closed_after_them(ti
     assert suffix == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
 
+@CROSSED
 @pytest.mark.parametrize("new", CONTINUATIONS.values(), ids=CONTINUATIONS)
 @pytest.mark.parametrize("output", ["", "Yo", "<think>\nhm", f"<think>hm</think>{'x' * 50}", " \n" * 40 + "<think>hm"])
 def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
@@ -304,6 +306,7 @@ class OnlyTheTail(array):  # type: ignore[type-arg]
         raise AssertionError("the whole history was searched")
 
 
+@CROSSED
 @pytest.mark.parametrize("name", ["qwen3", "glm4moe", "gptoss", "llama3_1"])
 @pytest.mark.parametrize("end", [True, False], ids=["ended", "cut"])
 def test_no_more_than_the_tail_of_the_history_is_read(published: Callable[[str], Path], name: str, end: bool) -> None:

@@ -19,6 +19,7 @@ from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolChoice
+from tests.wide import CROSSED
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 CONVERSATION = (
@@ -32,6 +33,7 @@ TEXT = "The answer, as I said, is"
 WITHOUT_TOOLS = ("cohere2", "gemma3", "phi3", "deepseekv3")
 
 
+@CROSSED
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=["default", "silent"])
 @pytest.mark.parametrize(
     ("name", "tools"), [*((name, ()) for name in ENDS), *((name, TOOLS) for name in ENDS if name not in WITHOUT_TOOLS)]

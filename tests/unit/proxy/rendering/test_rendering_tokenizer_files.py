@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from proxy.rendering.families import FAMILIES
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 from proxy.rendering.tokenizer_files import SPLITS, UnknownTokenizer, read_tokenizer, tokenizer_class
-from tests.wide import WIDE
+from tests.wide import CROSSED, WIDE
 from tokengrove.errors import ConfigurationError
 
 CLASSES = (
@@ -146,6 +146,7 @@ def test_the_class_is_the_one_that_autotokenizer_takes(tiny_folder: Path, tmp_pa
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
+@CROSSED
 @pytest.mark.parametrize(
     "config",
     [
