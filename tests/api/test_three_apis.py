@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -304,19 +305,29 @@ SHAPES = st.sampled_from(
 )
 
 
+@pytest.fixture
+def waiting_server(tmp_path: Path) -> Iterator[tuple[asyncio.Runner, Server]]:
+    """A server for many examples, and what runs its coroutines."""
+    served = serving(tmp_path, lambda request: Reply(sampled("x")))
+    with asyncio.Runner() as runner:
+        yield runner, runner.run(served.__aenter__())
+        runner.run(served.__aexit__(None, None, None))
+
+
 @pytest.mark.parametrize("path", [*PATHS, COUNT])
 @settings(max_examples=60)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), json_values | st.lists(SHAPES | json_values, max_size=3)))
-def test_fuzzed_bodies_never_give_a_500(tmp_path_factory: Any, path: str, fields: dict[str, Any]) -> None:
-    import asyncio
+def test_fuzzed_bodies_never_give_a_500(
+    waiting_server: tuple[asyncio.Runner, Server], path: str, fields: dict[str, Any]
+) -> None:
+    runner, server = waiting_server
 
     async def send() -> None:
-        async with serving(tmp_path_factory.mktemp("fuzz"), lambda request: Reply(sampled("x"))) as server:
-            response = await server.post(path, {**body(path), **fields})
-            assert response.status_code in (200, 400, 404), response.text
-            await still_works(server, path)
+        response = await server.post(path, {**body(path), **fields})
+        assert response.status_code in (200, 400, 404), response.text
+        await still_works(server, path)
 
-    asyncio.run(send())
+    runner.run(send())
 
 
 async def still_works(server: Server, path: str) -> None:

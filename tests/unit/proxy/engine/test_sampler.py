@@ -30,8 +30,8 @@ def draw_one(row: SamplingRow, logits=LOGITS) -> Drawn:
 
 def frequencies(row: SamplingRow, draws: int = 4000) -> list[float]:
     counts = [0] * len(LOGITS)
-    for _ in range(draws):
-        counts[draw_one(row).token] += 1
+    for drawn in draw(torch.tensor([LOGITS] * draws), [row] * draws):
+        counts[drawn.token] += 1
     return [count / draws for count in counts]
 
 
