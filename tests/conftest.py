@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
 from proxy.store import schema
-from tests import databases
+from tests import databases, wide
 from tests.vision import vision_folder, vision_folders, vision_renderer  # noqa: F401
 from tokengrove import initial_block
 
@@ -58,6 +59,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+_MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(?:engines|processes|clients|gpu|wide)\b", re.MULTILINE)
+_MARKED_BY_CONFTEST = ("browser", "e2e")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare a quick run of the whole folder the modules of which it would run no test: it need not import them."""
+    quick = config.getoption("markexpr") in config.getini("addopts") and Path(config.args[0]).name == "tests"
+    if quick and collection_path.is_dir():
+        return True if collection_path.name in _MARKED_BY_CONFTEST else None
+    if quick and collection_path.suffix == ".py":
+        return True if _MARKED.search(collection_path.read_text("utf-8")) else None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wide.mark_combinations(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,7 +26,7 @@ from proxy.serving import server
 from proxy.settings import Settings
 from proxy.store import schema
 from proxy.types import Ids, ids_of
-from tests import databases
+from tests import databases, impatience  # noqa: F401 (servers stop at once)
 
 if TYPE_CHECKING:
     import pytest

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 WIDE = pytest.mark.wide
+
+CROSSED = pytest.mark.crossed
+"""For a test whose lists of parameters are combined: a quick run takes each value of each list in some combination."""
 
 
 def few(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
@@ -21,3 +25,27 @@ def first(values: Iterable[Any], count: int = 1) -> list[Any]:
     """The parameters: the first ones as they are, and the others marked."""
     listed = list(values)
     return [*listed[:count], *(pytest.param(value, marks=WIDE) for value in listed[count:])]
+
+
+def mark_combinations(items: Iterable[pytest.Item]) -> None:
+    """Mark the combinations of crossed tests that only repeat values: as many stay as the longest list has values."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("crossed") and not item.get_closest_marker("wide"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        rows = [_row(item) for item in family]
+        lists = [list(dict.fromkeys(column)) for column in zip(*rows, strict=True)]
+        quick = {tuple(values[n % len(values)] for values in lists) for n in range(max(map(len, lists)))}
+        for item, row in zip(family, rows, strict=True):
+            if row not in quick:
+                item.add_marker(WIDE)
+
+
+def _row(item: pytest.Item) -> tuple[tuple[int, ...], ...]:
+    """What identifies the entry that a test has of each list of parameters."""
+    values: Mapping[str, Any] = item.callspec.params  # type: ignore[attr-defined]
+    marks = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    named = [names.replace(",", " ").split() if isinstance(names, str) else list(names) for names in marks]
+    named += [[name] for name in values if not any(name in names for names in named)]
+    return tuple(tuple(id(values[name]) for name in names) for names in named)

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.engine.scripted.scripts import Reply, Script
 from tests.support import Server, sampled, serving, user
+from tests.wide import CROSSED
 
 ADMIN = {"authorization": "Bearer admin"}
 
@@ -29,6 +30,7 @@ async def sessions(server: Server, **more: Any) -> list[str]:
     return [entry["session_id"] for entry in response.json()["sessions"]]
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("path", "session"),
     [

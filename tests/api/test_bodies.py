@@ -16,6 +16,7 @@ from proxy.api import bodies
 from proxy.resources.memory import FreedMemory
 from proxy.settings import Settings
 from tests.support import says, serving, user
+from tests.wide import CROSSED
 
 PATHS = [
     "/s/v1/chat/completions",
@@ -143,6 +144,7 @@ async def test_a_session_that_ends_quietly_at_the_context_does_so_up_to_four_tim
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
+@CROSSED
 @pytest.mark.parametrize("path", ["/s/v1/messages", "/s/v1/messages/count_tokens", "/s/v1/chat/completions"])
 @pytest.mark.parametrize("messages", [1, 100])
 async def test_a_session_keeps_nothing_of_what_was_refused(

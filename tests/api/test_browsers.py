@@ -17,6 +17,7 @@ from proxy.engine.scripted.scripts import Reply, Script
 from proxy.serving.server import serving as served
 from proxy.settings import Settings
 from tests.support import JSON, Server, sampled, serving, user
+from tests.wide import CROSSED
 from tests.workers import workers_of
 from tokengrove.errors import ConfigurationError
 
@@ -279,6 +280,7 @@ async def test_an_allowed_origin_does_not_open_a_foreign_host(tmp_path: Path) ->
         assert code(await server.http.get("/health", headers=headers)) == (403, "host_not_allowed")
 
 
+@CROSSED
 @pytest.mark.parametrize(
     "content_type",
     [

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.engine.interface import PauseMode
 from tests.support import Server, says, serving, until, user
+from tests.wide import CROSSED
 
 
 async def start(server: Server, **body: Any) -> httpx.Response:
@@ -42,6 +43,7 @@ async def test_a_start_that_fails_takes_no_capacity(tmp_path: Path, database_url
         assert_full(await start(server), "--capacity-control")
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("outcome", "given_back"), [("Failed", 1), ("NoData", 1), ("Timeout", 1), ("Finished", 0), (None, 0)]
 )
@@ -164,6 +166,7 @@ async def test_a_waiting_request_without_a_session_counts_once(tmp_path: Path) -
         await asyncio.gather(*waiting)
 
 
+@CROSSED
 @pytest.mark.parametrize("outcome", ["Failed", "NoData", "Timeout", "Finished", None])
 async def test_a_start_that_brings_its_grant_leaves_the_capacity_as_it_was(
     tmp_path: Path, database_url: str, outcome: str | None

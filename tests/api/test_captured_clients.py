@@ -8,6 +8,8 @@ one.
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,23 @@ import pytest
 from tests.captures import FOLDER, Turn, ids, outcome, parse_reply, read
 from tests.conformance.planned import follow
 from tests.support import Server, serving, tiny_renderer
+from tests.wide import few
 
 CONVERSATIONS = sorted(FOLDER.glob("*.json*"))
 
 
-@pytest.mark.parametrize("path", CONVERSATIONS, ids=lambda path: path.name.partition(".")[0])
+def one_of_each_client() -> list[Path]:
+    """For each client one of its conversations: with the first client its first, with the second its second, ..."""
+    clients: dict[str, list[Path]] = defaultdict(list)
+    for path in CONVERSATIONS:
+        clients[API.sub("", path.name.partition(".")[0])].append(path)
+    return [paths[number % len(paths)] for number, paths in enumerate(clients.values())]
+
+
+API = re.compile("-(chat|messages|responses|compatible|router)(-stream)?$")
+
+
+@pytest.mark.parametrize("path", few(CONVERSATIONS, one_of_each_client()), ids=lambda path: path.name.partition(".")[0])
 async def test_a_captured_conversation_makes_the_samples_of_its_entry(path: Path, tmp_path: Path) -> None:
     captured, turns = read(path)
     async with serving(tmp_path, follow(tiny_renderer(), chunk=1000)) as server:

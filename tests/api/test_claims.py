@@ -24,6 +24,7 @@ from proxy.store.sql import claims
 from tests.databases import execute, meanwhile
 from tests.exports import entries
 from tests.support import Server, sampled, serving, until, user
+from tests.wide import CROSSED
 
 
 def always() -> Script:
@@ -88,6 +89,7 @@ async def test_a_filter_selects_sessions_and_leaves_the_others(tmp_path: Path, d
         assert list(entries(await claim(server, limit=9, filter={"task_id": "t"}))) == ["a"]
 
 
+@CROSSED
 @pytest.mark.parametrize("filters", [{"purpose": "main"}, {"agent": "a"}, {"min_version": 0}, {"max_version_span": 0}])
 async def test_a_filter_of_samples_needs_an_export(tmp_path: Path, database_url: str, filters: dict[str, Any]) -> None:
     async with served(tmp_path, database_url) as server:

@@ -17,6 +17,7 @@ from proxy.engine.versions import LARGEST_VERSION, with_run
 from proxy.types import VersionRuns
 from tests.api.test_engine_control import MODES, TEXT, WORDS, begun, goes_on, sampled_by, serving_on, streamed
 from tests.support import tiny_renderer, until
+from tests.wide import CROSSED
 
 
 class HastyEngine(ScriptedEngine):
@@ -71,6 +72,7 @@ async def test_generate_replies_with_the_corrected_versions(tmp_path: Path, path
         assert reply["output_ids"] == WORDS and reply["versions"] == [0] * len(WORDS)
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

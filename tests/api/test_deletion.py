@@ -16,6 +16,7 @@ from tests.databases import execute
 from tests.exports import entries
 from tests.mailboxes import posting
 from tests.support import Server, sampled, says, serving, until, user
+from tests.wide import CROSSED
 from tokengrove.client.readers.read import read_page
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
@@ -85,6 +86,7 @@ async def test_the_id_of_a_deleted_session_begins_a_new_one(tmp_path: Path, data
         assert [(turn["seq"], turn["reason"]) for turn in await server.tree()] == [(0, "first")]
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 async def test_turns_that_run_are_cancelled_and_leave_nothing(tmp_path: Path, database_url: str, stream: bool) -> None:
     async with serving(tmp_path, play([HANGS]), database_url=database_url) as server:

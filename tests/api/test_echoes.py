@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, user
+from tests.wide import CROSSED
 
 REASONING, TEXT = "Look there.\nThen here.", "I look\nat both."
 FIRST, SECOND = ("look", '{"place": "attic"}'), ("look", '{"place": "cellar", "depth": {"from": 1}}')
@@ -205,6 +206,7 @@ def in_tags(tag: str) -> str:
     return f"<{tag}>\n{REASONING}\n</{tag}>"
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     ("text", "echo"),
@@ -241,6 +243,7 @@ async def test_an_answer_with_our_text_or_reasoning_or_none_goes_on(
         expect(loop, node, *echo)
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     "text",
@@ -313,6 +316,7 @@ def split(loop: Loop, how: str, text: str | None = TEXT) -> list[Step]:
     }[how]
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize("how", SPLITS)
 @pytest.mark.parametrize(("text", "echo"), [(TEXT, []), (REASONING, ["text_dropped", "reasoning_as_text"])])
@@ -333,6 +337,7 @@ async def test_an_answer_split_into_messages_goes_on(
         assert (node["reason"], node["aligned"]) == ("continued", True)
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize("how", SPLITS)
 async def test_a_split_answer_with_an_edited_text_is_a_rewrite(tmp_path: Path, api: Api, how: str) -> None:
@@ -347,6 +352,7 @@ THIRD = ("look", '{"place": "roof"}')
 AFTERWARDS = f"<think>\nOne more.\n</think>\n\n{call_text(*THIRD)}"
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     ("text", "echo"),
@@ -377,6 +383,7 @@ async def test_answers_without_their_results_in_between_go_on(tmp_path: Path, ap
         expect(loop, node, "joined")
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize("edited", ["text", "first result", "a result of no call", "order of the calls"])
 async def test_joined_answers_with_something_of_the_clients_own_are_a_fork(
@@ -409,6 +416,7 @@ async def test_text_and_reasoning_as_messages_of_their_own_go_on(tmp_path: Path,
         expect(loop, node, *(["reasoning_as_text"] if api is Messages else ["reasoning_as_text", "split"]))
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     ("arguments", "echo"),
@@ -426,6 +434,7 @@ async def test_arguments_with_null_defaults_go_on(tmp_path: Path, api: Api, argu
         expect(loop, node, *echo)
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     "arguments",
@@ -636,6 +645,7 @@ async def test_a_streamed_turn_goes_on_from_an_echo(tmp_path: Path, api: Api) ->
         expect(loop, (await server.tree())[-1], "text_dropped")
 
 
+@CROSSED
 @pytest.mark.parametrize("text", ["one\r\ntwo", "<thinking>so</thinking>\none\ntwo"])
 @APIS
 async def test_line_ends_and_thinking_tags_do_not_count_without_calls(tmp_path: Path, api: Api, text: str) -> None:
@@ -656,6 +666,7 @@ async def test_a_sampled_carriage_return_that_comes_back_without_it_is_the_same_
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize("text", ['{"a":1}', "so\none", "so\n\none"])
 async def test_another_text_without_calls_is_a_rewrite(tmp_path: Path, api: Api, text: str) -> None:
@@ -666,6 +677,7 @@ async def test_another_text_without_calls_is_a_rewrite(tmp_path: Path, api: Api,
         assert [node["reason"] for node in await server.tree()] == ["first", "rewritten"]
 
 
+@CROSSED
 @pytest.mark.parametrize("api", [Chat, Responses])  # over messages, texts that follow one another are one text
 @pytest.mark.parametrize("reasoning", ["<think>\nso\n</think>", " <thinking>so</thinking>\r\n"])
 async def test_reasoning_in_tags_as_a_message_before_its_answer_goes_on(
@@ -681,6 +693,7 @@ async def test_reasoning_in_tags_as_a_message_before_its_answer_goes_on(
         assert [(node["aligned"], node["notes"]) for node in tree[3:]] == [(True, {"echo": ["split"]})] * 2
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize("reasoning", ["\n\n<think>\nso\n</think>\n", "<thinking>so</thinking>\r\n"])
 async def test_reasoning_in_tags_behind_its_answer_goes_on(tmp_path: Path, api: Api, reasoning: str) -> None:
@@ -694,6 +707,7 @@ async def test_reasoning_in_tags_behind_its_answer_goes_on(tmp_path: Path, api: 
         assert [(node["aligned"], node["notes"]) for node in tree[3:]] == [(True, {"echo": ["reasoning_as_text"]})] * 2
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     "text", ["one<think>not</think>", "won<think>so</think>", "one<think>so</think> then", "one so", "one</think>"]
@@ -706,6 +720,7 @@ async def test_other_text_behind_an_answer_is_a_rewrite(tmp_path: Path, api: Api
         assert (node["reason"], node["notes"]) == ("rewritten", {})
 
 
+@CROSSED
 @pytest.mark.parametrize("api", [Chat, Responses])
 @pytest.mark.parametrize(
     "said",
@@ -896,6 +911,7 @@ def everything(answer: Said, results: list[Result]) -> list[Step]:
 THOUGHTS: dict[str | None, str] = {"First\nthis.": "One\r\nthought.", None: "No words.", "Then\nthat.": "Another."}
 
 
+@CROSSED
 @APIS
 @pytest.mark.parametrize(
     "changed",

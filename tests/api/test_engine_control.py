@@ -21,6 +21,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
 from proxy.settings import Settings
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, InvalidRequest
 
 MODES = ["in_place", "retract", "abort", "drain"]
@@ -138,13 +139,16 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "body", "param"), WRONG, ids=lambda value: str(value)[:40])
-async def test_a_wrong_field_is_named_and_nothing_changes(tmp_path: Path, name: str, body: Any, param: str) -> None:
+async def test_a_wrong_field_is_named_and_nothing_changes(tmp_path: Path) -> None:
+    wrong = []
     async with serving(tmp_path, says("fine")) as server:
         before = await state(server)
-        error = await error_of(server, f"/engine/{name}", body, 400)
-        assert error["param"] == param, error
-        assert await state(server) == before
+        for name, body, param in WRONG:
+            response = await server.post(f"/engine/{name}", body)
+            named = response.json().get("error", {}).get("param")
+            if (response.status_code, named, await state(server)) != (400, param, before):
+                wrong.append((name, body, response.text))
+        assert not wrong, wrong
         assert (await server.answer([user("hi")]))["content"] == "fine"
 
 
@@ -346,6 +350,7 @@ class Failing(ScriptedEngine):
         raise self.error
 
 
+@CROSSED
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("error", "status"),

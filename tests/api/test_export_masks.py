@@ -15,6 +15,7 @@ from proxy.types import Interaction, Logprobs, SessionRecord
 from tests.exports import entries
 from tests.interactions import interaction
 from tests.support import Server, assistant, call_text, function_tool, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.client import Export, operations
 from tokengrove.client.readers.read import READERS, read_page
 from tokengrove.options.export import ExportFormat, Layout, Padding, TrainSelection
@@ -93,6 +94,7 @@ def with_unmasked() -> list[Interaction]:
     return nodes
 
 
+@CROSSED
 @pytest.mark.parametrize("layout", [Layout.CONCAT, Layout.INDIVIDUAL, Layout.TREE, Layout.PADDED])
 @pytest.mark.parametrize("name", READERS)
 def test_logprobs_without_the_mask_stand_beside_the_masked_ones(name: str, layout: Layout) -> None:

@@ -15,6 +15,7 @@ from tests.api.test_replicas import replicas
 from tests.databases import execute, stalled_commits
 from tests.postgres_link import Link, linked
 from tests.support import Server, says, serving, until, user
+from tests.wide import WIDE
 
 CHAT = "/s/v1/chat/completions"
 QUESTION = "a-question-that-marks-its-turn"
@@ -42,9 +43,20 @@ async def retried(server: Server, key: str | None, path: str = CHAT, body: Any =
     raise AssertionError(response.text)
 
 
-@pytest.mark.parametrize("key", [None, "the-key-of-the-request"])
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("known", [False, True])
+KEY = "the-key-of-the-request"
+
+
+@pytest.mark.parametrize(
+    ("known", "after", "key"),
+    [
+        (False, False, None),
+        (True, True, None),
+        (False, True, KEY),
+        (True, False, KEY),
+        *(pytest.param(*more, marks=WIDE) for more in ((False, True, None), (True, False, None))),
+        *(pytest.param(*more, marks=WIDE) for more in ((False, False, KEY), (True, True, KEY))),
+    ],
+)
 async def test_a_commit_whose_answer_is_lost_is_found_by_the_retry(
     tmp_path: Path, link: Link, after: bool, key: str | None, known: bool
 ) -> None:

@@ -334,13 +334,16 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param"), BAD, ids=lambda value: str(value)[:60])
-async def test_a_wrong_field_is_named_and_the_engine_never_sees_it(tmp_path: Path, body: Any, param: str) -> None:
+async def test_a_wrong_field_is_named_and_the_engine_never_sees_it(tmp_path: Path) -> None:
+    wrong = []
     async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
-        for path in (PATH, "/v1/generate"):
-            error = await refused(server, body, path)
-            assert error["param"] == param, (path, error)
-        assert server.engine.requests == []
+        for body, param in BAD:
+            for path in (PATH, "/v1/generate"):
+                response = await server.post(path, body)
+                named = response.json().get("error", {}).get("param")
+                if (response.status_code, named, server.engine.requests) != (400, param, []):
+                    wrong.append((path, str(body)[:300], response.text))
+        assert not wrong, wrong
         assert (await server.http.get("/rl/sessions")).json()["sessions"] == []  # a refusal leaves no session behind
         assert (await generated(server, PROMPT))["output_ids"] == list(sampled("x"))
 

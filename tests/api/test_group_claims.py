@@ -12,6 +12,7 @@ from tests.api.test_claims import acknowledge, claim, finish, served, two_server
 from tests.databases import meanwhile
 from tests.exports import entries
 from tests.support import Server, user
+from tests.wide import CROSSED
 
 COMPARED = {"layout": "concat", "advantages": "leave_one_out"}
 
@@ -150,6 +151,7 @@ async def test_a_group_with_a_locked_session_is_left_to_the_next_claim(tmp_path:
         assert await held(server, limit=8) == ["a", "b"]
 
 
+@CROSSED
 @pytest.mark.parametrize("body", [{"group_size": 2}, {}])
 async def test_a_filter_keeps_groups_whole_among_what_it_selects(
     tmp_path: Path, database_url: str, body: dict[str, Any]
@@ -162,6 +164,7 @@ async def test_a_filter_keeps_groups_whole_among_what_it_selects(
         assert await held(server, limit=8, filter={"outcome": "Finished"}, **body) == ["a"]
 
 
+@CROSSED
 @pytest.mark.parametrize("body", [{"group_size": 2}, {}])
 async def test_a_validation_session_is_no_member_of_a_group_unless_it_is_asked_for(
     tmp_path: Path, database_url: str, body: dict[str, Any]

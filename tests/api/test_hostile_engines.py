@@ -16,6 +16,7 @@ from proxy.settings import Settings
 from tests.engines.wire import LiveWire
 from tests.logs import fields_of
 from tests.support import JSON, Server, default_url, tiny_renderer, user
+from tests.wide import CROSSED
 
 MARK = "kiwi-4711"
 """What the engine says, and nobody else."""
@@ -125,6 +126,7 @@ async def test_agents_read_what_is_wrong_and_nothing_of_the_answer(
     assert all(turn["error"] for turn in fields_of(caplog, "turn"))
 
 
+@CROSSED
 @pytest.mark.parametrize("status", [400, 404, 422, 500])
 @pytest.mark.parametrize("hostile", ["sglang", "vllm"], indirect=True)
 async def test_agents_read_nothing_of_a_refusal(hostile: tuple[Server, HostileWire], status: int) -> None:

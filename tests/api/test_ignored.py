@@ -10,6 +10,7 @@ import pytest
 
 from proxy.engine.scripted.scripts import Reply, Script
 from tests.support import function_tool, sampled, serving, user
+from tests.wide import CROSSED
 
 HEADER = "x-tokengrove-ignored"
 CASES: list[tuple[str, dict[str, Any], str]] = [
@@ -41,6 +42,7 @@ def always() -> Script:
     return lambda _: reply
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "body", "expected"), CASES)
 async def test_ignored_fields_are_named(

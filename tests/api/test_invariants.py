@@ -48,6 +48,7 @@ from tests.support import (
     tool_result,
     user,
 )
+from tests.wide import WIDE
 from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
@@ -281,8 +282,14 @@ def without_dangling_results(history: list[Any]) -> list[Any]:
     return [message for message in history if message["role"] != "tool" or message["tool_call_id"] in calls]
 
 
-AgentMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
+class FurtherAgents(AgentMachine):
+    """The same moves in more conversations."""
+
+
+AgentMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=15)
+FurtherAgents.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
 TestInvariants1And2And3And5And6HoldWhateverTheAgentDoes = AgentMachine.TestCase
+TestTheyHoldWhateverFurtherAgentsDo = WIDE(FurtherAgents.TestCase)
 
 
 def check_token_exactness(engine: RandomEngine, interactions: list[Interaction]) -> None:

@@ -22,6 +22,7 @@ from proxy.store.open_database import OpenDatabase
 from tests.engines.wire import LiveWire
 from tests.logs import fields_of
 from tests.support import JSON, Server, default_url, sampled, tiny_renderer, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError, StoreUnavailable
 
 ADMIN = {"authorization": "Bearer admin"}
@@ -83,6 +84,7 @@ def secrets_in(text: str) -> list[str]:
     return [place for place in ("internal", "10.0.0.2", "30000", "/tmp", ".s.PGSQL", "5432", "secret") if place in text]
 
 
+@CROSSED
 @pytest.mark.parametrize("message", PLACES)
 @pytest.mark.parametrize("kind", [EngineFailed, EngineLost, EngineUnavailable, StoreUnavailable, ProxyError])
 def test_a_failure_that_names_a_place_becomes_a_sentence_of_its_class(kind: type[ProxyError], message: str) -> None:

@@ -14,6 +14,7 @@ from proxy.engine.scripted.scripts import Reply, Script
 from proxy.store.pruning import prune
 from tests.databases import execute
 from tests.support import Server, sampled, serving, user
+from tests.wide import CROSSED
 
 RETRY = {"x-stainless-retry-count": "1"}
 TURN = "/v1/chat/completions"
@@ -105,6 +106,7 @@ async def test_a_path_comes_first_then_an_issued_key_then_a_hint_then_an_unknown
         assert (await holder(server, await said(server, "unknown"))).startswith("key-")
 
 
+@CROSSED
 @pytest.mark.parametrize("key", [None, "unknown"])
 async def test_after_an_end_the_next_turn_opens_the_next_session(
     tmp_path: Path, database_url: str, key: str | None
@@ -232,6 +234,7 @@ async def test_turns_at_one_moment_open_one_session(tmp_path: Path) -> None:
         assert await sessions(server) == ["default", "default-1"]
 
 
+@CROSSED
 @pytest.mark.parametrize("key", [None, "unknown"])
 @pytest.mark.parametrize("opened", [False, True])
 async def test_a_retry_of_an_ended_sessions_turn_gets_its_reply_again(
@@ -283,6 +286,7 @@ async def test_what_was_first_asked_after_the_end_is_no_retry_of_the_ended_sessi
         assert await said(server, headers=RETRY) == after
 
 
+@CROSSED
 @pytest.mark.parametrize("key", [None, "unknown"])
 async def test_rewards_marks_and_ends_find_the_session_of_the_turns_also_after_its_end(
     tmp_path: Path, database_url: str, key: str | None
@@ -369,6 +373,7 @@ async def test_with_rewards_by_control_whoever_starts_a_session_gets_its_control
         assert await end(server, started["control_key"]) == {"interaction_count": 1}
 
 
+@CROSSED
 @pytest.mark.parametrize("key", [None, "unknown"])
 async def test_with_rewards_by_control_a_session_that_began_with_a_turn_says_how_to_reward(
     tmp_path: Path, database_url: str, key: str | None

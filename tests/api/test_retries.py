@@ -18,6 +18,7 @@ from proxy.store.turn_log import TurnLog
 from proxy.types import Interaction
 from tests.exports import entries
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
+from tests.wide import CROSSED
 from tokengrove.errors import StoreUnavailable
 from tokengrove.reasons import Status
 
@@ -101,6 +102,7 @@ async def test_an_aborted_attempt_is_superseded(tmp_path: Path) -> None:
         assert sorted(node["status"] for node in await server.tree()) == ["complete", "superseded"]
 
 
+@CROSSED
 @pytest.mark.parametrize("mark", [{}, *MARKS])
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_committed_reply_that_was_never_written_is_replayed(
@@ -333,6 +335,7 @@ def attempts(server: Server) -> Any:
 _LONG = "one two three four five six seven é 🙂 " * 30
 
 
+@CROSSED
 @pytest.mark.parametrize("stop", [[], ["zzz"], ["seven END"]])
 @pytest.mark.parametrize(
     "text",

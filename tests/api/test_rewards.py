@@ -243,15 +243,20 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param"), BAD)
-async def test_a_bad_reward_is_400_with_its_field_and_changes_nothing(tmp_path: Path, body: Any, param: str) -> None:
+async def test_a_bad_reward_is_400_with_its_field_and_changes_nothing(tmp_path: Path) -> None:
+    wrong = []
     async with serving(tmp_path, says("a")) as server:
         (node,) = await conversation(server, 1)
-        if isinstance(body, dict) and isinstance(body.get("rewards"), dict):
-            body = {**body, "rewards": dict.fromkeys([node] * len(body["rewards"]), *body["rewards"].values())}
-        response = await server.post("/s/rl/set_reward", body)
-        assert response.status_code == 400, response.text
-        assert response.json()["error"]["param"] == param.replace("ID", node)
+        before = await server.tree()
+        for bad, param in BAD:
+            body: Any = bad
+            if isinstance(body, dict) and isinstance(body.get("rewards"), dict):
+                body = {**body, "rewards": dict.fromkeys([node] * len(body["rewards"]), *body["rewards"].values())}
+            response = await server.post("/s/rl/set_reward", body)
+            named = response.json().get("error", {}).get("param")
+            if (response.status_code, named, await server.tree()) != (400, param.replace("ID", node), before):
+                wrong.append((bad, response.text))
+        assert not wrong, wrong
         assert await column(server, "reward") == [None]
         await server.ok("/s/rl/set_reward", {"reward": 1})
 
@@ -306,40 +311,42 @@ async def test_the_end_needs_no_body_is_idempotent_and_seals_the_session(tmp_pat
         assert (entry["outcome"], entry["metrics"], entry["rewarded"]) == ("Finished", {"acc": 0.5}, True)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"outcome": "finished"}, "outcome"),
-        ({"outcome": 1}, "outcome"),
-        ({"outcome": []}, "outcome"),
-        ({"exit_reason": 5}, "exit_reason"),
-        ({"exit_reason": "a\0b"}, "exit_reason"),
-        ({"metrics": []}, "metrics"),
-        ({"metrics": "x"}, "metrics"),
-        ({"metrics": False}, "metrics"),
-        ({"finished": "yes"}, "finished"),
-        ({"finished": 1}, "finished"),
-        ({"reward": "x"}, "reward"),
-        ({"step_scores": [1, 2, 3]}, "step_scores"),
-        ({"reward": 1, "finished": 0}, "finished"),
-        ({"reward": 1, "exit_reason": "a\0b"}, "exit_reason"),
-        ({"metrics": nested(260)}, "metrics"),
-        ({"metrics": nested(250)}, "metrics"),
-        ({"rewrd": 1}, "rewrd"),
-        ({"reward": 1, "outcomes": "Finished"}, "outcomes"),
-        ({"turn": 0}, "reward"),
-        ({"reward": 1, "name": ""}, "name"),
-    ],
-)
-async def test_a_bad_end_is_400_with_its_field_and_leaves_the_session_open(
-    tmp_path: Path, body: dict[str, Any], param: str
-) -> None:
+BAD_ENDS: list[tuple[dict[str, Any], str]] = [
+    ({"outcome": "finished"}, "outcome"),
+    ({"outcome": 1}, "outcome"),
+    ({"outcome": []}, "outcome"),
+    ({"exit_reason": 5}, "exit_reason"),
+    ({"exit_reason": "a\0b"}, "exit_reason"),
+    ({"metrics": []}, "metrics"),
+    ({"metrics": "x"}, "metrics"),
+    ({"metrics": False}, "metrics"),
+    ({"finished": "yes"}, "finished"),
+    ({"finished": 1}, "finished"),
+    ({"reward": "x"}, "reward"),
+    ({"step_scores": [1, 2, 3]}, "step_scores"),
+    ({"reward": 1, "finished": 0}, "finished"),
+    ({"reward": 1, "exit_reason": "a\0b"}, "exit_reason"),
+    ({"metrics": nested(260)}, "metrics"),
+    ({"metrics": nested(250)}, "metrics"),
+    ({"rewrd": 1}, "rewrd"),
+    ({"reward": 1, "outcomes": "Finished"}, "outcomes"),
+    ({"turn": 0}, "reward"),
+    ({"reward": 1, "name": ""}, "name"),
+]
+
+
+async def test_a_bad_end_is_400_with_its_field_and_leaves_the_session_open(tmp_path: Path) -> None:
+    wrong = []
     async with serving(tmp_path, says("a", "b")) as server:
         await conversation(server, 1)
-        response = await server.post("/s/rl/end_session", body)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-        shown = (await server.http.get("/rl/sessions/s")).json()
-        assert shown["status"] == "active" and shown["interactions"][0]["reward"] is None
+        for body, param in BAD_ENDS:
+            response = await server.post("/s/rl/end_session", body)
+            named = response.json().get("error", {}).get("param")
+            shown = (await server.http.get("/rl/sessions/s")).json()
+            is_open = shown["status"] == "active" and shown["interactions"][0]["reward"] is None
+            if (response.status_code, named, is_open) != (400, param, True):
+                wrong.append((body, response.text))
+        assert not wrong, wrong
         await server.chat([user("still here")])
 
 
@@ -426,52 +433,56 @@ async def test_concurrent_ends_and_rewards_leave_one_consistent_end(tmp_path: Pa
         assert stored_returns(tmp_path) == dict.fromkeys(ids, last)
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "task_id"),
-        ({"task_id": None}, "task_id"),
-        ({"task_id": 5}, "task_id"),
-        ({"task_id": "a b"}, "task_id"),
-        ({"task_id": "t", "session_id": 5}, "session_id"),
-        ({"task_id": "t", "group_id": []}, "group_id"),
-        ({"task_id": "t", "group_id": "a\0"}, "group_id"),
-        ({"task_id": "t", "metadata": [1]}, "metadata"),
-        ({"task_id": "t", "metadata": 0}, "metadata"),
-        ({"task_id": "t", "metadata": nested(260)}, "metadata"),
-        ({"task_id": "t", "metdata": {}}, "metdata"),
-        ({"task_id": "t", "limit": {"max_turns": 1}}, "limit"),
-        ({"task_id": "t", "discount": 1.5}, "discount"),
-        ({"task_id": "t", "discount": "1"}, "discount"),
-        ({"task_id": "t", "discount": True}, "discount"),
-        ({"task_id": "t", "credit": "flat"}, "credit"),
-        ({"task_id": "t", "credit": {}}, "credit"),
-        ({"task_id": "t", "limits": [1]}, "limits"),
-        ({"task_id": "t", "limits": {"max_trns": 1}}, "limits.max_trns"),
-        ({"task_id": "t", "limits": {"max_turns": "3"}}, "limits.max_turns"),
-        ({"task_id": "t", "limits": {"max_turns": 2.5}}, "limits.max_turns"),
-        ({"task_id": "t", "limits": {"max_turns": 0}}, "limits.max_turns"),
-        ({"task_id": "t", "limits": {"max_tokens_per_turn": 0}}, "limits.max_tokens_per_turn"),
-        ({"task_id": "t", "limits": {"max_total_tokens": -1}}, "limits.max_total_tokens"),
-        ({"task_id": "t", "limits": {"max_context_tokens": True}}, "limits.max_context_tokens"),
-        ({"task_id": "t", "limits": {"deadline_s": "soon"}}, "limits.deadline_s"),
-        ({"task_id": "t", "limits": {"on_context_overflow": "cut"}}, "limits.on_context_overflow"),
-        ({"task_id": "t", "limits": {"on_context_overflow": []}}, "limits.on_context_overflow"),
-        ({"task_id": "t", "sampling": "greedy"}, "sampling"),
-        ({"task_id": "t", "sampling": {"temprature": 1}}, "sampling.temprature"),
-        ({"task_id": "t", "sampling": {"temperature": -1}}, "sampling.temperature"),
-        ({"task_id": "t", "sampling": {"top_p": 2}}, "sampling.top_p"),
-        ({"task_id": "t", "sampling": {"max_tokens": 2.5}}, "sampling.max_tokens"),
-        ({"task_id": "t", "sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
-        ({"task_id": "t", "sampling": {"seed": 1.5}}, "sampling.seed"),
-        ({"task_id": "t", "sampling": {"stop": [5]}}, "sampling.stop[0]"),
-    ],
-)
-async def test_a_bad_start_is_400_and_names_the_field(tmp_path: Path, body: dict[str, Any], param: str) -> None:
+BAD_STARTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "task_id"),
+    ({"task_id": None}, "task_id"),
+    ({"task_id": 5}, "task_id"),
+    ({"task_id": "a b"}, "task_id"),
+    ({"task_id": "t", "session_id": 5}, "session_id"),
+    ({"task_id": "t", "group_id": []}, "group_id"),
+    ({"task_id": "t", "group_id": "a\0"}, "group_id"),
+    ({"task_id": "t", "metadata": [1]}, "metadata"),
+    ({"task_id": "t", "metadata": 0}, "metadata"),
+    ({"task_id": "t", "metadata": nested(260)}, "metadata"),
+    ({"task_id": "t", "metdata": {}}, "metdata"),
+    ({"task_id": "t", "limit": {"max_turns": 1}}, "limit"),
+    ({"task_id": "t", "discount": 1.5}, "discount"),
+    ({"task_id": "t", "discount": "1"}, "discount"),
+    ({"task_id": "t", "discount": True}, "discount"),
+    ({"task_id": "t", "credit": "flat"}, "credit"),
+    ({"task_id": "t", "credit": {}}, "credit"),
+    ({"task_id": "t", "limits": [1]}, "limits"),
+    ({"task_id": "t", "limits": {"max_trns": 1}}, "limits.max_trns"),
+    ({"task_id": "t", "limits": {"max_turns": "3"}}, "limits.max_turns"),
+    ({"task_id": "t", "limits": {"max_turns": 2.5}}, "limits.max_turns"),
+    ({"task_id": "t", "limits": {"max_turns": 0}}, "limits.max_turns"),
+    ({"task_id": "t", "limits": {"max_tokens_per_turn": 0}}, "limits.max_tokens_per_turn"),
+    ({"task_id": "t", "limits": {"max_total_tokens": -1}}, "limits.max_total_tokens"),
+    ({"task_id": "t", "limits": {"max_context_tokens": True}}, "limits.max_context_tokens"),
+    ({"task_id": "t", "limits": {"deadline_s": "soon"}}, "limits.deadline_s"),
+    ({"task_id": "t", "limits": {"on_context_overflow": "cut"}}, "limits.on_context_overflow"),
+    ({"task_id": "t", "limits": {"on_context_overflow": []}}, "limits.on_context_overflow"),
+    ({"task_id": "t", "sampling": "greedy"}, "sampling"),
+    ({"task_id": "t", "sampling": {"temprature": 1}}, "sampling.temprature"),
+    ({"task_id": "t", "sampling": {"temperature": -1}}, "sampling.temperature"),
+    ({"task_id": "t", "sampling": {"top_p": 2}}, "sampling.top_p"),
+    ({"task_id": "t", "sampling": {"max_tokens": 2.5}}, "sampling.max_tokens"),
+    ({"task_id": "t", "sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
+    ({"task_id": "t", "sampling": {"seed": 1.5}}, "sampling.seed"),
+    ({"task_id": "t", "sampling": {"stop": [5]}}, "sampling.stop[0]"),
+]
+
+
+async def test_a_bad_start_is_400_and_names_the_field(tmp_path: Path) -> None:
+    wrong = []
     async with serving(tmp_path, says()) as server:
-        response = await server.post("/rl/start_session", body)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-        assert (await server.http.get("/rl/sessions")).json() == {"sessions": [], "cursor": None}
+        for body, param in BAD_STARTS:
+            response = await server.post("/rl/start_session", body)
+            named = response.json().get("error", {}).get("param")
+            begun = (await server.http.get("/rl/sessions")).json()["sessions"]
+            if (response.status_code, named, begun) != (400, param, []):
+                wrong.append((body, response.text))
+    assert not wrong, wrong
 
 
 async def test_null_counts_as_absent_at_the_start(tmp_path: Path) -> None:

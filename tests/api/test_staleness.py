@@ -16,6 +16,7 @@ from proxy.settings import Settings
 from proxy.store.pruning import prune
 from tests.databases import execute
 from tests.support import Server, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
 
 
@@ -58,6 +59,7 @@ async def test_a_session_carries_the_version_at_its_start(tmp_path: Path, databa
             assert (await server.http.get(f"/rl/sessions/{name}")).json()["version"] == version
 
 
+@CROSSED
 @pytest.mark.parametrize(("max_staleness", "batch_size"), [(0, 1), (0, 3), (2, 2)])
 async def test_the_number_of_starts_follows_the_formula(
     tmp_path: Path, database_url: str, max_staleness: int, batch_size: int

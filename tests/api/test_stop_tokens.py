@@ -12,6 +12,7 @@ from proxy.types import ids_of
 from tests.api.test_streaming import events
 from tests.api.test_token_ids import BODIES, CHAT, MESSAGES, RESPONSES
 from tests.support import function_tool, sampled, says, serving, tiny_renderer, user
+from tests.wide import CROSSED
 
 OWN = tiny_renderer().stop_token_ids
 TEXT = "one two three"
@@ -24,6 +25,7 @@ def always(text: str = TEXT, chunk: int = 1) -> Script:
     return lambda _: reply
 
 
+@CROSSED
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("chunk", [1, 64])
 async def test_a_stop_token_ends_the_answer_beside_the_models_own(tmp_path: Path, path: str, chunk: int) -> None:
@@ -69,6 +71,7 @@ async def test_min_tokens_is_cut_to_the_budget_of_the_turn_and_recorded_so(tmp_p
         assert (sampling.min_tokens, sampling.max_tokens) == (5, 5)
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @pytest.mark.parametrize("logprobs", [False, True])
@@ -112,6 +115,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@CROSSED
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("fields", "param"), ERRORS)
 async def test_errors_name_the_field(tmp_path: Path, path: str, fields: dict[str, Any], param: str) -> None:

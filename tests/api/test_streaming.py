@@ -24,6 +24,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.settings import Settings
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineUnavailable
 
 CHAT = "/s/v1/chat/completions"
@@ -125,6 +126,7 @@ async def test_a_tool_call_has_its_name_in_the_first_chunk_and_arguments_in_the_
         assert "".join(delta.get("content") or "" for delta in deltas(chunks)).strip() == "sure"
 
 
+@CROSSED
 @pytest.mark.parametrize("chunk", [1, 2, 7, 99])
 @pytest.mark.parametrize(
     "more",

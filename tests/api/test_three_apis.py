@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.errors import EngineUnavailable, TooManyRequests
 
 CHAT, RESPONSES, MESSAGES = "/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages"
@@ -136,6 +138,7 @@ async def test_of_equal_answers_the_one_whose_signature_is_echoed_is_continued(t
         assert (tree[3]["reason"], tree[3]["parent_id"]) == ("continued", replies[1]["id"])
 
 
+@CROSSED
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
 async def test_a_request_without_a_model_gets_the_served_one(tmp_path: Path, path: str, model: dict[str, Any]) -> None:
@@ -209,6 +212,7 @@ CASES: dict[str, tuple[Callable[[], Script], dict[str, Any], int, str, str]] = {
 }
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", CASES)
@@ -258,6 +262,7 @@ async def test_a_failure_in_the_middle_is_an_error_event_in_every_api(tmp_path: 
         assert not any(end in text for end in ('finish_reason":"', "message_stop", "response.completed"))
 
 
+@CROSSED
 @pytest.mark.parametrize("depth", [200, 300, 600, 900])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
@@ -300,19 +305,29 @@ SHAPES = st.sampled_from(
 )
 
 
+@pytest.fixture
+def waiting_server(tmp_path: Path) -> Iterator[tuple[asyncio.Runner, Server]]:
+    """A server for many examples, and what runs its coroutines."""
+    served = serving(tmp_path, lambda request: Reply(sampled("x")))
+    with asyncio.Runner() as runner:
+        yield runner, runner.run(served.__aenter__())
+        runner.run(served.__aexit__(None, None, None))
+
+
 @pytest.mark.parametrize("path", [*PATHS, COUNT])
 @settings(max_examples=60)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), json_values | st.lists(SHAPES | json_values, max_size=3)))
-def test_fuzzed_bodies_never_give_a_500(tmp_path_factory: Any, path: str, fields: dict[str, Any]) -> None:
-    import asyncio
+def test_fuzzed_bodies_never_give_a_500(
+    waiting_server: tuple[asyncio.Runner, Server], path: str, fields: dict[str, Any]
+) -> None:
+    runner, server = waiting_server
 
     async def send() -> None:
-        async with serving(tmp_path_factory.mktemp("fuzz"), lambda request: Reply(sampled("x"))) as server:
-            response = await server.post(path, {**body(path), **fields})
-            assert response.status_code in (200, 400, 404), response.text
-            await still_works(server, path)
+        response = await server.post(path, {**body(path), **fields})
+        assert response.status_code in (200, 400, 404), response.text
+        await still_works(server, path)
 
-    asyncio.run(send())
+    runner.run(send())
 
 
 async def still_works(server: Server, path: str) -> None:

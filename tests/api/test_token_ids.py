@@ -14,6 +14,7 @@ import pytest
 from proxy.engine.scripted.scripts import Reply, Script, play
 from tests.api.test_streaming import events
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
+from tests.wide import CROSSED
 
 CHAT, RESPONSES, MESSAGES = (f"/s/v1/{name}" for name in ("chat/completions", "responses", "messages"))
 ADD = [function_tool("add", {"a": {"type": "integer"}})]
@@ -81,6 +82,7 @@ def float32(values: Iterable[float]) -> list[float]:
     return array("f", values).tolist()
 
 
+@CROSSED
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("logprobs", [False, True])
@@ -128,6 +130,7 @@ async def test_the_message_of_a_stream_is_the_same_with_and_without_ids(tmp_path
         assert not any("token_ids" in choice for chunk in plain for choice in chunk["choices"])
 
 
+@CROSSED
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 @pytest.mark.parametrize("name", ["text", "reasoning", "call", "calls", "broken call"])
 async def test_responses_and_messages_have_the_recorded_ids(tmp_path: Path, path: str, name: str) -> None:
@@ -186,6 +189,7 @@ async def test_a_conversation_has_the_ids_of_every_turn(tmp_path: Path) -> None:
         assert [reply["prompt_token_ids"] for reply in replies] == server.prompts()
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("name", ["reasoning", "calls", "stop string"])

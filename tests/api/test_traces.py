@@ -19,6 +19,7 @@ import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from tests.engines.wire import LiveWire
 from tests.support import call_text, function_tool, sampled, says, serving, until, user
+from tests.wide import CROSSED
 from tests.workers import workers_of
 from tokengrove.spans import Tracing
 
@@ -74,6 +75,7 @@ def said(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", BODIES)
 async def test_a_turn_of_each_api_is_a_trace(tmp_path: Path, exported: Exported, api: str, stream: bool) -> None:

@@ -21,6 +21,7 @@ from tests.databases import execute
 from tests.exports import entries
 from tests.mailboxes import posting
 from tests.support import Server, sampled, says, serving, until, user
+from tests.wide import CROSSED
 
 HANGS = Reply(sampled("never said"), fault=Fault.HANG, fault_after=1)
 
@@ -89,6 +90,7 @@ async def test_its_id_stays_taken_and_its_keys_stay_its_own(tmp_path: Path, data
         assert unknown.status_code == 404
 
 
+@CROSSED
 @pytest.mark.parametrize("stream", [False, True])
 async def test_turns_that_run_are_cancelled_and_stay_as_aborted(
     tmp_path: Path, database_url: str, stream: bool

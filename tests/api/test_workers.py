@@ -21,7 +21,7 @@ from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
 from tests.exports import entries
 from tests.support import sampled, tiny_renderer, until, user
-from tests.wide import WIDE, first
+from tests.wide import CROSSED, WIDE, first
 from tests.workers import Workers, workers_of
 
 LONG = {"model": "m", "messages": [user("hi")], "max_tokens": 60}
@@ -340,6 +340,7 @@ def sampled_turns(workers: Workers) -> int:
     return sum(len(workers[number].engine.requests) for number in (0, 1))
 
 
+@CROSSED
 @pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_marked_retry_attaches_to_the_turn_of_another_worker(

@@ -22,6 +22,7 @@ from proxy.types import ImageFile, PlacedImage, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.seeing import Seen, check_blind_differs, check_exact, seen
 from tests.vision import KINDS, image_file
+from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, InvalidRequest
 
 pytest.importorskip("torch")
@@ -81,6 +82,7 @@ async def test_contract_of_texts(engine: TransformersEngine, check: ContractChec
     await check(engine, ids_of(TEXT))
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("temperature", "parts"),
     [

@@ -27,6 +27,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.prompt_ids import PromptIds
 from proxy.types import SamplingParams, ids_of
+from tests import impatience  # noqa: F401 (servers stop at once)
 from tests.engines.scripts import VOCABULARY, model_like
 from tokengrove.errors import InvalidRequest
 from tokengrove.reasons import FinishReason

@@ -13,6 +13,7 @@ from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
 from tests.interactions import interaction
 from tests.support import assistant, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Reason
@@ -64,6 +65,7 @@ async def test_what_is_marked_as_not_to_be_trained_is_no_finding(tmp_path: Path)
     assert checked(url).findings == []
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("statement", "finding"),
     [

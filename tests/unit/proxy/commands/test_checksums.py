@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -39,6 +40,14 @@ async def grow(folder: Path, url: str) -> None:
         await server.chat([user("a"), assistant(reply["content"]), user("b" * 5000)])
         await server.ok("/s/rl/end_session", {"reward": 1.0, "metrics": {"m": 0.1}})
         await server.chat([user("x")], session="t")
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A grown SQLite database, to be copied."""
+    folder = tmp_path_factory.mktemp("grown")
+    asyncio.run(grow(folder, f"sqlite:///{folder / 'grove.db'}"))
+    return (folder / "grove.db").read_bytes()
 
 
 def checked(url: str, **more: Any) -> Audit:
@@ -163,9 +172,9 @@ async def test_a_blob_that_does_not_unpack_is_named_and_the_others_are_checked(t
         f"UPDATE sessions SET next_seq = {2**62}",
     ],
 )
-async def test_a_value_of_a_wrong_type_is_a_finding_and_not_the_end(tmp_path: Path, change: str) -> None:
+def test_a_value_of_a_wrong_type_is_a_finding_and_not_the_end(tmp_path: Path, grown: bytes, change: str) -> None:
+    (tmp_path / "grove.db").write_bytes(grown)
     url = f"sqlite:///{tmp_path / 'grove.db'}"
-    await grow(tmp_path, url)
     with closing(connect(tmp_path / "grove.db")) as connection:
         connection.execute(change)
         connection.commit()

@@ -14,10 +14,12 @@ from proxy.telemetry.trace_context import TraceContext
 from proxy.types import ids_of
 from tests.engines.scripts import VOCABULARY
 from tests.engines.wire import serving_wire
+from tests.wide import CROSSED
 
 PROMPT = ids_of(range(40, 60))
 
 
+@CROSSED
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 async def test_an_engine_server_gets_the_trace_of_the_turn(kind: str, whole: bool) -> None:

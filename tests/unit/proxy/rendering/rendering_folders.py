@@ -30,8 +30,11 @@ ENDS = {
     "qwen3_instruct_2507": ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
 }
 
-FAMILIES = few(ENDS, ("qwen3", "gptoss", "llama3_1"))
-"""Every family; a quick run takes three whose templates and stops work differently."""
+QUICK = ("gptoss", "llama3_1", "qwen3", "qwen3_5_think")
+"""Families whose templates, stops and calls work differently."""
+
+FAMILIES = few(ENDS, QUICK[:3])
+"""Every family; a quick run takes three."""
 
 MARKERS = re.compile(
     "<[|\uff5c][^<>\\s]{1,40}[|\uff5c]>|\\[gMASK\\]|<sop>"

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rendering_folders import ENDS, write_folder
+from rendering_folders import ENDS, QUICK, write_folder
 
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.bridge import Bridge
@@ -25,6 +25,7 @@ from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
 from tests import golden
+from tests.wide import CROSSED, few
 from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -137,6 +138,7 @@ def test_tokens_after_an_end_token_are_kept_and_the_turn_is_closed_after_them(ti
     assert suffix == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
 
+@CROSSED
 @pytest.mark.parametrize("new", CONTINUATIONS.values(), ids=CONTINUATIONS)
 @pytest.mark.parametrize("output", ["", "Yo", "<think>\nhm", f"<think>hm</think>{'x' * 50}", " \n" * 40 + "<think>hm"])
 def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
@@ -206,7 +208,7 @@ def test_the_bridge_appends_what_the_library_bridge_appends_to_the_whole_history
         assert (prompt + sampled + suffix).tolist() == whole.token_ids
 
 
-@pytest.mark.parametrize("name", [name for name in ENDS if name != "gptoss"])
+@pytest.mark.parametrize("name", few(sorted(ENDS.keys() - {"gptoss"}), ("glm4moe", *QUICK[1:3])))
 def test_every_published_template_is_extended_as_it_would_have_rendered_the_new_turn(
     published: Callable[[str], Path], name: str
 ) -> None:
@@ -304,6 +306,7 @@ class OnlyTheTail(array):  # type: ignore[type-arg]
         raise AssertionError("the whole history was searched")
 
 
+@CROSSED
 @pytest.mark.parametrize("name", ["qwen3", "glm4moe", "gptoss", "llama3_1"])
 @pytest.mark.parametrize("end", [True, False], ids=["ended", "cut"])
 def test_no_more_than_the_tail_of_the_history_is_read(published: Callable[[str], Path], name: str, end: bool) -> None:

@@ -16,6 +16,7 @@ from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ids_of
 from tests.support import function_tool, serving, tool_result, user
+from tests.wide import WIDE
 from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -71,19 +72,19 @@ KIMI = """{%- for m in messages %}
 @pytest.mark.parametrize(
     ("name", "family", "calls", "reasoning"),
     [
-        ("cohere2", "cohere", None, None),
+        pytest.param("cohere2", "cohere", None, None, marks=WIDE),
         ("deepseekv3", "deepseek-r1", "deepseekv3", "</think>"),
-        ("gemma3", "gemma", None, None),
-        ("glm4moe", "glm-4.5", "glm45", "</think>"),
+        pytest.param("gemma3", "gemma", None, None, marks=WIDE),
+        pytest.param("glm4moe", "glm-4.5", "glm45", "</think>", marks=WIDE),
         ("gptoss", "gpt-oss", "gpt-oss", "<|end|>"),
         ("llama3_1", "llama-3", "llama3", None),
-        ("nemotron_3_nano", "nemotron-3", "qwen3_coder", "</think>"),
-        ("phi3", "phi-3", None, None),
+        pytest.param("nemotron_3_nano", "nemotron-3", "qwen3_coder", "</think>", marks=WIDE),
+        pytest.param("phi3", "phi-3", None, None, marks=WIDE),
         ("qwen2_5", "qwen2.5", "hermes", None),
         ("qwen3", "qwen3", "hermes", "</think>"),
         ("qwen3_5_think", "qwen3.5", "qwen3_coder", "</think>"),
-        ("qwen3_8", "qwen3.8", "qwen3_coder", "</think>"),
-        ("qwen3_instruct_2507", "qwen3-instruct", "hermes", None),
+        pytest.param("qwen3_8", "qwen3.8", "qwen3_coder", "</think>", marks=WIDE),
+        pytest.param("qwen3_instruct_2507", "qwen3-instruct", "hermes", None, marks=WIDE),
     ],
 )
 def test_a_published_template_is_known(

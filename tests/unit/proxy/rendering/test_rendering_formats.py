@@ -21,7 +21,7 @@ from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS
 from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import read_calls, split_marks
 from proxy.types import Message, Role, Tool
-from tests.wide import few
+from tests.wide import CROSSED, few
 from tokengrove.errors import ConfigurationError, UnsupportedParameter
 
 quick = settings(max_examples=60)
@@ -100,6 +100,7 @@ def pieces_of(name: str) -> list[str]:
     return [sample, sample, *cut, *dict.fromkeys(pieces), *around]
 
 
+@CROSSED
 @pytest.mark.parametrize("name", FORMATS)
 @quick
 @given(data=st.data())
@@ -120,6 +121,7 @@ def test_deltas_joined_are_the_message_under_every_chunking(
         assert facts(reading) == facts(whole)
 
 
+@CROSSED
 @pytest.mark.parametrize("name", FORMATS)
 @quick
 @given(data=st.data())
@@ -176,6 +178,7 @@ def test_a_cut_call_is_text_or_a_call_already_streamed(name: str, marked: Vocabu
                 assert json.loads(call.arguments) == arguments
 
 
+@CROSSED
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_inside_closed_reasoning_is_reasoning(name: str, vocabulary: Vocabulary) -> None:
     if name == "gpt-oss":
@@ -282,6 +285,7 @@ def test_a_schema_that_only_allows_strings_is_seen_through(schema: dict[str, obj
     assert reading.calls == [("read", '{"key": "1"}')]
 
 
+@CROSSED
 @pytest.mark.parametrize(
     ("name", "text"),
     [

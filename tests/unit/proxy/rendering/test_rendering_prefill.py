@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rendering_folders import ENDS
+from rendering_folders import ENDS, QUICK
 
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.deltas import ReasoningDelta, TextDelta
@@ -19,6 +19,7 @@ from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolChoice
+from tests.wide import CROSSED, WIDE
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 CONVERSATION = (
@@ -30,11 +31,14 @@ TEXT = "The answer, as I said, is"
 
 
 WITHOUT_TOOLS = ("cohere2", "gemma3", "phi3", "deepseekv3")
+TEMPLATES = [*((name, ()) for name in ENDS), *((name, TOOLS) for name in ENDS if name not in WITHOUT_TOOLS)]
 
 
+@CROSSED
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}], ids=["default", "silent"])
 @pytest.mark.parametrize(
-    ("name", "tools"), [*((name, ()) for name in ENDS), *((name, TOOLS) for name in ENDS if name not in WITHOUT_TOOLS)]
+    ("name", "tools"),
+    [row if row[0] in ("deepseekv3", "glm4moe", *QUICK) else pytest.param(*row, marks=WIDE) for row in TEMPLATES],
 )
 def test_a_prefilled_prompt_ends_with_the_answers_beginning_as_the_template_writes_it(
     spelled: Callable[[str], Renderer], name: str, options: dict[str, Any], tools: tuple[Tool, ...]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from rendering_folders import QUICK
 
 from proxy.rendering import Renderer
 from proxy.rendering.written_answers import write_delivered
 from proxy.types import Api, Ids, Message, Parsing, Role, Tool, ToolCall, TurnRequest, ids_of
+from tests.wide import few
 
 ASK = Message(Role.USER, "What does a.txt say?")
 READ = Tool("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -39,11 +41,11 @@ def test_a_text_is_the_same_again(spelled: Callable[[str], Renderer], name: str)
     same_again(spelled(name), Message(Role.ASSISTANT, "It says nothing."))
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
+@pytest.mark.parametrize("name", few(WITH_TOOLS, QUICK[1:]))
 def test_a_call_is_the_same_again(spelled: Callable[[str], Renderer], name: str) -> None:
     same_again(spelled(name), Message(Role.ASSISTANT, "", (CALL,)), READ)
 
 
-@pytest.mark.parametrize("name", WITH_REASONING)
+@pytest.mark.parametrize("name", few(WITH_REASONING, ("glm4moe", *QUICK[2:])))
 def test_reasoning_is_the_same_again(spelled: Callable[[str], Renderer], name: str) -> None:
     same_again(spelled(name), Message(Role.ASSISTANT, "Nothing.", reasoning="I have read it."), READ)

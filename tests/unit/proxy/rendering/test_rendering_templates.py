@@ -10,6 +10,7 @@ import pytest
 from proxy.rendering import Renderer
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
 from tests.unit.proxy.rendering.rendering_folders import FAMILIES
+from tests.wide import CROSSED
 from tokengrove.errors import InvalidRequest
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -100,6 +101,7 @@ def sampled(renderer: Renderer, name: str, shape: Shape, prompt: Ids, whole: Ids
     return renderer.encode("Yo there") + ids_of([renderer.stop_token_ids[0]]), False
 
 
+@CROSSED
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bridged_turn_is_what_the_template_writes(spelled: Callable[[str], Renderer], name: str, case: str) -> None:

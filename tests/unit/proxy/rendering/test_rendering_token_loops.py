@@ -19,6 +19,7 @@ from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolCall
 from tests.support import Server, function_tool, serving, tool_result, user
 from tests.unit.proxy.rendering.rendering_folders import FAMILIES
+from tests.wide import CROSSED
 from tokengrove.errors import InvalidRequest
 
 TOOLS = [function_tool("read", {"path": {"type": "string"}})]
@@ -92,6 +93,7 @@ def loaded(published: Callable[[str], Path], name: str) -> Renderer:
     return load_renderer(Settings(), published(name))
 
 
+@CROSSED
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("end", ["ended", "cut"])
 async def test_known_ids_go_on_as_a_session_does(
@@ -106,6 +108,7 @@ async def test_known_ids_go_on_as_a_session_does(
             assert equal == ((name, kind) not in REFUSED), kind
 
 
+@CROSSED
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_tool_results_are_appended_as_a_session_does(

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from proxy.rendering.families import FAMILIES
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 from proxy.rendering.tokenizer_files import SPLITS, UnknownTokenizer, read_tokenizer, tokenizer_class
-from tests.wide import WIDE
+from tests.wide import CROSSED, WIDE, few, first
 from tokengrove.errors import ConfigurationError
 
 CLASSES = (
@@ -95,7 +95,7 @@ def test_a_real_folder_is_read_as_autotokenizer_reads_it(real: Path) -> None:
     assert_equal(Tokenizer(read_tokenizer(real)), AutoTokenizer.from_pretrained(real), corpus())
 
 
-@pytest.mark.parametrize("name", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("name", first(["Qwen2Tokenizer", "PreTrainedTokenizerFast"]))
 def test_a_real_vocabulary_is_read_alike_under_a_class_that_transformers_builds(
     real: Path, tmp_path: Path, name: str
 ) -> None:
@@ -129,23 +129,26 @@ def test_each_allowed_class_is_read_as_autotokenizer_reads_it(
     assert_equal(Tokenizer(read_tokenizer(folder)), AutoTokenizer.from_pretrained(folder), corpus())
 
 
-def test_the_class_is_the_one_that_autotokenizer_takes(tiny_folder: Path, tmp_path: Path) -> None:
+TYPES = sorted({one for family in FAMILIES for one in family.model_types} | {"qwen4_exp", "made_up"})
+
+
+@pytest.mark.parametrize("model_type", few(TYPES, ("qwen2", "qwen3_5", "llama", "made_up")))
+def test_the_class_is_the_one_that_autotokenizer_takes(tiny_folder: Path, tmp_path: Path, model_type: str) -> None:
     """Whatever the type of the model: a class that is built anew is the same for both, and a generic one generic."""
-    types = {one for family in FAMILIES for one in family.model_types} | {"qwen4_exp", "made_up"}
-    for model_type in sorted(types):
-        for name in CLASSES:
-            try:
-                ours = tokenizer_class({"tokenizer_class": name}, model_type)
-            except UnknownTokenizer:
-                continue
-            folder = folder_like(tiny_folder, tmp_path, model_type=model_type, tokenizer_class=name)
-            theirs = type(AutoTokenizer.from_pretrained(folder)).__name__
-            assert theirs == (ours if ours in SPLITS else "TokenizersBackend"), (name, model_type)
+    for name in CLASSES:
+        try:
+            ours = tokenizer_class({"tokenizer_class": name}, model_type)
+        except UnknownTokenizer:
+            continue
+        folder = folder_like(tiny_folder, tmp_path, model_type=model_type, tokenizer_class=name)
+        theirs = type(AutoTokenizer.from_pretrained(folder)).__name__
+        assert theirs == (ours if ours in SPLITS else "TokenizersBackend"), (name, model_type)
 
 
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
+@CROSSED
 @pytest.mark.parametrize(
     "config",
     [

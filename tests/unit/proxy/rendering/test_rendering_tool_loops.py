@@ -15,6 +15,7 @@ from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall
 from tests.support import function_tool, serving, user
 from tests.unit.proxy.rendering.rendering_folders import FAMILIES
+from tests.wide import CROSSED
 from tokengrove.client import AsyncClient
 from tokengrove.errors import InvalidRequest
 from tokengrove.verl import AsyncLLMServerManager, ToolAgentLoop, ToolParser
@@ -34,6 +35,7 @@ def written(renderer: Renderer, answer: Message) -> Reply:
     return Reply(write_answer(renderer, (Message(Role.USER, "Hi"),), answer, (TOOL,), {}))
 
 
+@CROSSED
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_a_tool_loop_has_the_ids_of_the_exported_sample(

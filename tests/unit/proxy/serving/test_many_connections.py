@@ -18,6 +18,7 @@ from proxy.serving.connections import LEAST_BODY_BYTES, SPARE
 from proxy.serving.server import Server, new_server
 from proxy.settings import Settings
 from tests.support import until
+from tests.wide import CROSSED
 
 GET = b"GET /any HTTP/1.1\r\nhost: t\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n"
@@ -446,6 +447,7 @@ async def test_replies_that_are_not_read_end_soon_once_the_server_is_stopping(cl
     await until(lambda: clients.app.left == 1)
 
 
+@CROSSED
 @pytest.mark.parametrize(
     "behind", [b"\x16\x03\x01", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + bytes(80_000)]
 )

@@ -20,15 +20,13 @@ ROOT = Path(__file__).resolve().parents[4]
 NAMES = [spec.name for spec in fields(Settings)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_setting_is_a_flag_a_variable_and_a_row_of_the_settings_page(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_is_a_flag_a_variable_and_a_row_of_the_settings_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     text = CliRunner().invoke(commands.app, ["serve", "--help"]).output
-    assert f"--{name.replace('_', '-')}" in text
-    assert VARIABLE_PREFIX + name.upper() in text
-    assert len(_rows(name)) == 1
+    wrong = [name for name in NAMES if f"--{name.replace('_', '-')}" not in text]
+    wrong += [name for name in NAMES if VARIABLE_PREFIX + name.upper() not in text]
+    wrong += [name for name in NAMES if len(_rows(name)) != 1]
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("spec", fields(Settings), ids=lambda spec: spec.name)

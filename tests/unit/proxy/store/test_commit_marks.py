@@ -15,8 +15,10 @@ from proxy.store.sql.starts import Start, grant
 from proxy.store.sql.writes import Append, BatchWrite, append_interactions, create_freely
 from proxy.store.writer import Change, Phase
 from proxy.types import Interaction, SessionRecord
+from tests.wide import CROSSED
 
 
+@CROSSED
 @pytest.mark.parametrize("committed", [True, False], ids=["done", "not done"])
 @pytest.mark.parametrize("changes", [("kept", "deleted"), ("deleted", "kept"), ("grant", "deleted")])
 def test_what_was_done_is_found_though_a_session_of_it_was_deleted(

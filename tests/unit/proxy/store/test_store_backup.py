@@ -22,6 +22,7 @@ from proxy.store.sql.codec import encode_json
 from tests.conftest import Postgres
 from tests.databases import execute
 from tests.support import Server, assistant, says, serving, user
+from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError
 
 
@@ -159,6 +160,7 @@ async def test_imported_ends_come_after_those_that_were_there(tmp_path: Path, po
     assert execute(url, ordered) == [("mine", 1), ("s", 2)]
 
 
+@CROSSED
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
 @pytest.mark.parametrize("damage", ["cut", "cut line", "flipped", "foreign", "empty"])
 async def test_a_damaged_dump_is_refused_and_nothing_of_it_imported(tmp_path: Path, suffix: str, damage: str) -> None:

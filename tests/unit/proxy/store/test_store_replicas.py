@@ -18,6 +18,7 @@ from proxy.store.sql.revisions import Wanted
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord
 from tests.databases import execute
+from tests.wide import CROSSED
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
@@ -68,6 +69,7 @@ async def test_a_turn_that_failed_is_recorded_on_any_state(store: Store, node: B
     assert await store.turns.append(node("two", status=Status.FAILED)) == 1
 
 
+@CROSSED
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("stale", [Seen(0, 0), Seen(1, 1), Seen(2, 0)])
 async def test_rewards_ends_and_records_of_an_old_state_change_nothing(store: Store, node: Build, stale: Seen) -> None:
@@ -85,6 +87,7 @@ async def test_rewards_ends_and_records_of_an_old_state_change_nothing(store: St
     assert await store.changes.end_session(record, {"one": 1.0}, Seen(1, 0))
 
 
+@CROSSED
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_every_change_but_turns_grows_the_revision_and_is_news(store: Store, node: Build, change: str) -> None:

@@ -16,6 +16,7 @@ from proxy.store.sql.checksums import OF_STARTS
 from proxy.store.store import Store
 from proxy.types import SessionRecord
 from tests.databases import execute
+from tests.wide import CROSSED
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 from tokengrove.options.session import Credit, Outcome, SessionStatus
 
@@ -149,6 +150,7 @@ async def test_an_interaction_of_another_session_is_not_rewarded(
         await store.changes.set_rewards(FULL.session_id, {"one": {"reward": 1.0}})
 
 
+@CROSSED
 @pytest.mark.parametrize(
     "change", [{"reward": math.nan}, {"rewards": {"a": math.inf}}, {"token_rewards": array("f", [math.nan, 0])}]
 )

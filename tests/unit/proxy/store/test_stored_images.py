@@ -27,6 +27,7 @@ from proxy.store.sql.statement import Statement
 from proxy.store.store import Store
 from proxy.types import ImageFile, ImagePart, Interaction, PlacedImage, SessionRecord, ids_of
 from tests.databases import execute
+from tests.wide import CROSSED
 from tokengrove.errors import ConfigurationError, SessionNotFound
 from tokengrove.reasons import Reason
 
@@ -223,6 +224,7 @@ async def one_waits(url: str) -> None:
     raise AssertionError("no transaction waits")
 
 
+@CROSSED
 @pytest.mark.parametrize("count", [0, 1, 3])
 async def test_a_turn_without_images_costs_no_statement_and_one_with_many_three(
     store: Store, session: SessionRecord, node: Build, count: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from proxy.telemetry.session_labels import LABELS
@@ -17,11 +18,20 @@ SOURCES = [path for package in ("proxy", "tokengrove") for path in (ROOT / packa
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log", "LogRecord", "_tell"})
 
 
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    """The modules of the packages that tell an event: only these write one of the names of `_LEVELS` behind a dot."""
+    texts = {path: path.read_text() for path in SOURCES}
+    speaking = re.compile(rf"\.\s*(?:{'|'.join(sorted(_LEVELS))})\b")
+    return {path: ast.parse(text) for path, text in texts.items() if speaking.search(text)}
+
+
+@cache
 def told() -> dict[str, set[str]]:
     """The fields of each event in the code: what is said by a name, with a dictionary or with keywords."""
     found: dict[str, set[str]] = {}
-    for path in SOURCES:
-        for function in ast.walk(ast.parse(path.read_text())):
+    for module in parsed().values():
+        for function in ast.walk(module):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 for name, fields in _said_in(function):
                     found.setdefault(name, set()).update(fields)
@@ -74,8 +84,8 @@ def test_no_event_has_a_field_that_every_line_has() -> None:
 
 def test_every_line_that_names_a_session_names_its_training_run() -> None:
     named = []
-    for path in SOURCES:
-        for call in ast.walk(ast.parse(path.read_text())):
+    for path, module in parsed().items():
+        for call in ast.walk(module):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _LEVELS:
                 for fields in (arg for arg in call.args if isinstance(arg, ast.Dict)):
                     names = {key.value for key in fields.keys if isinstance(key, ast.Constant)}

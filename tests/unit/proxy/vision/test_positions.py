@@ -10,6 +10,7 @@ import pytest
 
 from proxy.vision import positions
 from proxy.vision.positions import Grid, Span, positions_of
+from tests.wide import CROSSED
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -38,6 +39,7 @@ def whole(kind: str, spans: list[Span], grids: list[Grid], tokens: int) -> np.nd
     return found[:, 0].numpy()
 
 
+@CROSSED
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("spans", "grids", "tokens"),

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.wide import CROSSED
 from tokengrove.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session, operations
 from tokengrove.client.export_files import export_files
 from tokengrove.client.retries import Clock
@@ -140,6 +141,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@CROSSED
 @both
 @pytest.mark.parametrize("fault", [*UNSENT, AWAY, FULL, GATEWAY, STOPPING, *LOST])
 @pytest.mark.parametrize("name", CALLS)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import real_server, user
 from tests.unit.tokengrove.roll.roll_queues import Queue
-from tests.wide import WIDE, few
+from tests.wide import CROSSED, WIDE, few
 from tokengrove.client import Client
 from tokengrove.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
 from tokengrove.roll.managers import (
@@ -117,6 +117,7 @@ def close(values: Sequence[float]) -> Any:
     return pytest.approx(list(values), abs=1e-5)
 
 
+@CROSSED
 @pytest.mark.parametrize("shape", few(SHAPES, ("two steps", "an observation comes back")))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import real_server
 from tests.unit.tokengrove.roll.roll_failing import Hangs
+from tests.wide import CROSSED
 from tokengrove.client import Client
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll import AgenticConfig, AgenticRolloutPipeline, DataProto, RolloutScheduler
@@ -160,6 +161,7 @@ def test_an_environment_of_a_direct_manager_that_always_fails_ends_the_run(
     assert "an episode failed: ArithmeticError: the board is gone (task T_0_0_" in warnings(caplog)[0]
 
 
+@CROSSED
 @pytest.mark.parametrize("reward", [None, float("nan"), 1e300, "much", [1.0]])
 @pytest.mark.parametrize(
     ("manager", "template"),

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import Server as Served
 from tests.support import says, serving, user
+from tests.wide import CROSSED
 from tokengrove.client import AsyncClient, AsyncSession, ServerUnreachable, Session
 from tokengrove.errors import EngineFailed, Forbidden, InvalidRequest, TooManyRequests, Unauthorized
 from tokengrove.rollout.episodes import (
@@ -123,6 +124,7 @@ async def test_a_server_that_stays_away_is_the_failure(tmp_path: Path) -> None:
         assert "the server is gone" in str(result.message)
 
 
+@CROSSED
 @pytest.mark.parametrize("discard", [frozenset[FailureKind](), frozenset[FailureKind](("cancelled",))])
 @pytest.mark.parametrize("cancelled_at", range(1, REQUESTS + 1))
 async def test_an_episode_that_is_cancelled_at_any_request_leaves_no_live_session(

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from proxy.app import build_app
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer, user
+from tests.wide import CROSSED
 from tokengrove.client import AsyncClient, Export
 from tokengrove.errors import InvalidRequest, NotFound, TooManyRequests
 from tokengrove.rollout.team import Member, Team
@@ -65,6 +66,7 @@ def check_tokens(export: Export, agent: str, seen: list[tuple[list[int], list[in
     assert sample.loss_mask.tolist() == trained
 
 
+@CROSSED
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
 async def test_episodes_of_a_group_are_exported_and_compared_agent_by_agent(client: AsyncClient, shared: bool) -> None:
     group = f"group-{shared}"
@@ -106,6 +108,7 @@ async def test_episodes_of_a_group_are_exported_and_compared_agent_by_agent(clie
     )
 
 
+@CROSSED
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
 async def test_a_team_that_earns_together_has_one_reward_for_all_that_took_part(
     client: AsyncClient, shared: bool
