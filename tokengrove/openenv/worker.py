@@ -131,7 +131,7 @@ class HarnessRolloutWorker:
         return fetch(rollout_id)
 
     def close(self) -> None:
-        """Close all running sessions. Their rollouts fail, and so do all further rollouts of a run in progress."""
+        """Close all running sessions, whose rollouts fail. A run in progress reads no more tasks, and ends."""
         with self._lock:
             self._stopped, live = True, list(self._live.values())
         for session in live:
@@ -162,7 +162,9 @@ class HarnessRolloutWorker:
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="tokengrove-rollout")
         try:
             while True:
-                while len(running) < self._concurrency and (plan := next(plans, None)) is not None:
+                while (
+                    not self._stopped and len(running) < self._concurrency and (plan := next(plans, None)) is not None
+                ):
                     running[pool.submit(self._whole, plan)] = plan
                 if not running:
                     return

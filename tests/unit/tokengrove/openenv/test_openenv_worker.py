@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -323,6 +324,14 @@ def test_a_run_that_is_closed_begins_nothing_else() -> None:
     assert (len(first), len(second), len(worker.failures)) == (1, 0, 1)
     assert "the worker was closed" in str(worker.failures[0].error)
     assert all(made.closed for made in factory.made)
+
+
+def test_a_run_that_is_closed_reads_no_more_tasks() -> None:
+    worker = HarnessRolloutWorker(ScriptedFactory(), lambda *_: "yes", concurrency=1)
+    rollouts = worker.rollouts([asked(str(number))] for number in count())
+    assert next(rollouts).reward == 1.0
+    worker.close()
+    assert list(rollouts) == []
 
 
 def test_only_a_trainer_that_keeps_tokens_has_training_traces() -> None:
