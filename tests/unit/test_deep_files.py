@@ -97,5 +97,5 @@ def test_interpolations_and_sections_may_be_of_any_depth() -> None:
 def test_answers_of_a_model_may_be_of_any_depth() -> None:
     assert react._arguments(DEEP_JSON) == DEEP_JSON
     assert model_step._arguments(DEEP_JSON) == {}
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         mcp_tool._call(DEEP_JSON)
