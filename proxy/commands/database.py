@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from statistics import fmean
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -13,9 +10,6 @@ import typer
 from proxy.commands.counting import counting
 from proxy.commands.database_url import database_url_of
 from proxy.progress import show_steps
-from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
-from proxy.trajectory.layout_options import LayoutOptions
-from proxy.trajectory.scored_session import scored_session
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.errors import ConfigurationError
 
@@ -80,7 +74,7 @@ _WAY_OUT = {False: "add them with --fill", True: "they are not added to sessions
 @db_app.command("scores")
 def db_scores(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
     """List sessions whose score is another than in 0.1.0, where repeated prompts made alternatives. Changes nothing."""
-    from proxy.commands.database import rescored
+    from proxy.commands.rescored import rescored
     from proxy.store.inspection import inspecting
 
     count = 0
@@ -123,34 +117,3 @@ def _duration_s(text: str) -> float:
             f"--older-than {text!r} is not a duration; write a number and a unit: 30d, 12h, 90m or 3600s"
         )
     return float(int(number) * _SECONDS[unit])
-
-
-@dataclass(frozen=True, slots=True)
-class Rescored:
-    """A session and its scores: in 0.1.0, and in exports now."""
-
-    session_id: str
-    before: float
-    now: float
-
-    def __str__(self) -> str:
-        return f"session {self.session_id}: {self.before:g} -> {self.now:g}"
-
-
-def rescored(inspection: Inspection) -> Iterator[Rescored]:
-    """Yield the sessions with a changed score, in order of creation. Sessions with a damaged row are skipped."""
-    for stored in inspection.sessions():
-        with suppress(*BROKEN):  # of values of a wrong type
-            yield from _rescored(stored)
-
-
-def _rescored(stored: Stored) -> Iterator[Rescored]:
-    nodes = [node for node in stored.interactions if not isinstance(node, Broken)]
-    if isinstance(stored.record, Broken) or len(nodes) < len(stored.interactions):
-        return
-    scores = scored_session(stored.record, nodes, LayoutOptions()).scores
-    if scores.answers.successive is None or scores.answers.are_alternatives or scores.score is None:
-        return
-    before = fmean(score for score in scores.paths.values() if score is not None)
-    if before != scores.score:
-        yield Rescored(stored.session_id, before, scores.score)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tokengrove.rollout.cancellation import to_the_end
-from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult
-from tokengrove.rollout.executors import Executor
 from tokengrove.rollout.failure_log import TooManyFailedEpisodes
 
+if TYPE_CHECKING:  # the systems that only use the scheduler import neither
+    from tokengrove.rollout.episodes import EpisodePlan, EpisodeResult
+    from tokengrove.rollout.executors import Executor
+
 Slot = TypeVar("Slot")
-OnAttempt = Callable[[EpisodeResult, bool], Coroutine[Any, Any, None]]
+OnAttempt = Callable[["EpisodeResult", bool], Coroutine[Any, Any, None]]
 """Called with the result of an attempt, and with whether the episode is retried."""
 
 INFRASTRUCTURE = ("server", "worker")
@@ -64,11 +66,15 @@ class Scheduler(Generic[Slot]):
 
     async def _feed(self, slots: Iterable[Slot]) -> None:
         source = iter(slots)
-        while not self._over.is_set():
+        while True:
             await self._room.acquire()
+            if self._over.is_set():
+                return
             try:
                 slot = next(source)
             except StopIteration:
+                return
+            if self._over.is_set():  # the source stopped the run
                 return
             self._begin(self._play(slot)).add_done_callback(lambda _: self._room.release())
 
@@ -121,7 +127,7 @@ async def play_with_retries(
 
 
 def _error_of(task: asyncio.Task[None]) -> BaseException | None:
-    """The exception of a task, or None. CancelledError counts only if nobody cancelled the task."""
+    """The exception of a task, or None. A CancelledError is an error only if nobody cancelled the task."""
     if not task.cancelled():
         return task.exception()
-    return None if task.cancelling() else asyncio.CancelledError()
+    return None if task.cancelling() else RuntimeError("an episode was cancelled from inside")

@@ -15,6 +15,7 @@ from typing import Any
 
 from tokengrove.client import AsyncClient
 from tokengrove.client.options import SessionOptions
+from tokengrove.errors import InvalidRequest
 from tokengrove.rollout.episodes import EpisodeResult, Server
 from tokengrove.rollout.executors import Executor, ExecutorOptions, executor_for
 from tokengrove.rollout.failure_log import FailureLog
@@ -67,6 +68,8 @@ class AgentWorker:
         seed: int = 0,
         max_failed_episodes: int | None = None,
     ) -> None:
+        if retries < 0:
+            raise InvalidRequest(f"'retries' must be at least 0, not {retries}", param="retries")
         self.url = url
         self.model_version = 0
         self.rollout_buffer = Buffer(buffer_size)

@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from tokengrove.client import Client
+from tokengrove.client import Client, operations
 from tokengrove.client.exit_reason import exit_reason
 from tokengrove.client.operations import Call, Steps
+from tokengrove.client.options import SessionFilter
+from tokengrove.client.retries import LEAVE_S
 from tokengrove.errors import EndedOtherwise, ProxyError, SessionNotFound
 from tokengrove.roll.scheduler.group_queue_manager import GroupQueueManager
 from tokengrove.roll.scheduler.queue_server import QueueServer
@@ -51,7 +53,7 @@ class WorkerProcesses:
         self._scheduler: Scheduler[list[int]] | None = None
         self._thread = threading.Thread()
         self._stopped = False
-        self._deaths: list[tuple[list[int], str]] = []
+        self._deaths: dict[int, str] = {}
 
     def start(self, seed: int) -> None:
         """Start all workers, which play until the queue ends or is shut down."""
@@ -79,7 +81,8 @@ class WorkerProcesses:
         if not self._thread.is_alive():
             return []
         if self._loop is not None and self._scheduler is not None:
-            self._loop.call_soon_threadsafe(self._scheduler.stop)
+            with suppress(RuntimeError):  # the loop is closed: all have ended
+                self._loop.call_soon_threadsafe(self._scheduler.stop)
         self._thread.join()
         for ranks in self._shares:
             self._end_sessions(ranks, "the worker was killed because it did not end in time")
@@ -90,15 +93,25 @@ class WorkerProcesses:
 
         Also ends sessions whose start was still on its way to the server when their worker died.
         """
-        self._pool.close()
-        for ranks, reason in self._deaths:
-            self._end_sessions(ranks, reason)
-        self._server.close()
+        try:
+            self._pool.close()
+            self._end_late_sessions()
+        finally:
+            self._server.close()
+
+    def _end_late_sessions(self) -> None:
+        for ranks in self._shares:
+            reason = self._deaths.get(ranks[0])
+            if reason is not None and not self._end_sessions(ranks, reason, LEAVE_S):
+                return
 
     async def _play_all(self, seed: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._scheduler = Scheduler(partial(self._play, seed=seed), len(self._shares))
-        await self._scheduler.run(self._shares)
+        try:
+            await self._scheduler.run(self._shares)
+        except Exception as error:  # otherwise `get_batch` would wait for ever
+            self._queue.fail(error)
 
     async def _play(self, ranks: list[int], seed: int) -> None:
         """Run the workers of a process until they end, or until the process has died too often without a result."""
@@ -107,8 +120,8 @@ class WorkerProcesses:
             try:
                 return await self._run_once(ranks, seed)
             except WorkerDied as error:
-                self._deaths.append((ranks, exit_reason(error)))
-                await in_thread(partial(self._end_sessions, *self._deaths[-1]))
+                reason = self._deaths[ranks[0]] = exit_reason(error)
+                await in_thread(partial(self._end_sessions, ranks, reason))
                 if self._stopped:
                     return None
                 if not restarts.allowed(self._queue.release(self._environments(ranks))):
@@ -139,15 +152,20 @@ class WorkerProcesses:
     def _label(self, ranks: list[int]) -> str:
         return f"{self._name}-{ranks[0]}"
 
-    def _end_sessions(self, ranks: list[int], reason: str) -> None:
-        """End the active sessions of a dead process as Failed, so that nobody waits for them."""
+    def _end_sessions(self, ranks: list[int], reason: str, within_s: float | None = None) -> bool:
+        """End the active sessions of a dead process as Failed, so that nobody waits for them.
+
+        `within_s`: seconds of retries of each call; None: the client's default. Return False if the server failed.
+        """
+        active: SessionFilter = {"status": "active", "metadata": {WORKER: self._label(ranks)}}
         try:
-            sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(ranks)}})
-            for name in [session["session_id"] for session in sessions]:
+            for session in self._client.run(operations.sessions(active), retry_s=within_s):
                 with suppress(EndedOtherwise, SessionNotFound):  # it has already ended
-                    self._client.run(_ended(name, reason))
+                    self._client.run(_ended(str(session["session_id"]), reason), retry_s=within_s)
         except ProxyError as failure:
             logger.warning("the sessions of %s could not be ended: %s", _names(ranks), failure)
+            return False
+        return True
 
 
 def _names(ranks: list[int]) -> str:

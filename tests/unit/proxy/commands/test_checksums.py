@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Boolean, Column, Connection, Double, LargeBinary, Text, select, update
 
 from proxy.commands.audit import Audit, audit
-from proxy.commands.database import rescored
+from proxy.commands.rescored import rescored
 from proxy.store import database
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.inspection import filling, inspecting

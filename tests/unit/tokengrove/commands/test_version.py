@@ -37,12 +37,32 @@ def test_the_versions_are_printed(flag: str, monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def test_nothing_heavy_is_imported_for_the_versions() -> None:
+HEAVY = {"torch", "transformers", "sglang", "sqlalchemy", "starlette", "numpy"}
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The top-level packages that a command imports."""
     code = (
-        "import sys\nsys.argv = ['tokengrove', '--version']\nfrom tokengrove.commands import main\n"
+        f"import sys\nsys.argv = ['tokengrove', *{arguments!r}]\nfrom tokengrove.commands import main\n"
         "try:\n    main()\nfinally:\n    print('\\n', *{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     imported = set(done.stdout.splitlines()[-1].split())
     assert "typer" in imported
-    assert not imported & {"torch", "transformers", "sglang", "sqlalchemy", "starlette", "numpy", "rich"}
+    return imported
+
+
+def test_nothing_heavy_is_imported_for_the_versions() -> None:
+    assert not imported_by("--version") & {
+        "torch",
+        "transformers",
+        "sglang",
+        "sqlalchemy",
+        "starlette",
+        "numpy",
+        "rich",
+    }
+
+
+def test_nothing_heavy_is_imported_for_the_help() -> None:
+    assert not imported_by("--help") & HEAVY

@@ -142,5 +142,30 @@ async def test_an_episode_that_cancels_itself_is_an_error() -> None:
     async def play(slot: int) -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(RuntimeError, match="cancelled from inside"):
         await Scheduler(play, 1).run(range(3))
+
+
+async def test_no_slot_is_read_after_an_error() -> None:
+    read = list[int]()
+
+    async def play(slot: int) -> None:
+        await asyncio.sleep(0)
+        raise ValueError(slot)
+
+    with pytest.raises(ValueError, match="0"):
+        await Scheduler(play, 1).run(read_slots(read))
+    assert read == [0]
+
+
+async def test_a_source_may_stop_the_run() -> None:
+    episodes = Episodes()
+
+    def slots() -> Iterator[int]:
+        yield 0
+        scheduler.stop()
+        yield 1
+
+    scheduler = Scheduler(episodes.play, 2)
+    await scheduler.run(slots())
+    assert 1 not in episodes.begun

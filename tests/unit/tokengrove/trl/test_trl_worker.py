@@ -279,3 +279,8 @@ def test_an_agent_without_a_path_is_refused_at_once(make: Workers, agent: Any, t
 def test_a_group_without_sessions_is_refused(make: Workers) -> None:
     with pytest.raises(InvalidRequest, match="group_size is 0"):
         make(group_size=0)
+
+
+def test_fewer_than_no_retries_are_refused(make: Workers) -> None:
+    with pytest.raises(InvalidRequest, match="'retries' must be at least 0, not -1"):
+        make(retries=-1)
