@@ -250,6 +250,7 @@ async def test_updates_made_on_the_servers_directly_are_followed() -> None:
         assert set(states(pool).values()) == {"alive"}
         assert set((await complete(pool, of_session("s"))).versions) == {4}
         await live[1].kill()
+        await until(lambda: states(pool)[live[1].url] == "ejected")
         await live[1].start()
         await until(lambda: "serves weight version 0, the others serve 4" in (pool.servers()[1]["failure"] or ""))
 
