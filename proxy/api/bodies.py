@@ -274,7 +274,10 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 
 CONTAINER = 12
-"""The weight of an array, an object or a key; a comma weighs 1."""
+"""The weight of an array, an object or a key; a comma weighs 1.
+
+Numbers, strings and words, which a comma stands for, take about 40 ns each; the others about twelve times as long.
+"""
 
 _SLICE = 256 * 1024
 _QUOTE = ord('"')

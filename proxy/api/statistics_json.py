@@ -119,6 +119,8 @@ def _by(numbers: Snapshot, name: str, label: int) -> Mapping[str, float]:
 def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> float | None:
     """The value below which the fraction `share` of the values lie; None without values.
 
+    It is computed as Prometheus' `histogram_quantile` does: linear within a bucket.
+
     `counts`: the number of values in each bucket, the last of which has no bound. Its values count as the last bound.
     """
     rank, below = share * sum(counts), 0.0

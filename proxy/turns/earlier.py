@@ -34,7 +34,11 @@ _SETTLE_S = 0.02
 
 
 async def settle(news: ReplicaNews, session: LiveSession, request_hash: str) -> None:
-    """Wait until it is known whether the replies to equal earlier requests were sent, at most about `WRITING_S`."""
+    """Wait until it is known whether the replies to equal earlier requests were sent, at most about `WRITING_S`.
+
+    An equal request is a retry if the client never got the reply, or a new sample if it did. The replica that sends a
+    reply notes in the store that it was written.
+    """
     while unsettled := [a for a in session.attempts.get(request_hash, ()) if a.unsettled]:
         if not note_written(unsettled, await news.load_unreplied(session.id)):
             await asyncio.sleep(_SETTLE_S)

@@ -198,7 +198,12 @@ def _told(result: EpisodeResult) -> str:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The estimate for one task. Raises ValueError unless 0 <= passed <= samples and 1 <= k <= samples."""
+    """The unbiased estimate of the probability that at least one of k samples of a task passes.
+
+    It is 1 - C(n - c, k) / C(n, k) for n samples of which c passed: Chen et al., "Evaluating Large Language Models
+    Trained on Code" (2021, arXiv:2107.03374, equation 1). Raises ValueError unless 0 <= passed <= samples and
+    1 <= k <= samples.
+    """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples and no more passed than samples: {passed} of {samples}")
     return 1.0 - comb(samples - passed, k) / comb(samples, k)
