@@ -53,14 +53,26 @@ class Registry:
                 pass
         if self.excludes(session_id):
             raise _not_found(session_id)
+        earlier = self._loading.get(session_id) if self.shared else None
+        if earlier is not None and (session := await asyncio.shield(earlier)) is not None:
+            await self.refresh(session)  # the load may have read the database before this request came
+            return session
         task = self._loading.get(session_id)
-        if task is None:
-            task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
-            task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+        if task is None or task is earlier:
+            task = self._begin_load(session_id)
         session = await asyncio.shield(task)
         if session is None:
             raise _not_found(session_id)
         return session
+
+    def _begin_load(self, session_id: str) -> asyncio.Task[LiveSession | None]:
+        def forget(task: asyncio.Task[LiveSession | None]) -> None:
+            if self._loading.get(session_id) is task:  # another load may have begun
+                del self._loading[session_id]
+
+        task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
+        task.add_done_callback(forget)
+        return task
 
     def excludes(self, session_id: str) -> bool:
         """Whether a session certainly exists neither in memory nor in the store. Does not read the database."""

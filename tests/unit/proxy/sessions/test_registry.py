@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from proxy.store.news import News, first_seen
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
+from tests.support import until
 from tokengrove.errors import SessionNotFound
 
 
@@ -82,3 +84,38 @@ async def test_a_session_that_is_forgotten_while_it_is_deleted_is_not_taken_back
     assert registry.find("s") is None
     with pytest.raises(SessionNotFound):
         await registry.get("s")
+
+
+class SlowNews(EmptyNews):
+    """Answers the first query once `go` is set, with `first`, and the others with `later`."""
+
+    def __init__(self, first: SessionRecord | None, later: SessionRecord) -> None:
+        super().__init__()
+        self.go, self.asked, self._answers = asyncio.Event(), 0, (first, later)
+
+    async def load_news(self, session_id: str, seen: Any) -> News | None:  # type: ignore[override]
+        self.asked += 1
+        record = self._answers[min(self.asked, 2) - 1]
+        if self.asked == 1:
+            await self.go.wait()
+        return None if record is None else News(first_seen(record.created_at), record, [], set(), ())
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_request_that_joins_an_earlier_load_reads_the_database_itself(found: bool) -> None:
+    """The load may have read it before another replica committed the turn that this request continues."""
+    record = SessionRecord("s", created_at=1.0)
+    news: Any = SlowNews(record if found else None, record)
+    registry = Registry(news, Keyring(news, None), Metrics())
+    first = asyncio.create_task(registry.get("s"))
+    await until(lambda: news.asked == 1)
+    joined = asyncio.create_task(registry.get("s"))
+    await asyncio.sleep(0)
+    news.go.set()
+    session = await joined
+    assert news.asked == 2 and session is registry.find("s")
+    if found:
+        assert await first is session
+    else:
+        with pytest.raises(SessionNotFound):
+            await first
