@@ -10,11 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.types import Ids, Logprobs, VersionRuns
 from tokengrove.errors import EngineFailed
 from tokengrove.reasons import FinishReason
+
+
+class LogprobsOf(StrEnum):
+    RULE = "rule"
+    SAMPLED = "sampled"
+    MODEL = "model"
 
 
 @dataclass(slots=True)
@@ -45,6 +52,7 @@ class TokenChunk:
     corrected: VersionRuns = ()
     unmasked: Logprobs | None = None
     unsure: int = 0
+    logprobs_of: LogprobsOf = LogprobsOf.RULE
 
 
 LARGEST_LOGPROB = 1e-3

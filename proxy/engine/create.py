@@ -30,7 +30,7 @@ EngineMaker = Callable[[int, "Speech | None"], Engine]
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
-_REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s", "api_key", "admin_api_key")
+_REMOTE_ARGUMENTS = ("kind", "start_timeout_s", "api_key", "admin_api_key")
 BUILTIN_NAME = "tokengrove-tiny"
 
 
@@ -153,11 +153,9 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
 
     arguments = parse_arguments(settings.engine_arg)
     check_known(arguments, _REMOTE_ARGUMENTS, "an engine server")
-    kind, mode = arguments.get("kind"), arguments.get("logprobs_mode", "raw_logprobs")
+    kind = arguments.get("kind")
     if kind is not None and kind not in list(ServerKind):
         raise ConfigurationError(f"--engine-arg kind={kind} must be one of {', '.join(ServerKind)}")
-    if mode not in ("raw_logprobs", "processed_logprobs"):
-        raise ConfigurationError(f"--engine-arg logprobs_mode={mode} must be one of raw_logprobs, processed_logprobs")
     start_timeout_s = seconds("start_timeout_s", arguments.get("start_timeout_s", str(_SERVERS_START_S)))
     try:
         urls = [server_url(url) for url in settings.engine.split(",") if url.strip()]
@@ -170,7 +168,6 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
         opener = connect(
             known or vocab_size,
             ServerKind(kind) if kind else None,
-            processed_logprobs=mode == "processed_logprobs",
             keys=keys,
             interval=settings.stream_interval,
             eyes=eyes,

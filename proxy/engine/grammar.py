@@ -1,9 +1,14 @@
-"""Grammars for constrained output, independent of the library with which an engine enforces them."""
+"""Grammars for constrained output, independent of the library with which an engine enforces them.
+
+`structural_tag` writes one for xgrammar, which SGLang and vLLM use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.types import Json
 
@@ -31,3 +36,29 @@ class Grammar:
     alternatives: tuple[tuple[GrammarPart, ...], ...]
     repeat: bool = False
     separator: str = ""
+
+
+def structural_tag(grammar: Grammar) -> str:
+    """Return a grammar as an xgrammar structural tag, in JSON."""
+    choices = [_sequence([_part(part) for part in parts]) for parts in grammar.alternatives]
+    once = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+    if not grammar.repeat:
+        return json.dumps({"type": "structural_tag", "format": once})
+    again = _sequence([*_separator(grammar), once])
+    return json.dumps({"type": "structural_tag", "format": _sequence([once, {"type": "star", "content": again}])})
+
+
+def _separator(grammar: Grammar) -> list[Any]:
+    return [{"type": "const_string", "value": grammar.separator}] if grammar.separator else []
+
+
+def _part(part: GrammarPart) -> Any:
+    if part.schema is not None:
+        return {"type": "json_schema", "json_schema": dict(part.schema), "max_whitespace_cnt": 1}
+    if part.token_id is not None:
+        return {"type": "token", "token": part.token_id}
+    return {"type": "const_string", "value": part.text}
+
+
+def _sequence(elements: Sequence[Any]) -> Any:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}

@@ -36,7 +36,7 @@ async def serving(
     async with serving_wire(kind) as (url, wire):
         wire.sees, (wire.placeholder, *_) = sees, placeholder_ids(model)
         wire.engine = ScriptedEngine(model_like(), vocab_size=VOCABULARY, context_length=CONTEXT)
-        opener = connect(VOCABULARY, None, processed_logprobs=False, eyes=Eyes(SentImages(), placeholder_ids(model)))
+        opener = connect(VOCABULARY, None, eyes=Eyes(SentImages(), placeholder_ids(model)))
         pool: Any = Pool([url], opener, start_timeout_s=5.0)
         app = build_app(Settings(database_url=default_url(folder)), engine=pool, renderer=renderer)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -66,7 +66,7 @@ def stalls(script: Script) -> Script:
 @contextlib.asynccontextmanager
 async def serving_on(folder: Path, wires: list[LiveWire], **settings: Any) -> AsyncIterator[Server]:
     """An app on a pool of the servers, which looks at them every 20 ms."""
-    opener = connect(VOCABULARY, None, processed_logprobs=False)
+    opener = connect(VOCABULARY, None)
     pool = Pool([wire.url for wire in wires], opener, start_timeout_s=5.0, check_s=0.02)
     configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     app = build_app(configured, engine=pool, renderer=tiny_renderer())

@@ -23,7 +23,7 @@ SELDOM_S = 3600.0
 
 
 def opener_of(keys: Keys = NO_KEYS) -> Callable[[str], Awaitable[RemoteEngine]]:
-    return connect(VOCABULARY, None, processed_logprobs=False, keys=keys)
+    return connect(VOCABULARY, None, keys=keys)
 
 
 @contextlib.asynccontextmanager

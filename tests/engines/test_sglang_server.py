@@ -105,7 +105,7 @@ def server(weights: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @contextlib.asynccontextmanager
 async def pool_of(*urls: str, notes: Notes | None = None):
-    pool = Pool(urls, connect(640, None, processed_logprobs=False), start_timeout_s=60.0, check_s=0.2)
+    pool = Pool(urls, connect(640, None), start_timeout_s=60.0, check_s=0.2)
     pool.pauses = Pauses(notes, "host:8080")
     await pool.start()
     try:

@@ -1,7 +1,7 @@
 """A simulated SGLang or vLLM server that samples by a script.
 
 Run `python -m tests.engines.wire sglang 8123 0.02` (kind, port, seconds per token). The same tests against the real
-SGLang verify its form; vLLM's form follows its documentation.
+SGLang and the real vLLM verify its form.
 """
 
 from __future__ import annotations
@@ -284,20 +284,49 @@ def _spans(versions: list[int], now: str) -> list[dict[str, Any]]:
     return [{name: span[name] for name in ("version", "start", "end")} for span in spans]
 
 
-class VllmWire(Wire):
-    """Like `vllm serve` with `return_token_ids`. `numbers`: logprobs name tokens by numbers, as those of newer vLLM.
+_CONTROLS = {
+    *("/pause", "/resume", "/is_paused", "/collective_rpc", "/update_weight_version", "/weight_info", "/server_info"),
+    *("/reset_prefix_cache", "/reset_encoder_cache", "/abort_requests", "/sleep", "/wake_up"),
+}
+"""The endpoints of vLLM that VLLM_SERVER_DEV_MODE=1 adds."""
 
-    `takes_parts`: its endpoint for ids takes images, too; None: it does not describe its endpoints.
+
+class VllmWire(Wire):
+    """Like vLLM 0.32 with `--enable-scale-out` and VLLM_SERVER_DEV_MODE=1.
+
+    `numbers`: logprobs name tokens by numbers, as those of newer vLLM. `takes_parts`: its endpoint for ids takes
+    images, too; None: it does not describe its endpoints. `mode`: its `--logprobs-mode`. `scale_out`, `controls`: the
+    flag and the variable are set.
     """
 
     numbers, takes_parts, says_ids = True, True, True
+    mode = "processed_logprobs"
+    scale_out = controls = True
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
         gets["/openapi.json"] = self.described
         posts = {"/v1/completions": self.complete, "/inference/v1/generate": self.generate, "/tokenize": self.tokenize}
-        posts |= dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), self.noted)
+        controls = {
+            "/pause": self.pause, "/resume": self.resume, "/collective_rpc": self.rpc,
+            "/update_weight_version": self.name, "/reset_prefix_cache": self.reset, "/abort_requests": self.abort,
+            **dict.fromkeys(("/sleep", "/wake_up", "/reset_encoder_cache"), self.noted),
+        }  # fmt: skip
+        posts |= {path: self.only_controlled(endpoint) for path, endpoint in controls.items()}
+        posts["/inference/v1/abort_requests"] = self.abort
+        gets |= {"/is_paused": self.only_controlled(self.told_pause)}
+        gets |= {"/weight_info": self.only_controlled(self.told_version)}
+        gets |= {"/server_info": self.only_controlled(self.configured)}
         return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
+
+    def only_controlled(self, endpoint: Any) -> Any:
+        async def answered(request: Request) -> Response:
+            if not self.controls:
+                return JSONResponse({"detail": "Not Found"}, 404)
+            answer: Response = await endpoint(request)
+            return answer
+
+        return answered
 
     async def told(self, request: Request) -> Response:
         return JSONResponse({"version": "0.0"})
@@ -312,13 +341,68 @@ class VllmWire(Wire):
         self.calls.append((request.url.path, str(request.url.query)))
         return Response()
 
+    async def told_pause(self, request: Request) -> Response:
+        return JSONResponse({"is_paused": self.engine.common()["mode"] is not None})
+
+    async def told_version(self, request: Request) -> Response:
+        return JSONResponse({"weight_version": self.version})
+
+    async def configured(self, request: Request) -> Response:
+        config = {
+            "model_config": {"logprobs_mode": self.mode, "enable_sleep_mode": True},
+            "scheduler_config": {"max_num_seqs": 16},
+            "parallel_config": {"world_size": 2},
+        }
+        return JSONResponse({"vllm_config": config, "vllm_env": {"VLLM_BATCH_INVARIANT": True}})
+
+    async def pause(self, request: Request) -> Response:
+        self.calls.append((request.url.path, str(request.url.query)))
+        kept = request.query_params["mode"] == "keep"
+        await self.engine.pause(PauseMode.IN_PLACE if kept else PauseMode.ABORT)
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        self.calls.append((request.url.path, ""))
+        await self.engine.resume()
+        return JSONResponse({"status": "resumed"})
+
+    async def rpc(self, request: Request) -> Response:
+        body = await request.json()
+        assert body["method"] == "reload_weights"
+        path = body["kwargs"]["weights_path"]
+        self.calls.append((request.url.path, path))
+        if "missing" in path:
+            return JSONResponse({"error": {"message": "no such folder", "code": 500}}, 500)
+        self.updating = True
+        await self.before_update.wait()
+        return JSONResponse({"results": [None]})
+
+    async def name(self, request: Request) -> Response:
+        self.version = (await request.json())["new_version"]
+        self.calls.append((request.url.path, self.version))
+        if self.version.isdecimal():
+            await self.engine.update_weights("loaded", int(self.version))
+        return JSONResponse({"success": True, "new_version": self.version})
+
+    async def reset(self, request: Request) -> Response:
+        """Refused while requests are in flight, unless they may be reset."""
+        self.calls.append((request.url.path, str(request.url.query)))
+        held = bool(self.engine.running) and request.query_params.get("reset_running_requests") != "true"
+        return JSONResponse({"success": not held})
+
+    async def abort(self, request: Request) -> Response:
+        for rid in (await request.json())["request_ids"]:
+            await self.engine.abort(rid)
+        return Response()
+
     async def described(self, request: Request) -> Response:
         if self.takes_parts is None:
             return JSONResponse({"detail": "Not Found"}, 404)
         fields = ["token_ids", "sampling_params", "features", "return_token_ids"]
         fields += ["content_parts"] if self.takes_parts else []
         schemas = {"GenerateRequest": {"properties": {name: {} for name in fields}}, "Usage": {}}
-        return JSONResponse({"paths": {"/inference/v1/generate": {}}, "components": {"schemas": schemas}})
+        paths = [path for path in (route.path for route in self.routes()) if self.controls or path not in _CONTROLS]
+        return JSONResponse({"paths": {path: {} for path in paths}, "components": {"schemas": schemas}})
 
     async def tokenize(self, request: Request) -> Response:
         (message,) = (await request.json())["messages"]
@@ -328,33 +412,75 @@ class VllmWire(Wire):
             return JSONResponse({"error": {"message": "wire is not a multimodal model"}}, 400)
         return JSONResponse({"count": 9, "tokens": []})
 
-    async def generate(self, request: Request) -> Response:
-        body = await request.json()
-        assert body["model"] == "wire" and body["stream"]
-        self.bodies.append(body)
-        assert all(part["type"] == "image_url" for part in body["content_parts"])
-        ids = self.expanded(body["token_ids"], [part["url"] for part in body["content_parts"]])
-        params = body["sampling_params"]
-        wanted = self.request(f"v{id(body)}", ids, params, "max_tokens", "seed")
-        wanted = GenerateRequest(
-            wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, params["logprobs"]
-        )
-        return StreamingResponse(self.seen_events(wanted), media_type="text/event-stream")
+    def pulled(self, params: Mapping[str, Any]) -> tuple[int, float] | None:
+        """The token that a bias makes certain, and its logprob in this `mode`, of a request that finds the mode out."""
+        certain = [int(token) for token, bias in (params.get("logit_bias") or {}).items() if bias == 100.0]
+        logprob = {"processed_logprobs": 0.0, "raw_logprobs": -5.0, "processed_logits": 100.0, "raw_logits": 2.0}
+        return (certain[0], logprob[self.mode]) if certain else None
 
-    async def seen_events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
-        said = {"prompt_token_ids": list(wanted.input_ids)} if self.says_ids else {}
+    def wanted(self, body: Mapping[str, Any], ids: list[int], params: dict[str, Any], tops: int) -> GenerateRequest:
+        rid = f"generate-tokens-{body['request_id']}" if "request_id" in body else f"v{id(body)}"
+        found = self.request(rid, ids, params, "max_tokens", "seed")
+        sampling = found.sampling._replace(ignore_eos=False)  # it concerns only the end tokens of the model's config
+        return GenerateRequest(rid, found.prompt, sampling, found.stop_token_ids, None, tops)
+
+    async def generate(self, request: Request) -> Response:
+        if not self.scale_out:
+            return JSONResponse({"error": {"message": "Scale-out endpoints are disabled.", "code": 403}}, 403)
+        body = await request.json()
+        params = body["sampling_params"]
+        assert body["model"] == "wire"
+        if (pulled := self.pulled(params)) is not None:
+            (token, logprob) = pulled
+            named = {**self.named(token, logprob), "top_logprobs": [self.named(token, logprob)]}
+            return JSONResponse({"choices": [{"token_ids": [token], "logprobs": {"content": [named]}}]})
+        assert body["stream"]
+        self.headers.append(request.headers)
+        self.asked.append(body["token_ids"])
+        if self.fails(body["token_ids"]):
+            return JSONResponse({"error": {"message": "an illegal memory access", "code": 500}}, 500)
+        self.bodies.append(body)
+        ids = body["token_ids"]
+        if "content_parts" in body:
+            assert all(part["type"] == "image_url" for part in body["content_parts"])
+            ids = self.expanded(ids, [part["url"] for part in body["content_parts"]])
+        wanted = self.wanted(body, ids, params, params["logprobs"])
+        says = self.says_ids and bool(body.get("return_token_ids"))
+        return StreamingResponse(self.named_events(wanted, says), media_type="text/event-stream")
+
+    async def named_events(self, wanted: GenerateRequest, says: bool) -> AsyncIterator[bytes]:
+        said = {"prompt_token_ids": list(wanted.input_ids)} if says else {}
+        versions: list[int] = []
         async for chunk in self.engine.generate(wanted):
             content = [
                 {**self.named(token, value), "top_logprobs": [self.named(*pair) for pair in top]}
-                for token, value, top in zip(chunk.ids, chunk.logprobs, chunk.top_logprobs, strict=True)
+                for token, value, top in zip(
+                    chunk.ids, chunk.logprobs, chunk.top_logprobs or [()] * len(chunk.ids), strict=True
+                )
             ]
+            versions += [chunk.version] * len(chunk.ids)
             finish = None if chunk.finish is None else chunk.finish.value
             choice = {"index": 0, "token_ids": list(chunk.ids), "logprobs": {"content": content}}
-            event = {"request_id": "1", "choices": [{**choice, "finish_reason": finish}], **said}
+            spans = self.spans(versions) if finish and self.tells_spans else None
+            choice |= {"finish_reason": finish, "weight_versions": spans}
+            yield b"data: " + orjson.dumps({"request_id": "1", "choices": [choice], **said}) + b"\n\n"
             said = {}
-            yield b"data: " + orjson.dumps(event) + b"\n\n"
-        yield b'data: {"request_id": "1", "choices": [], "usage": {"prompt_tokens": 1}}\n\n'
-        yield b"data: [DONE]\n\n"
+            if len(versions) == self.breaks_after:
+                if self.stops_short:
+                    break
+                yield b'data: {"error": {"message": "an illegal memory access", "code": 500}}\n\n'
+                return
+        for line in self.end(wanted):
+            yield line
+
+    def spans(self, versions: list[int]) -> list[dict[str, Any]]:
+        if self.lie is not None:
+            return [{"version": self.lie, "start": 0, "end": len(versions)}]
+        return _spans(versions, self.version)
+
+    def end(self, wanted: GenerateRequest) -> Sequence[bytes]:
+        usage = {"prompt_tokens": len(wanted.prompt), "prompt_tokens_details": {"cached_tokens": 3}}
+        return b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n", b"data: [DONE]\n\n"
 
     def named(self, token: int, logprob: float) -> dict[str, Any]:
         name = {"token_id": token} if self.numbers else {"token": f"token_id:{token}"}
@@ -362,12 +488,13 @@ class VllmWire(Wire):
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
-        self.headers.append(request.headers)
         assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["model"] == "wire"
-        wanted = self.request(f"v{id(body)}", body["prompt"], body, "max_tokens", "seed")
-        wanted = GenerateRequest(
-            wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, body["logprobs"]
-        )
+        if (pulled := self.pulled(body)) is not None:
+            (token, logprob) = pulled
+            logprobs = {"token_logprobs": [logprob], "top_logprobs": [{f"token_id:{token}": logprob}]}
+            return JSONResponse({"choices": [{"token_ids": [token], "logprobs": logprobs}]})
+        self.headers.append(request.headers)
+        wanted = self.wanted(body, body["prompt"], body, body["logprobs"])
         return StreamingResponse(self.events(wanted), media_type="text/event-stream")
 
     async def events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
@@ -386,7 +513,8 @@ class VllmWire(Wire):
                 "finish_reason": finish,
             }
             yield b"data: " + orjson.dumps({"id": "cmpl-1", "choices": [choice]}) + b"\n\n"
-        yield b"data: [DONE]\n\n"
+        for line in self.end(wanted):
+            yield line
 
 
 def application(kind: str, delay_s: float = 0.0) -> Starlette:

@@ -40,6 +40,7 @@ async def bring(member: Member, state: PoolState, *, alone: bool, torn: bool = F
     weights may differ from the version that it reports. Raises EngineLost, or EngineUnavailable if the server cannot
     join.
     """
+    await member.engine.finish_update()
     version = await member.engine.check()
     if state.released:
         raise EngineUnavailable("memory is released; the server joins after POST /engine/resume_memory")

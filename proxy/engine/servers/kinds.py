@@ -7,11 +7,12 @@ from enum import StrEnum
 
 from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.events import ServerEvents
-from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.remote import RemoteEngine, started
 from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
-from proxy.engine.sglang.wire import Streams, VersionNumbers
+from proxy.engine.streams import Streams
+from proxy.engine.version_names import VersionNumbers
 from tokengrove.errors import EngineUnavailable
 
 
@@ -22,9 +23,6 @@ class ServerKind(StrEnum):
     VLLM = "vllm"
 
 
-_MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""The exceptions of reading an answer of an unexpected form."""
-
 _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG, "/version": ServerKind.VLLM}
 """Paths that identify a kind, in the order of probing. SGLang comes first, since some of its versions have /version."""
 
@@ -33,7 +31,6 @@ def connect(
     vocab_size: int,
     kind: ServerKind | None,
     *,
-    processed_logprobs: bool,
     keys: Keys = NO_KEYS,
     interval: int | None = None,
     eyes: Eyes | None = None,
@@ -47,21 +44,23 @@ def connect(
     """
     numbers, streams, events = VersionNumbers(), Streams(interval), ServerEvents()
     blind: dict[str, str] = {}
+    missing: dict[str, list[str]] = {}
 
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
         if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
-            engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs, keys=keys, eyes=eyes)
+            engine = VllmServer(url, vocab_size, numbers, keys, streams, eyes)
         else:
             engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes)
         try:
-            await engine.start()
-        except BaseException as error:
+            await started(engine)
+        except BaseException:
             await engine.close()
-            if not isinstance(error, _MALFORMED):
-                raise
-            why = f"{type(error).__name__}: {error}"
-            raise EngineUnavailable(f"{url} does not describe itself as an engine server does ({why})") from None
+            raise
+        if missing.get(url) != engine.missing:
+            missing[url] = engine.missing
+            for what in engine.missing:
+                events.warning("engine server lacks a flag", url, reason=what)
         if engine.blind and blind.get(url) != engine.blind:
             blind[url] = engine.blind
             events.warning("engine server takes no images", url, reason=engine.blind)

@@ -29,7 +29,7 @@ from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
-from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.remote import RemoteEngine, started
 from proxy.engine.servers.transfer import Transfer
 from proxy.engine.servers.trust import Trust, failure_of
 from proxy.progress import step
@@ -728,6 +728,7 @@ class Pool:
                 await self._examine(target)
                 await self._trust.review(target)
             else:
+                await started(target.engine)
                 await self._agree(target)
                 self._tell_alive()
                 await self._end_note(target)

@@ -6,17 +6,25 @@ from typing import Protocol, runtime_checkable
 
 from proxy.engine.callbacks import CallbackEngine
 from proxy.engine.interface import Engine, PauseMode
+from tokengrove.errors import EngineUnavailable
+
+_MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""The exceptions of reading an answer of an unexpected form."""
 
 
 @runtime_checkable
 class RemoteEngine(Engine, CallbackEngine, Protocol):
     """An engine at `url`. Every call may raise EngineLost.
 
-    `blind`: the reason why it takes no images of a vision model, else "".
+    `blind`: the reason why it takes no images of a vision model, else "". `missing`: what the server lacks because of
+    flags that it was started without, and what that costs; a sentence each.
     """
 
     url: str
     blind: str
+
+    @property
+    def missing(self) -> list[str]: ...
 
     @property
     def world_size(self) -> int:
@@ -24,6 +32,9 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
 
     async def check(self) -> int:
         """Return the weight version that the server serves. Raises EngineLost if it does not answer."""
+
+    async def finish_update(self) -> None:
+        """Finish an update of weights that a process began and did not finish. Raises EngineLost, EngineUnavailable."""
 
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Load weights as in every engine. `busy`: other processes also have requests on the server."""
@@ -39,3 +50,16 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
 
     def cut(self) -> None:
         """Abandon all replies in flight without notifying the server: each raises EngineLost."""
+
+
+async def started(engine: RemoteEngine) -> RemoteEngine:
+    """Read the facts about a server, again if it was restarted, and return its engine.
+
+    Raises the errors of `start`, and EngineUnavailable for answers of an unexpected form.
+    """
+    try:
+        await engine.start()
+    except _MALFORMED as error:
+        why = f"{type(error).__name__}: {error}"
+        raise EngineUnavailable(f"{engine.url} does not describe itself as an engine server does ({why})") from None
+    return engine

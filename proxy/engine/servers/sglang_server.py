@@ -22,8 +22,10 @@ from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
-from proxy.engine.sglang.facts import SEEDED, capabilities_by, running_by
-from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
+from proxy.engine.sglang.facts import SEEDED, capabilities_by, missing_by, running_by
+from proxy.engine.sglang.wire import SglangReply, sampling_params
+from proxy.engine.streams import Streams
+from proxy.engine.version_names import VersionNumbers
 from proxy.prompt_ids import PromptIds
 from proxy.types import Logprobs, ids_of
 from tokengrove.errors import (
@@ -339,6 +341,9 @@ class SglangServer:
         await self._connection.call("/continue_generation")
         self._mode = None
 
+    async def finish_update(self) -> None:
+        """Do nothing: SGLang loads and names weights in one step."""
+
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses."""
         new = self._version + 1 if version is None else version
@@ -398,6 +403,11 @@ class SglangServer:
     def world_size(self) -> int:
         """The number of the server's processes that have weights: tensor times pipeline parallel size."""
         return int(self._facts.get("tp_size") or 1) * int(self._facts.get("pp_size") or 1)
+
+    @property
+    def missing(self) -> list[str]:
+        """The flags that the server lacks, and what that costs."""
+        return missing_by(self._facts)
 
     def info(self) -> EngineInfo:
         """Facts about the server; valid after `start`."""

@@ -1,17 +1,20 @@
-"""One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
+"""One vLLM server over HTTP: token ids in, token ids, logprobs and weight versions out.
 
-Prompts with images use another endpoint (`proxy.engine.servers.vllm_sight`).
-
-A request is rejected if its logprobs would break the logprob rule of `proxy.engine.chunks`: vLLM's `raw_logprobs` (its
-default) are taken at temperature 1, before penalties and bias; its `processed_logprobs` are taken after all of these
-and after truncation. Written to vLLM's documented API and tested against a simulated server, not against vLLM.
+Facts about the server are read at start (`proxy.engine.servers.vllm_facts`). Its weight version is the version that it
+reports when asked, or that was loaded since. Weights from a folder are loaded in two calls: the first names the update
+in progress, so that a process that finds this name finishes the update of a process that died in between. Cached
+prefixes are not shared between weight versions (`cache_salt`).
 """
 
 from __future__ import annotations
 
-from array import array
+import asyncio
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import orjson
 
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
@@ -19,12 +22,24 @@ from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTran
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.sent_images import Eyes
-from proxy.engine.servers.vllm_sight import PATH, SeenReply, blindness, malformed, sent
-from proxy.images.quoted import without_images
-from proxy.types import Logprobs, SamplingParams, ids_of
+from proxy.engine.servers.vllm_facts import VllmFacts, read_facts, rests
+from proxy.engine.servers.vllm_sight import blindness, sent_prompt
+from proxy.engine.servers.vllm_wire import (
+    COMPLETIONS,
+    GENERATE,
+    VllmReply,
+    completions_body,
+    generate_body,
+    logprobs_of,
+    sampling_params,
+)
+from proxy.engine.streams import Streams
+from proxy.engine.version_names import VersionNumbers
+from proxy.types import Logprobs, ids_of
 from tokengrove.errors import (
     EngineFailed,
     EngineIncapable,
+    EngineLost,
     EngineUnavailable,
     InvalidRequest,
     ProxyError,
@@ -32,204 +47,302 @@ from tokengrove.errors import (
 )
 from tokengrove.reasons import FinishReason
 
-_DEFAULT_CONTEXT = 32_768
-_SERVER_ERROR = 500
-_ID_MARK = "token_id:"
-_MINUS_INFINITY = -9999.0
-"""The value that vLLM writes for minus infinity, which JSON cannot express."""
+_ABORTS = "/inference/v1/abort_requests"
+_ID_PREFIX = "generate-tokens-"
+"""vLLM puts this before the `request_id` of a request to GENERATE."""
 
-_CAPABILITIES = frozenset(
-    {
-        *(Capability.TOP_LOGPROBS, Capability.SEED, Capability.DETERMINISTIC),
-        *(Capability.RELEASE_MEMORY, Capability.STREAMING),
-    }
-)
-_PROCESSED = frozenset({Capability.PENALTIES, Capability.LOGIT_BIAS, Capability.MIN_TOKENS})
+_ID_BITS = 64
+_ABORT_S = 5.0
+_LATE_S = 2.0
+"""Seconds for replies to arrive after a pause in mode abort."""
+
 _WAKE_TAGS = ("weights", "kv_cache")
 _NEVER = -100.0
-"""The lowest bias that vLLM accepts. Its raw logprobs are taken before the bias."""
+"""The bias of tokens that are never sampled. vLLM accepts none that is lower."""
+
+_UPDATING = "tokengrove-update:"
+"""The beginning of the weight version of a server while an update loads its weights; JSON follows."""
+
+_NEEDS_CONTROL = "start the vLLM server {url} with VLLM_SERVER_DEV_MODE=1 in its environment: it has no {path}"
 
 
 class VllmServer:
-    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`.
+    """Implements `RemoteEngine`. `vocab_size`: the vocabulary size of the model, which servers do not report.
 
-    `eyes`: None unless it is a vision model.
+    `numbers`, `streams` and `eyes` are shared by all servers of a pool. `eyes`: None unless it is a vision model.
+    `blind`: the reason why the server takes no images of a vision model, else "".
     """
 
     def __init__(
         self,
         url: str,
         vocab_size: int,
-        *,
-        processed_logprobs: bool = False,
+        numbers: VersionNumbers | None = None,
         keys: Keys = NO_KEYS,
+        streams: Streams | None = None,
         eyes: Eyes | None = None,
     ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
-        self._processed = processed_logprobs
-        self._model = ""
-        self._context_length = _DEFAULT_CONTEXT
-        self._replies: dict[str, EventStream] = {}
+        self._numbers = numbers or VersionNumbers()
+        self._streams = streams or Streams()
+        self._facts = VllmFacts()
         self._eyes = eyes
         self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
         self.blind = ""
+        self._version = self._newest = 0
+        self._mode: PauseMode | None = None
+        self._replies: dict[str, tuple[str, EventStream]] = {}
+        self._ended = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+        self._info = self._described()
 
     async def start(self) -> None:
-        """Read the server's model and context length. Raises EngineLost, EngineUnavailable."""
+        """Read facts about the server. Raises EngineLost, EngineUnavailable, EngineFailed."""
+        self._facts = await read_facts(self._connection)
         await self.check()
-        models = (await self._connection.probe("/v1/models") or {}).get("data")
-        if not models:
-            raise EngineUnavailable(f"{self.url} serves no model")
-        self._model = models[0]["id"]
-        self._context_length = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
         if self._eyes is not None:
-            self.blind = await blindness(self._connection, self._model)
+            self.blind = await blindness(self._connection, self._facts.model)
+        self._info = self._described()
+
+    @property
+    def missing(self) -> list[str]:
+        """What the server lacks, and what that costs."""
+        return self._facts.missing
 
     async def check(self) -> int:
-        """Return 0, as vLLM has no weight versions. Raises EngineLost or EngineUnavailable."""
-        if await self._connection.probe("/version") is None:
-            raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
-        return 0
+        """Return the weight version that the server reports. Raises EngineLost or EngineUnavailable.
+
+        While an update is in progress, this is the version before.
+        """
+        if not self._facts.names_weights:
+            if await self._connection.probe("/version") is None:
+                raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
+            return self._version
+        told = await self._connection.probe("/weight_info")
+        if told is None or "weight_version" not in told:
+            raise EngineUnavailable(f"{self.url} does not tell its weight version any more")
+        begun = _begun(told["weight_version"])
+        return self._serves(told["weight_version"] if begun is None else begun["before"])
+
+    async def finish_update(self) -> None:
+        """Finish an update that a process began and did not finish. Raises EngineLost, EngineUnavailable."""
+        told = await self._connection.probe("/weight_info") if self._facts.names_weights else None
+        begun = _begun((told or {}).get("weight_version"))
+        if begun is None:
+            return
+        try:
+            await self._load(begun["path"], begun["after"])
+        except InvalidRequest as error:
+            raise EngineUnavailable(
+                f"{self.url} has unknown weights: an update to version {begun['after']} was interrupted, and cannot be "
+                f"repeated ({error.message}); restart the server"
+            ) from None
 
     async def rests(self) -> bool:
-        """False: this proxy pauses no vLLM server, and the API that it uses does not report pauses."""
-        return False
+        """True if the server reports that it is paused. Raises EngineLost."""
+        return await rests(self._connection, self._facts)
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
-        check_request(request, self._vocab_size, self._context_length)
-        self._check_logprobs(request.sampling)
-        finish: FinishReason | None = None
-        seen = None if request.images is None else SeenReply(request.prompt, request.top_logprobs)
+        check_request(request, self._vocab_size, self._facts.context_length)
+        reply = VllmReply(
+            self._numbers,
+            request.prompt,
+            request.top_logprobs,
+            logprobs_of(request.sampling, processed=self._facts.processed),
+            self._version,
+            says_ids=request.images is not None,
+        )
+        stopped: FinishReason | None = None
+
+        def pass_on(chunks: Sequence[TokenChunk]) -> None:
+            nonlocal stopped
+            for chunk in chunks:
+                if (stopped := take(chunk)) is not None:
+                    return
 
         def read(events: Sequence[Any]) -> bool:
-            nonlocal finish
-            for event in events:
-                for chunk in _chunks(event, request.top_logprobs, seen):
-                    finish = take(chunk) or chunk.finish
-                    if chunk.finish is not None:
-                        return True
-                    if finish is not None:
-                        raise Stopped
-            return False
+            pass_on(reply.read(events, self._version, self._newest))
+            if stopped is not None and reply.finish is None:
+                raise Stopped
+            return reply.given
 
-        reply = self._replies[request.request_id] = EventStream(read)
+        rid, stream = f"{random.getrandbits(_ID_BITS):016x}", EventStream(read)
+        self._replies[request.request_id] = rid, stream
+        self._streams.running += request.streamed
         try:
-            if seen is not None:
-                await self._see(request, reply)
-            else:
-                body = with_prompt(self._body(request), "prompt", request.prompt)
-                await self._connection.stream("/v1/completions", body, request.trace_headers(), reply)
-        except Stopped:  # vLLM ends the request when the connection is closed
-            if finish is None:
-                return take(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT)) or FinishReason.ABORT
+            await self._send(request, rid, stream)
+            pass_on(reply.last())
+        except Stopped:
+            if stopped is None:
+                pass_on([TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)])
+                return stopped or FinishReason.ABORT
+        except EngineLost:
+            if reply.finish is None:
+                raise
+            pass_on(reply.last())  # only the token counts are lost
         finally:
+            self._streams.running -= request.streamed
             del self._replies[request.request_id]
-        return finish
+            self._ended.set()
+            if reply.finish is None:
+                self._abort_soon(rid)
+        return stopped or reply.finish
 
-    async def _see(self, request: GenerateRequest, reply: EventStream) -> None:
-        """Send a request with images, unless it is aborted first."""
-        if self._eyes is None or self.blind:
-            raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
-        body = await sent(self._eyes.images, request, self._body(request))
-        if reply.ended.done():
-            raise Stopped
-        await self._connection.stream(PATH, body, request.trace_headers(), reply)
+    async def _send(self, request: GenerateRequest, rid: str, reply: EventStream) -> None:
+        params = sampling_params(request, self._never)
+        salt = {"cache_salt": str(self._version)} if self._version else {}
+        names = {"model": self._facts.model, **salt}
+        prompt: Any = request.prompt
+        if request.images is not None:
+            if self._eyes is None or self.blind:
+                raise UnsupportedParameter(f"{self.url} takes no images: {self.blind}", param="messages")
+            prompt = await sent_prompt(self._eyes.images, request)
+            if reply.ended.done():  # it was aborted meanwhile
+                raise Stopped
+        headers = request.trace_headers()
+        if request.session_id:
+            headers["x-session-id"] = request.session_id
+        if self._facts.generates:
+            body = generate_body(request, params, self._streams.interval(request))
+            message = with_prompt({"request_id": rid, **names, **body}, "token_ids", prompt)
+            await self._connection.stream(GENERATE, message, headers, reply)
+            return
+        if request.grammar is not None:
+            raise UnsupportedParameter(
+                f"{self.url} serves no forced tools and no JSON schemas: {self._facts.missing[0]}", param="tool_choice"
+            )
+        message = with_prompt({**names, **completions_body(request, params)}, "prompt", prompt)
+        await self._connection.stream(COMPLETIONS, message, headers, reply)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
         return generated(self.sample, request)
 
-    def _body(self, request: GenerateRequest) -> dict[str, Any]:
-        """Return the fields of a request except `prompt`."""
-        sampling = request.sampling
-        body: dict[str, Any] = {
-            "model": self._model,
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "stop_token_ids": list(request.stop_token_ids),
-            "ignore_eos": sampling.ignore_eos or not request.stop_token_ids,
-            "logprobs": request.top_logprobs,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "skip_special_tokens": False,
-            "stream": True,
-        }
-        if sampling.ignore_eos:
-            body["stop_token_ids"] = []
-        if sampling.logit_bias or self._never:
-            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} | self._never
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
-        if sampling.min_tokens:
-            body["min_tokens"] = sampling.min_tokens
-        return body
-
-    def _check_logprobs(self, sampling: SamplingParams) -> None:
-        """Raise UnsupportedParameter if the server's logprobs would break the logprob rule."""
-        if self._processed:
-            if (name := _truncates(sampling)) is not None:
-                raise UnsupportedParameter(
-                    f"'{name}' must truncate nothing: this vLLM server takes logprobs after truncation",
-                    param=name,
-                )
-        elif (name := _changes_logits(sampling)) is not None:
-            raise UnsupportedParameter(
-                f"'{name}' is not supported: this vLLM server takes logprobs at temperature 1, before penalties and "
-                "bias; run it with --logprobs-mode processed_logprobs, and tokengrove with --engine-arg "
-                "logprobs_mode=processed_logprobs",
-                param=name,
-            )
-
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
-        if (reply := self._replies.get(request_id)) is not None:
-            reply.fail(Stopped())
+        if (found := self._replies.get(request_id)) is None:
+            return
+        rid, reply = found
+        if not self._facts.generates or _ABORTS not in self._facts.paths or reply.begun is None:
+            reply.fail(Stopped())  # the server ends a request when its connection is closed
+            return
+        await self._connection.call(_ABORTS, {"request_ids": [_ID_PREFIX + rid]}, limit_s=_ABORT_S)
 
     def cut(self) -> None:
         """Abandon all replies in flight: each raises EngineLost."""
         self._connection.cut()
 
+    def _abort_soon(self, rid: str) -> None:
+        """Free a request that is no longer read, also behind a router that keeps its connection."""
+        if _ABORTS in self._facts.paths:
+            task = asyncio.create_task(self._abort_quietly(rid))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        try:
+            await self._connection.call(_ABORTS, {"request_ids": [_ID_PREFIX + rid]}, limit_s=_ABORT_S)
+        except ProxyError:
+            return  # a lost server has nothing to free
+
     async def pause(self, mode: PauseMode) -> None:
-        """End requests in flight; the gate admits no more. Raises EngineIncapable for a mode that keeps their state."""
-        if mode is not PauseMode.ABORT and self._replies:
-            raise EngineIncapable("a vLLM server cannot pause requests in place; use mode abort or drain")
-        for request_id in list(self._replies):
-            await self.abort(request_id)
+        """Pause the server. After a pause in mode ABORT, no request is in flight on it.
+
+        Raises EngineIncapable if the server has no pauses and requests must keep their state.
+        """
+        if self._facts.controls:
+            kept = "abort" if mode is PauseMode.ABORT else "keep"
+            await self._connection.call(f"/pause?mode={kept}&clear_cache=false")
+            if mode is PauseMode.RETRACT:
+                await self._reset("/reset_prefix_cache?reset_running_requests=true")
+        elif mode is not PauseMode.ABORT and self._replies:
+            raise EngineIncapable(self._lacks("/pause") + "; or use mode abort or drain")
+        self._mode = mode
+        if mode is PauseMode.ABORT:
+            await self._end_late()
+
+    async def _end_late(self) -> None:
+        """End the requests that a paused server would hold, since they reached it after its abort."""
+        if self._facts.controls:
+            try:
+                async with asyncio.timeout(_LATE_S):
+                    while self._replies:
+                        self._ended.clear()
+                        await self._ended.wait()
+            except TimeoutError:
+                pass
+        for _, reply in list(self._replies.values()):
+            reply.fail(Stopped())
 
     async def follow(self, mode: PauseMode | None, version: int | None) -> None:
-        """End requests in flight if another process pauses. Raises like `pause`."""
-        if mode is not None:
-            await self.pause(mode)
+        """Note the pause and version of another process. After mode ABORT, no request of this process is in flight."""
+        begins, self._mode = mode is not self._mode, mode
+        if version is not None:
+            self._serves(version)
+        if begins and mode is PauseMode.ABORT:
+            await self._end_late()
+        elif begins and mode is not None and self._replies and not self._facts.controls:
+            raise EngineIncapable(self._lacks("/pause") + "; or use mode abort or drain")
 
     async def resume(self) -> None:
-        """Do nothing: `pause` leaves the server running."""
+        """Resume the server."""
+        if self._facts.controls:
+            await self._connection.call("/resume")
+        self._mode = None
 
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
-        """Raises EngineIncapable: vLLM has no endpoint that loads weights from a folder."""
-        raise EngineIncapable(
-            "a vLLM server cannot load weights from a folder; restart it with the new weights, or use SGLang"
-        )
+        """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses.
+
+        Tokens that a running server samples meanwhile are uncertain, since their version is that of no weights.
+        """
+        if not self._facts.controls or not self._facts.names_weights:
+            raise EngineIncapable(self._lacks("/collective_rpc"))
+        new = self._version + 1 if version is None else version
+        await self._load(path, new)
+        if self._mode is not PauseMode.IN_PLACE or not (self._replies or busy):
+            await self.flush_cache()
+            if self._eyes is not None:
+                await self._connection.call("/reset_encoder_cache")
+        return new
+
+    async def _load(self, path: str, version: int) -> None:
+        """Load weights between two names: that of the update in progress, and that of the new weights."""
+        before = self._version
+        begun = orjson.dumps({"before": before, "after": version, "path": path}).decode()
+        await self._name(_UPDATING + begun)
+        try:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            await self._connection.call("/collective_rpc", body)
+        except EngineLost:
+            raise
+        except ProxyError as error:
+            await self._name(before)
+            raise InvalidRequest(error.message, param="path") from None
+        await self._name(version)
+        self._serves(version)
+
+    async def _name(self, version: int | str) -> None:
+        await self._connection.call("/update_weight_version", {"new_version": str(version)})
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Raises EngineIncapable: the steps are SGLang's."""
         raise EngineIncapable(f"a vLLM server has no {step.value}; use SGLang for weight transfers")
 
-    async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Put vLLM to sleep at level 1. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
+    def _serves(self, version: Any) -> int:
+        """Note the version name of the server; return its number."""
+        self._version = self._numbers.believe(version)
+        self._newest = max(self._newest, self._version)
+        return self._version
 
-        Raises InvalidRequest for `tags`: vLLM releases all memory or none.
-        """
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Put vLLM to sleep at level 1. Raises InvalidRequest for `tags`: vLLM releases all memory or none."""
         if tags:
             raise InvalidRequest("a vLLM server releases all of its memory or none; leave out 'tags'", param="tags")
+        if not self._facts.sleeps:
+            raise EngineIncapable(f"to release memory, start the vLLM server {self.url} with --enable-sleep-mode")
         await self._connection.call("/sleep?level=1")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
@@ -239,111 +352,56 @@ class VllmServer:
             await self._connection.call("/wake_up" + ("?" if wanted else "") + "&".join(wanted))
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache."""
-        await self._connection.call("/reset_prefix_cache")
+        """Empty the prefix cache. If necessary, requests in flight lose their keys and values, and recompute them."""
+        if not self._facts.controls:
+            raise EngineIncapable(self._lacks("/reset_prefix_cache"))
+        try:
+            await self._reset("/reset_prefix_cache")
+        except EngineFailed:
+            await self._reset("/reset_prefix_cache?reset_running_requests=true")
+
+    async def _reset(self, path: str) -> None:
+        answer = await self._connection.call(path)
+        if isinstance(answer, Mapping) and answer.get("success") is False:
+            raise EngineFailed(f"{self.url} cannot empty its prefix cache")
+
+    def _lacks(self, path: str) -> str:
+        return _NEEDS_CONTROL.format(url=self.url, path=path)
 
     @property
     def world_size(self) -> int:
-        """1: vLLM does not take part in weight transfers."""
-        return 1
+        """The number of the server's processes that have weights."""
+        return self._facts.world_size
 
     def info(self) -> EngineInfo:
         """Facts about the server; valid after `start`."""
+        if self._info.weight_version != self._version:
+            self._info = replace(self._info, weight_version=self._version)
+        return self._info
+
+    def _described(self) -> EngineInfo:
+        sees = self._eyes is not None and not self.blind
         return EngineInfo(
             name="vllm",
-            model=self._model,
+            model=self._facts.model,
             vocab_size=self._vocab_size,
-            context_length=self._context_length,
-            weight_version=0,
-            capabilities=_CAPABILITIES
-            | (_PROCESSED if self._processed else frozenset())
-            | (frozenset() if self._eyes is None or self.blind else {Capability.IMAGES}),
-            detail=f"vLLM at {self.url}",
+            context_length=self._facts.context_length,
+            weight_version=self._version,
+            capabilities=self._facts.capabilities | ({Capability.IMAGES} if sees else frozenset()),
+            detail=f"vLLM {self._facts.version} at {self.url}",
+            max_running_requests=self._facts.max_running_requests,
         )
 
     async def close(self) -> None:
-        """End requests in flight and close the connections; the server keeps running."""
-        for request_id in list(self._replies):
-            await self.abort(request_id)
+        """Abort requests in flight and close the connections; the server keeps running."""
+        for rid, reply in list(self._replies.values()):
+            reply.fail(Stopped())
+            self._abort_soon(rid)
+        await asyncio.gather(*self._background)
         await self._connection.close()
 
 
-def _chunks(event: Mapping[str, Any], top: int, seen: SeenReply | None = None) -> list[TokenChunk]:
-    """The chunk of an event, or none without tokens and finish reason. Raises InvalidRequest or EngineFailed."""
-    if not isinstance(event, Mapping):
-        raise EngineFailed(f"the engine answered with a {type(event).__name__} instead of an object")
-    if (error := event.get("error")) is not None:
-        raise _refusal(error)
-    if seen is not None:
-        return seen.chunks(event)
-    if not event.get("choices"):
-        return []
-    try:
-        return _chunk(event["choices"][0], top)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
-        raise malformed(wrong) from None
-
-
-def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
-    ids, told = choice.get("token_ids") or [], choice.get("logprobs") or {}
-    logprobs = told.get("token_logprobs") or []
-    if len(ids) != len(logprobs) or None in logprobs:
-        raise EngineFailed(
-            f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens; vLLM 0.10.2 or later is needed"
-        )
-    if logprobs and min(logprobs) <= _MINUS_INFINITY:
-        raise EngineFailed("the engine gave a token the probability 0")
-    reason = choice.get("finish_reason")
-    if reason is not None and reason not in _FINISH:
-        shown = "the engine ended a reply with a reason that vLLM does not have"
-        raise EngineFailed(f"the engine ended a reply with '{reason}'").showing(shown)
-    finish = _FINISH[reason] if reason else None
-    tops = [_ranked(entry, top) for entry in told.get("top_logprobs") or []] if top else []
-    if not ids and finish is None:
-        return []
-    return [TokenChunk(ids_of(ids), array("f", logprobs), 0, finish, tuple(tops))]
-
-
-_FINISH = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
-
-
-def _refusal(error: Any) -> ProxyError:
-    """The exception for an error in a stream: EngineFailed for code 500 and above, else InvalidRequest."""
-    told: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
-    code, message = told.get("code"), without_images(str(told.get("message")))
-    if isinstance(code, int) and code >= _SERVER_ERROR:
-        return EngineFailed(f"the engine failed: {message}").showing("the engine failed")
-    return InvalidRequest(f"the engine refused the request: {message}").showing("the engine refused the request")
-
-
-def _truncates(sampling: SamplingParams) -> str | None:
-    """The first parameter that truncates the distribution, if any."""
-    doing = {
-        "temperature": sampling.temperature == 0.0,
-        "top_p": sampling.top_p != 1.0,
-        "top_k": sampling.top_k > 0,
-        "min_p": sampling.min_p != 0.0,
-    }
-    return next((name for name, does in doing.items() if does), None)
-
-
-def _changes_logits(sampling: SamplingParams) -> str | None:
-    """The first parameter that changes the distribution from the model's own at temperature 1, if any."""
-    if sampling.temperature not in (0.0, 1.0):
-        return "temperature"
-    if sampling.logit_bias:
-        return "logit_bias"
-    if sampling.min_tokens:
-        return "min_tokens"
-    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-    return next((name for name, value in neutral.items() if getattr(sampling, name) != value), None)
-
-
-def _ranked(entry: Mapping[str, float], top: int) -> tuple[tuple[int, float], ...]:
-    """At most `top` alternatives named `token_id:N`, highest first. vLLM may add the sampled token to them."""
-    pairs = [(int(name.removeprefix(_ID_MARK)), value) for name, value in entry.items()]
-    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:top])
+def _begun(version: Any) -> dict[str, Any] | None:
+    """The update that a weight version says is in progress, or None."""
+    text = str(version)
+    return orjson.loads(text.removeprefix(_UPDATING)) if text.startswith(_UPDATING) else None

@@ -25,7 +25,9 @@ from proxy.engine.sglang.facts import capabilities_by, running_by
 from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.scheduler import run_scheduler
-from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
+from proxy.engine.sglang.wire import SglangReply, sampling_params
+from proxy.engine.streams import Streams
+from proxy.engine.version_names import VersionNumbers
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of

@@ -38,3 +38,15 @@ def capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
     if facts and not facts.get("enable_memory_saver"):
         missing.add(Capability.RELEASE_MEMORY)
     return frozenset(Capability) - missing
+
+
+def missing_by(facts: Mapping[str, Any]) -> list[str]:
+    """For each flag that keeps an SGLang with `facts` from a capability, the flag and what it costs, as a sentence."""
+    told = []
+    if facts.get("skip_tokenizer_init"):
+        told.append(
+            "with --skip-tokenizer-init it serves no forced tools, no JSON schemas, no images and no min_tokens"
+        )
+    elif facts.get("grammar_backend") == "none":
+        told.append("with --grammar-backend none it serves no forced tools and no JSON schemas")
+    return told

@@ -10,77 +10,23 @@ count as uncertain.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
+from proxy.engine.version_names import VersionNumbers, version_chunks
+from proxy.engine.versions import divided, with_run
 from proxy.images.quoted import without_images
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
 from tokengrove.reasons import FinishReason
 
-_FIRST = "default"
-"""SGLang's version name of weights that were never updated."""
-
 _WHOLE_VOCABULARY = -1
-_MOST_DIGITS = 19
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _BUSY = (429, 503)
-_UNSTREAMED_INTERVAL = 32
-"""Tokens per part of unstreamed replies: a thirtieth of the overhead, and stop strings still end a reply soon."""
-
-_STREAMS_PER_TOKEN = 64
-_LARGEST_INTERVAL = 3
-
-
-@dataclass(slots=True)
-class VersionNumbers:
-    """Integers for an engine's version names. Integer names are kept; other names are numbered in order of appearance.
-
-    An integer above LARGEST_VERSION, such as 20261121120000, counts as another name, since exports store int32.
-    `believed`: the versions that the trainer published, or that a server reported when asked. A version that only a
-    reply names is not believed.
-    """
-
-    names: list[str] = field(default_factory=list)
-    believed: set[int] = field(default_factory=lambda: {0})
-
-    def believe(self, name: Any) -> int:
-        """Return the integer of a published or reported version, and believe replies that name it from now on."""
-        version = self.number(name)
-        self.believed.add(version)
-        return version
-
-    def named(self, name: Any, current: int, newest: int | None) -> tuple[int, bool]:
-        """The version that a reply names, and whether it is believed. If not, the version is `current` or an older one.
-
-        `newest`: the newest version that the server has ever loaded. A newer version is not believed, even if another
-        server has it.
-        """
-        text = str(name)
-        if text in self.names:
-            version = self.names.index(text)
-        elif text.isdecimal() and len(text) < _MOST_DIGITS:
-            version = int(text)
-        else:
-            version = 0 if text == _FIRST else current + 1
-        if version in self.believed and (newest is None or version <= newest):
-            return version, True
-        return min(version, current), False
-
-    def number(self, name: Any) -> int:
-        """Return the integer of a version name, the same on every call."""
-        text = str(name)
-        if text.isdecimal() and len(text) < _MOST_DIGITS and int(text) <= LARGEST_VERSION:
-            return int(text)
-        if text not in self.names:
-            self.names.append(text)
-        return self.names.index(text)
 
 
 def sampling_params(request: GenerateRequest, stream_interval: int | None) -> dict[str, Any]:
@@ -110,51 +56,6 @@ def sampling_params(request: GenerateRequest, stream_interval: int | None) -> di
     if stream_interval is not None:
         params["stream_interval"] = stream_interval
     return params
-
-
-@dataclass(slots=True)
-class Streams:
-    """The streamed replies in progress, which determine how many tokens SGLang sends in a part.
-
-    The first token of a reply comes immediately, whatever the interval. With many streams, parts of single tokens cost
-    too much: from 64 streams on, a new stream gets two tokens per part, and from 128 on, three. `given`: the setting
-    `--stream-interval`, which overrides this. `running`: the number of streamed replies.
-    """
-
-    given: int | None = None
-    running: int = 0
-
-    def interval(self, request: GenerateRequest) -> int:
-        """Tokens per part of a reply: 32 if the client does not stream."""
-        if not request.streamed:
-            return _UNSTREAMED_INTERVAL
-        return self.given or min(1 + self.running // _STREAMS_PER_TOKEN, _LARGEST_INTERVAL)
-
-
-def structural_tag(grammar: Grammar) -> str:
-    """Return a grammar as an xgrammar structural tag, in JSON."""
-    choices = [_sequence([_part(part) for part in parts]) for parts in grammar.alternatives]
-    once = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
-    if not grammar.repeat:
-        return json.dumps({"type": "structural_tag", "format": once})
-    again = _sequence([*_separator(grammar), once])
-    return json.dumps({"type": "structural_tag", "format": _sequence([once, {"type": "star", "content": again}])})
-
-
-def _separator(grammar: Grammar) -> list[Any]:
-    return [{"type": "const_string", "value": grammar.separator}] if grammar.separator else []
-
-
-def _part(part: GrammarPart) -> Any:
-    if part.schema is not None:
-        return {"type": "json_schema", "json_schema": dict(part.schema), "max_whitespace_cnt": 1}
-    if part.token_id is not None:
-        return {"type": "token", "token": part.token_id}
-    return {"type": "const_string", "value": part.text}
-
-
-def _sequence(elements: Sequence[Any]) -> Any:
-    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
 
 
 @dataclass(slots=True)
@@ -222,7 +123,7 @@ class SglangReply:
                     version = self.version = min(version, serving)
                     certain = self.certain = False
                 if spans:
-                    told, unsure = self._spans(spans, total, newest)
+                    told, unsure = self.numbers.spans(spans, total, self.sent, newest)
                 else:
                     told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
                 if not new:
@@ -256,7 +157,7 @@ class SglangReply:
         correction = said if said != self.said else ()
         more, self.unsure = unsure - self.unsure, unsure
         self.said, self.finish = told, finish
-        return _chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
+        return version_chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
 
     def _check_prompt(self, told: Any) -> None:
         """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""
@@ -272,51 +173,6 @@ class SglangReply:
         sent = len(self.ids)
         if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
-
-    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int, newest: int | None) -> tuple[VersionRuns, int]:
-        """The version runs of all tokens in the spans of a part, and the number of tokens with an unbelieved version.
-
-        Raises EngineFailed if the spans overlap or leave gaps.
-        """
-        bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
-        bounds = [(start, end, name) for start, end, name in bounds if end > start]
-        if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
-            raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
-        runs, unsure, version = [], 0, self.sent
-        for start, end, name in bounds:
-            version, certain = self.numbers.named(name, version, newest)
-            runs.append((end - start, version))
-            unsure += 0 if certain else end - start
-        return joined((), tuple(runs)), unsure
-
-
-def _chunks(
-    runs: VersionRuns,
-    ids: Ids,
-    logprobs: Logprobs,
-    tops: Sequence[tuple[tuple[int, float], ...]],
-    finish: FinishReason | None,
-    cached: int | None,
-    correction: VersionRuns,
-    unsure: int,
-) -> list[TokenChunk]:
-    """One chunk for each run. The first chunk has the corrections of earlier tokens; the last has the finish reason."""
-    chunks, end = [], 0
-    for count, number in runs:
-        start, end = end, end + count
-        chunks.append(
-            TokenChunk(
-                ids=ids[start:end],
-                logprobs=logprobs[start:end],
-                version=number,
-                finish=finish if end == len(ids) else None,
-                top_logprobs=tuple(tops[start:end]),
-                cached_tokens=None if start else cached,
-                corrected=() if start else correction,
-                unsure=0 if start else unsure,
-            )
-        )
-    return chunks
 
 
 def _refusal(out: Any) -> ProxyError:

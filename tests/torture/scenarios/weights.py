@@ -229,7 +229,7 @@ async def weights_of_servers(world: World) -> None:
         server.url: server for server in (Server(world, number) for number in range(world.random.randrange(1, 4)))
     }
     with seeded(world), connected(servers), mock.patch("proxy.engine.servers.breaker._FIRST_WAIT_S", 0.1):
-        opener = connect(VOCABULARY, ServerKind.SGLANG, processed_logprobs=False)
+        opener = connect(VOCABULARY, ServerKind.SGLANG)
         pool = _Pool(servers, opener)
         pool.pauses = Pauses(Notes(), "one:1", clock=world.loop.time)
         await pool.start()

@@ -440,7 +440,7 @@ async def test_servers_with_a_key_are_called_with_it() -> None:
             await pool.pause(PauseMode.RETRACT)
             await pool.resume()
         with pytest.raises(ConfigurationError, match="api_key=KEY") as raised:
-            opener = connect(VOCABULARY, None, processed_logprobs=False, keys=Keys(api="wrong"))
+            opener = connect(VOCABULARY, None, keys=Keys(api="wrong"))
             await Pool([wire.url], opener, start_timeout_s=0.0, check_s=CHECK_S).start()
         assert "wrong" not in str(raised.value)
     finally:
@@ -473,7 +473,7 @@ async def test_a_pool_without_a_server_logs_once_that_it_waits(caplog: pytest.Lo
     await wire.start()
     url = wire.url
     await wire.kill()
-    pool = Pool([url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0, check_s=CHECK_S)
+    pool = Pool([url], connect(VOCABULARY, None), start_timeout_s=30.0, check_s=CHECK_S)
     starting = asyncio.create_task(pool.start())
     await until(lambda: bool(caplog.records))
     await wire.start()
@@ -495,7 +495,7 @@ async def test_a_pool_that_waits_says_why_when_the_reason_changes(
     async def reach(url: str) -> object:
         raise next(reasons)
 
-    pool = Pool(["http://h:1"], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0, check_s=0.0)
+    pool = Pool(["http://h:1"], connect(VOCABULARY, None), start_timeout_s=30.0, check_s=0.0)
     monkeypatch.setattr(pool, "_reach", reach)
     with pytest.raises(LookupError):
         await pool.start()

@@ -92,7 +92,9 @@ def test_a_process_that_follows_another_one_tells_nothing_of_its_servers(told: T
 
 async def test_the_death_and_the_return_of_the_only_server_are_told(told: Told) -> None:
     async with wires(1) as (wire,), pool_of(wire.url) as pool:
-        assert [(event, fields["server"]) for event, fields in told()] == [("engine server joined", wire.url)]
+        lacks, joined = told()
+        assert lacks[0] == "engine server lacks a flag" and "--grammar-backend" in lacks[1]["reason"]
+        assert (joined[0], joined[1]["server"]) == ("engine server joined", wire.url)
         await wire.kill()
         await until(lambda: states(pool)[wire.url] == "ejected")
         lost, down = told()

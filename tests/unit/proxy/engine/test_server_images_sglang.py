@@ -58,7 +58,7 @@ async def server(sees: bool | None = True, delay_s: float = 0.0) -> AsyncIterato
 
 @contextlib.asynccontextmanager
 async def pool_of(*live: LiveWire) -> AsyncIterator[Pool]:
-    opener = connect(VOCABULARY, None, processed_logprobs=False, eyes=eyes())
+    opener = connect(VOCABULARY, None, eyes=eyes())
     pool = Pool([wire.url for wire in live], opener, start_timeout_s=5.0, check_s=0.02)
     await pool.start()
     try:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.chunks import LogprobsOf
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.servers.vllm_server import VllmServer
-from proxy.engine.servers.vllm_sight import SeenReply
+from proxy.engine.servers.vllm_wire import VllmReply
+from proxy.engine.version_names import VersionNumbers
 from proxy.prompt_ids import PromptIds
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
@@ -52,7 +54,7 @@ async def test_a_prompt_goes_with_one_placeholder_for_each_image(numbers: bool) 
         (body,) = wire.bodies
         assert body["token_ids"] == [*range(40, 50), IMAGE, *range(50, 55), IMAGE, *range(50, 55)]
         assert wire.pictures[0].startswith(RED.data) and wire.pictures[1].startswith(b"\x89PNG")
-        assert body["return_token_ids"] is True and body["sampling_params"]["logprobs"] == 2
+        assert body["return_token_ids"] is True and body["sampling_params"]["logprobs"] == 3
         assert body["sampling_params"]["stop_token_ids"] == [7]
 
 
@@ -76,7 +78,7 @@ async def test_a_server_that_cannot_says_so_at_start_and_refuses_images(wire_is:
         with pytest.raises(UnsupportedParameter, match=why):
             await complete(engine, asks(IDS, PLACED, (RED, PHOTO), 4))
         assert (await complete(engine, request_for(TEXT, 4))).ids == following(TEXT, 4)
-        assert not wire.bodies
+        assert not wire.pictures
 
 
 async def test_a_model_that_does_not_see_is_asked_nothing() -> None:
@@ -105,15 +107,11 @@ async def test_a_server_that_does_not_say_which_ids_it_runs_on_fails_the_turn() 
             await complete(engine, asks(IDS, PLACED, (RED, PHOTO), 4))
 
 
-async def test_placeholders_get_no_chance_and_raw_logprobs_stay_whole(monkeypatch) -> None:
-    sent: list[Any] = []
-    original = VllmServer._body
-    monkeypatch.setattr(VllmServer, "_body", lambda self, asked: sent.append(original(self, asked)) or sent[-1])
+async def test_placeholders_are_never_sampled() -> None:
     async with server() as (engine, wire):
         await complete(engine, asks(IDS, PLACED, (RED, PHOTO), 2))
         await complete(engine, request_for(TEXT, 2))
-        assert wire.bodies[0]["sampling_params"]["logit_bias"] == {str(IMAGE): -100.0}
-    assert [body["logit_bias"] for body in sent] == [{str(IMAGE): -100.0}] * 2
+        assert [body["sampling_params"]["logit_bias"] for body in wire.bodies] == [{str(IMAGE): -100.0}] * 2
 
 
 async def test_a_request_that_a_pause_ends_goes_on_with_its_images() -> None:
@@ -158,6 +156,10 @@ async def test_a_refusal_that_quotes_an_image_is_passed_on_without_it() -> None:
 SAID = {"prompt_token_ids": list(IDS)}
 
 
+def seen() -> VllmReply:
+    return VllmReply(VersionNumbers(), PromptIds(IDS), 0, LogprobsOf.RULE, says_ids=True)
+
+
 def told(*tokens: int, logprob: float = -1.0) -> dict[str, Any]:
     return {"content": [{"token_id": token, "logprob": logprob} for token in tokens]}
 
@@ -178,13 +180,14 @@ def told(*tokens: int, logprob: float = -1.0) -> dict[str, Any]:
 )
 def test_a_malformed_event_fails_the_turn(choice: Any) -> None:
     with pytest.raises(EngineFailed):
-        SeenReply(PromptIds(IDS), 0).chunks({"choices": [choice], **SAID})
+        seen().read([{"choices": [choice], **SAID}], 0, 0)
 
 
 def test_ids_are_compared_in_the_first_event_that_has_tokens() -> None:
-    reply = SeenReply(PromptIds(IDS), 0)
-    assert reply.chunks({"choices": [], "usage": {"prompt_tokens": 3}}) == []
-    (chunk,) = reply.chunks({"choices": [{"token_ids": [1], "logprobs": told(1)}], **SAID})
+    reply = seen()
+    assert reply.read([{"choices": []}], 0, 0) == []
+    (chunk,) = reply.read([{"choices": [{"token_ids": [1], "logprobs": told(1)}], **SAID}], 0, 0)
     assert chunk.ids.tolist() == [1] and chunk.finish is None
-    (last,) = reply.chunks({"choices": [{"token_ids": [2], "logprobs": told(2), "finish_reason": "stop"}]})
+    end = {"choices": [{"token_ids": [2], "logprobs": told(2), "finish_reason": "stop"}]}
+    (last,) = reply.read([end, {"choices": [], "usage": {"prompt_tokens": len(IDS)}}], 0, 0)
     assert last.finish is FinishReason.STOP

@@ -33,7 +33,7 @@ def short_wait_for_late_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 async def behind_gate() -> AsyncIterator[tuple[LiveWire, AdminGate]]:
     live = LiveWire()
     await live.start()
-    opener = connect(VOCABULARY, None, processed_logprobs=False)
+    opener = connect(VOCABULARY, None)
     pool = Pool([live.url], opener, start_timeout_s=5.0, check_s=SELDOM_S)
     await pool.start()
     try:
@@ -115,7 +115,7 @@ async def test_closing_a_paused_pool_resumes_its_servers() -> None:
     await live.start()
     try:
         for _ in range(2):
-            pool = Pool([live.url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=5.0)
+            pool = Pool([live.url], connect(VOCABULARY, None), start_timeout_s=5.0)
             await pool.start()
             async with asyncio.timeout(30):
                 assert (await complete(pool, request_for(PROMPT, 40))).ids == following(PROMPT, 40)

@@ -12,10 +12,12 @@ import pytest
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
-from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.grammar import Grammar, GrammarPart, structural_tag
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import tensors_of
-from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params, structural_tag
+from proxy.engine.sglang.wire import SglangReply, sampling_params
+from proxy.engine.streams import Streams
+from proxy.engine.version_names import VersionNumbers
 from proxy.prompt_ids import PromptIds
 from proxy.types import SamplingParams, ids_of
 from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest
