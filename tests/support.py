@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -56,6 +57,13 @@ def says(*texts: str) -> Script:
 def call_text(name: str, arguments: str) -> str:
     """Return a tool call as the built-in model samples it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def free_port() -> int:
+    """A local port on which nothing listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool]) -> None:

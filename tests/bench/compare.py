@@ -27,10 +27,11 @@ from rich.table import Table
 
 from tests.bench.load import Conversation, Sent, Series, Words, new_path, sending, under_load
 from tests.bench.overhead import assets_tokenizer, machine, remote_proxy
-from tests.bench.servers import Server, free_port, on_core, server_process
+from tests.bench.servers import Server, on_core, server_process
 from tests.bench.streaming import PACES, ROUNDS, SINGLE, Costs, set_pace
 from tests.bench.streams import resident_mb
 from tests.bench.upstream import Pace
+from tests.support import free_port
 
 IN_FLIGHT = 32
 TURNS = 320

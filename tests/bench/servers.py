@@ -18,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tests.support import free_port
+
 REPLY_TOKENS = 128
 REPLY_VARIABLE = "TOKENGROVE_TEST_BENCH_REPLY"
 START_TIMEOUT_S = 60.0
@@ -132,12 +134,6 @@ def allow_open_files() -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def proxy_server(

@@ -36,8 +36,9 @@ from starlette.routing import Route
 from tests.bench.clients import Agent
 from tests.bench.load import Words, new_path
 from tests.bench.overhead import assets_tokenizer, machine, remote_proxy
-from tests.bench.servers import Server, free_port, on_core, server_process
+from tests.bench.servers import Server, on_core, server_process
 from tests.bench.upstream import Pace, chat_chunk
+from tests.support import free_port
 
 CHARACTERS = 2500
 SHORT, LONG = 32, 288

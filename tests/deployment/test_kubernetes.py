@@ -22,9 +22,9 @@ import yaml
 from proxy.serving.server import BACKSTOP_S
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.store.backup import Conflict, import_all
-from tests.bench.servers import free_port
 from tests.deployment.containers import KUBERNETES, Machine, containers_of, documents, pods_of, variables_of
 from tests.docs.pages import ROOT
+from tests.support import free_port
 
 MANIFESTS = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
 KUSTOMIZATIONS = ["server", "engines"]

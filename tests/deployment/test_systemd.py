@@ -18,9 +18,9 @@ from proxy.serving import systemd
 from proxy.serving.server import BACKSTOP_S
 from proxy.settings import Settings
 from proxy.store import schema
-from tests.bench.servers import free_port
 from tests.deployment.containers import Machine, shown
 from tests.docs.pages import ROOT
+from tests.support import free_port
 
 ADMIN_KEY = "TOKENGROVE_ADMIN_KEY"
 

@@ -20,11 +20,10 @@ import httpx
 import pytest
 
 from proxy.settings import Settings
-from tests.bench.servers import free_port
 from tests.deployment.containers import shown
 from tests.deployment.stepwise import TEXT, Stepwise
 from tests.docs.pages import ROOT, blocks_of
-from tests.support import JSON, real_server
+from tests.support import JSON, free_port, real_server
 
 NAME = "rollouts.example.org"
 KEY = {"authorization": "Bearer k"}

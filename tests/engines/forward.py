@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from proxy.types import SamplingParams
 
 TOLERANCE = 1e-4
 
@@ -57,3 +59,54 @@ def _model(folder: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+
+
+def logprobs_by(
+    folder: Path,
+    prompt: array,
+    output: Sequence[int],
+    sampling: SamplingParams,
+    of: str,
+    allowed: Sequence[Collection[int]] = (),
+) -> list[float]:
+    """Logprobs of `output` by one forward pass, of the distribution that `of` names (`LogprobsOf`).
+
+    `allowed`: the tokens that a grammar allows at each place; empty without a grammar.
+    """
+    import torch
+
+    with torch.no_grad():
+        logits = _model(str(folder))(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].clone()
+    for row, tokens in zip(logits, allowed, strict=False):
+        masked = torch.ones_like(row, dtype=torch.bool)
+        masked[list(tokens)] = False
+        row[masked] = -torch.inf
+    if of != "model":
+        for place, row in enumerate(logits):
+            _change(row, list(prompt), list(output[:place]), sampling)
+        logits /= sampling.temperature or 1.0
+    if of == "sampled":
+        for row in logits:
+            _truncate(row, sampling)
+    return logits.log_softmax(-1)[range(len(output)), list(output)].tolist()
+
+
+def _change(row: Any, prompt: list[int], before: list[int], sampling: SamplingParams) -> None:
+    """Apply bias and penalties to the logits of one place, in vLLM's order. The penalties are as OpenAI defines them,
+    and the repetition penalty as Hugging Face does."""
+    for token, bias in sampling.logit_bias:
+        row[token] += bias
+    for token in {*prompt, *before}:
+        row[token] *= sampling.repetition_penalty if row[token] < 0 else 1.0 / sampling.repetition_penalty
+    for token in set(before):
+        row[token] -= sampling.frequency_penalty * before.count(token) + sampling.presence_penalty
+
+
+def _truncate(row: Any, sampling: SamplingParams) -> None:
+    """Exclude what min-p, top-k and top-p exclude, in vLLM's order."""
+    probabilities = row.softmax(-1)
+    row[probabilities < sampling.min_p * probabilities.max()] = -float("inf")
+    if sampling.top_k > 0:
+        row[row < row.topk(sampling.top_k).values[-1]] = -float("inf")
+    ranked, order = row.softmax(-1).sort(descending=True)
+    row[order[ranked.cumsum(-1) - ranked > sampling.top_p]] = -float("inf")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
-from tests.support import until
+from tests.support import free_port, until
 
 pytestmark = [
     pytest.mark.engines,
@@ -86,12 +85,6 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -59,6 +61,9 @@ _LATE_S = 2.0
 _WAKE_TAGS = ("weights", "kv_cache")
 _NEVER = -100.0
 """The bias of tokens that are never sampled. vLLM accepts none that is lower."""
+
+_HERE = ("127.0.0.1", "localhost", "::1")
+_WEIGHTS = (".safetensors", ".bin", ".pt")
 
 _UPDATING = "tokengrove-update:"
 """The beginning of the weight version of a server while an update loads its weights; JSON follows."""
@@ -300,6 +305,7 @@ class VllmServer:
         """
         if not self._facts.controls or not self._facts.names_weights:
             raise EngineIncapable(self._lacks("/collective_rpc"))
+        self._check_folder(Path(path))
         new = self._version + 1 if version is None else version
         await self._load(path, new)
         if self._mode is not PauseMode.IN_PLACE or not (self._replies or busy):
@@ -307,6 +313,13 @@ class VllmServer:
             if self._eyes is not None:
                 await self._connection.call("/reset_encoder_cache")
         return new
+
+    def _check_folder(self, folder: Path) -> None:
+        """Raise InvalidRequest for a folder without weights, which would end vLLM. Only local files can be checked."""
+        if urlsplit(self.url).hostname not in _HERE or not folder.parent.is_dir():
+            return
+        if not any(file.suffix in _WEIGHTS for file in folder.glob("*")):
+            raise InvalidRequest(f"{folder} has no weights ({', '.join(_WEIGHTS)})", param="path")
 
     async def _load(self, path: str, version: int) -> None:
         """Load weights between two names: that of the update in progress, and that of the new weights."""

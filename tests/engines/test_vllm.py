@@ -1,0 +1,213 @@
+"""Real vLLM servers in both logprobs modes: the contract, logprobs by forward passes, pauses, weights and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, request_for
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.interface import PauseMode
+from proxy.engine.pauses import Pauses
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
+from proxy.types import SamplingParams, ids_of
+from tests.engines.forward import check_logprobs, logprobs_by, logprobs_over_old_keys
+from tests.engines.gates import AdminGate
+from tests.engines.pools import Notes
+from tests.engines.vllm_process import FULL, VARIABLE, VllmProcess, build_wide_model
+from tokengrove.errors import InvalidRequest
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(600),
+]
+
+PROMPT = ids_of(range(40, 60))
+MODES = ("processed_logprobs", "raw_logprobs")
+LONG = 3000
+"""Tokens of a reply that an update of weights overtakes."""
+
+END = 633
+"""The end token of the tiny model."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    if VARIABLE not in os.environ:
+        pytest.skip(f"{VARIABLE} does not name the Python of an environment with vLLM")
+    built = {version: tmp_path_factory.mktemp(f"wide-{version}") for version in range(3)}
+    for version, folder in built.items():
+        build_wide_model(folder, seed=version)
+    return built
+
+
+@pytest.fixture(scope="module")
+def servers(folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmProcess]]:
+    logs = tmp_path_factory.mktemp("logs")
+    started = {mode: VllmProcess(folders[0], logs / mode, "--logprobs-mode", mode, *FULL) for mode in MODES}
+    for server in started.values():
+        server.wait_ready()
+    yield started
+    for server in started.values():
+        server.kill()
+
+
+@contextlib.asynccontextmanager
+async def pool_of(*urls: str, notes: Notes | None = None) -> AsyncIterator[Pool]:
+    pool = Pool(urls, connect(640, None), start_timeout_s=60.0, check_s=0.2)
+    pool.pauses = Pauses(notes, "host:8080")
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(servers: dict[str, VllmProcess], mode: str, check: ContractCheck) -> None:
+    async with pool_of(servers[mode].url) as pool:
+        await check(pool, PROMPT)
+
+
+@dataclass
+class Field:
+    """A field of a request: what it sets in the sampling, or something else about the request."""
+
+    sampling: dict[str, Any]
+    grammar: bool = False
+    stream: bool = False
+
+
+FIELDS = {
+    "temperature": Field({"temperature": 0.7}),
+    "temperature 0": Field({"temperature": 0.0}),
+    "top_p": Field({"top_p": 0.6}),
+    "top_k": Field({"top_k": 5}),
+    "min_p": Field({"min_p": 0.2}),
+    "presence_penalty": Field({"presence_penalty": 1.5}),
+    "frequency_penalty": Field({"frequency_penalty": 0.8}),
+    "repetition_penalty": Field({"repetition_penalty": 1.4}),
+    "logit_bias": Field({"logit_bias": ((77, 4.0), (500, -5.0))}),
+    "grammar": Field({}, grammar=True),
+    "stream": Field({}, stream=True),
+}
+LETTERS = Grammar(((GrammarPart("a"),), (GrammarPart("b"),)), repeat=True)
+CASES = [
+    *((name,) for name in FIELDS),
+    *(pair for pair in itertools.combinations(FIELDS, 2) if pair != ("temperature", "temperature 0")),
+]
+
+
+def asked(case: tuple[str, ...], number: int) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=12, seed=number)
+    for name in case:
+        sampling = sampling._replace(**FIELDS[name].sampling)
+    grammar = LETTERS if any(FIELDS[name].grammar for name in case) else None
+    whole = not any(FIELDS[name].stream for name in case)
+    return GenerateRequest(
+        f"{number}", request_for(PROMPT, 1).prompt, sampling, stop_token_ids=(END,), grammar=grammar, whole=whole
+    )
+
+
+def letters(folder: Path) -> set[int]:
+    """The tokens that the grammar LETTERS allows at every place."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return {token for token in range(640) if re.fullmatch("[ab]+", tokenizer.decode([token]))}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_logprobs_are_what_they_are_said_to_be_for_all_fields_and_pairs_in_one_batch(
+    servers: dict[str, VllmProcess], folders: dict[int, Path], mode: str
+) -> None:
+    allowed = letters(folders[0])
+    async with pool_of(servers[mode].url) as pool:
+
+        async def check(case: tuple[str, ...], number: int) -> None:
+            request, chunks = asked(case, number), []
+            await pool.sample(request, chunks.append)
+            ids = [token for chunk in chunks for token in chunk.ids]
+            told = [value for chunk in chunks for value in chunk.logprobs]
+            (of,) = {chunk.logprobs_of for chunk in chunks}
+            masks = [allowed, *[allowed | {END}] * 11] if request.grammar else []
+            expected = logprobs_by(folders[0], PROMPT, ids, request.sampling, of, masks)
+            assert told == pytest.approx(expected, abs=2e-4), f"{case}: {of}"
+            rule = logprobs_by(folders[0], PROMPT, ids, request.sampling, "rule", masks)
+            if of != "rule" and len(case) == 1:
+                assert told != pytest.approx(rule, abs=1e-3), f"{case} equals the rule, but says {of}"
+
+        await asyncio.gather(*(check(case, number) for number, case in enumerate(CASES)))
+
+
+async def test_grammars_give_json(servers: dict[str, VllmProcess], folders: dict[int, Path]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folders[0])
+    async with pool_of(servers[MODES[0]].url) as pool:
+        await check_grammar_gives_json(pool, PROMPT, tokenizer.decode, [END])
+
+
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT])
+async def test_weights_change_under_running_requests_and_each_token_has_its_version(
+    servers: dict[str, VllmProcess], folders: dict[int, Path], mode: PauseMode
+) -> None:
+    async with pool_of(servers[MODES[0]].url) as pool:
+        gate = AdminGate(pool)
+        first = await gate.admin.update_weights(str(folders[1]), None, PauseMode.ABORT)
+        begun = asyncio.Event()
+        running = asyncio.create_task(gate.read(request_for(PROMPT, LONG), begun))
+        await begun.wait()
+        second = await gate.admin.update_weights(str(folders[2]), None, mode)
+        reply = await running
+        assert set(reply.versions) == {first, second} and len(reply.ids) == LONG
+        change = reply.versions.index(second)
+        if mode is PauseMode.IN_PLACE:
+            expected = logprobs_over_old_keys(folders[1], folders[2], PROMPT, reply.ids, change)
+            assert list(reply.logprobs) == pytest.approx(expected, abs=1e-3)
+        else:
+            of = {first: folders[1], second: folders[2]}
+            check_logprobs(of, PROMPT, reply.ids, reply.logprobs, reply.versions, tolerance=1e-3)
+        after = await gate.read(request_for(PROMPT, 40))  # no prefix of older weights is used
+        check_logprobs({second: folders[2]}, PROMPT, after.ids, after.logprobs, after.versions, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_server_that_a_crash_left_paused_is_continued_by_the_next_pool(
+    servers: dict[str, VllmProcess], mode: PauseMode
+) -> None:
+    notes, url = Notes(), servers[MODES[0]].url
+    async with pool_of(url, notes=notes) as pool:
+        await pool.pause(mode)
+        assert [note.url for note in await notes.noted()] == [url]
+        for member in pool._members:  # closing it would continue it
+            member.paused = False
+        pool.pauses = Pauses()
+    async with pool_of(url, notes=notes) as pool:
+        assert not await notes.noted() and [shown["state"] for shown in pool.servers()] == ["alive"]
+        assert len((await AdminGate(pool).read(request_for(PROMPT, 8))).ids) == 8
+
+
+async def test_a_folder_without_weights_is_refused_and_the_server_goes_on(
+    servers: dict[str, VllmProcess], tmp_path: Path
+) -> None:
+    async with pool_of(servers[MODES[0]].url) as pool:
+        gate, before = AdminGate(pool), pool.info().weight_version
+        for folder in (tmp_path / "nowhere", tmp_path):
+            with pytest.raises(InvalidRequest, match="no weights"):
+                await gate.admin.update_weights(str(folder), None, PauseMode.ABORT)
+        assert pool.info().weight_version == before
+        assert len((await gate.read(request_for(PROMPT, 8))).ids) == 8
