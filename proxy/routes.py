@@ -317,7 +317,7 @@ def _engine_routes(parts: Parts) -> list[Route]:
         control("pause_generation", engine.pause),
         control("continue_generation", engine.resume),
         control("update_weights", engine.update_weights),
-        *(control(step, engine.transfer_weights) for step in WeightTransfer),
+        *(control(step, engine.transfer_weights) for step in WeightTransfer if step is not WeightTransfer.UPDATE),
         control("release_memory", engine.release_memory),
         control("resume_memory", engine.resume_memory),
         control("flush_cache", engine.flush_cache),

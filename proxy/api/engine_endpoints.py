@@ -63,8 +63,11 @@ class EngineEndpoints:
     async def update_weights(self, request: Request) -> JsonResponse:
         """Load the weights in the folder `path`, which the engine must be able to read.
 
-        `version`: their weight version (default: the current one plus 1). `mode`: see `pause`.
+        `version`: their weight version (default: the current one plus 1). `mode`: see `pause`. With `update_info`, run
+        the step of this name of vLLM's weight transfer.
         """
+        if "update_info" in await self._body(request):
+            return await self.transfer_weights(request)
         body = await self._known(request, "path", "model_path", "version", "mode")
         path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
         if path is None:
@@ -73,7 +76,10 @@ class EngineEndpoints:
         return await self._state(version=await self._admin.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
-        """Run a step of SGLang's weight transfer, with its own fields; `version` is sent as its `weight_version`."""
+        """Run a step of SGLang's or vLLM's weight transfer, with its own fields.
+
+        `version` is sent as its `weight_version`.
+        """
         fields = dict(await self._body(request))
         version = optional_int(fields, "version", least=0, most=LARGEST_VERSION)
         fields.pop("version", None)

@@ -59,7 +59,7 @@ class PauseMode(StrEnum):
 
 
 class WeightTransfer(StrEnum):
-    """Steps of a weight transfer from a trainer's processes, under SGLang's names."""
+    """Steps of a weight transfer from a trainer's processes, under SGLang's names, and then under vLLM's."""
 
     INIT_GROUP = "init_weights_update_group"
     DESTROY_GROUP = "destroy_weights_update_group"
@@ -67,6 +67,24 @@ class WeightTransfer(StrEnum):
     FROM_TENSOR = "update_weights_from_tensor"
     FROM_DISTRIBUTED = "update_weights_from_distributed"
     END = "end_weight_update"
+    INIT_ENGINE = "init_weight_transfer_engine"
+    SHUTDOWN_ENGINE = "shutdown_weight_transfer_engine"
+    START = "start_weight_update"
+    UPDATE = "update_weights"
+    FINISH = "finish_weight_update"
+
+    @property
+    def of_vllm(self) -> bool:
+        """True for vLLM's steps, False for SGLang's."""
+        return self in _OF_VLLM
+
+
+_OF_VLLM = frozenset(
+    {
+        *(WeightTransfer.INIT_ENGINE, WeightTransfer.SHUTDOWN_ENGINE),
+        *(WeightTransfer.START, WeightTransfer.UPDATE, WeightTransfer.FINISH),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +122,7 @@ class EngineControl(Protocol):
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Perform one step of a weight transfer; return the version that tokens carry from now on.
 
-        `fields`: the unchanged fields of SGLang's request. Raises EngineIncapable if this engine lacks the step.
+        `fields`: those of the engine's own request, unchanged. Raises EngineIncapable if this engine lacks the step.
         """
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:

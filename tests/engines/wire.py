@@ -311,6 +311,10 @@ class VllmWire(Wire):
             "/pause": self.pause, "/resume": self.resume, "/collective_rpc": self.rpc,
             "/update_weight_version": self.name, "/reset_prefix_cache": self.reset, "/abort_requests": self.abort,
             **dict.fromkeys(("/sleep", "/wake_up", "/reset_encoder_cache"), self.noted),
+            **dict.fromkeys(
+                ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
+                self.transfer,
+            ),
         }  # fmt: skip
         posts |= {path: self.only_controlled(endpoint) for path, endpoint in controls.items()}
         posts["/inference/v1/abort_requests"] = self.abort
@@ -383,6 +387,16 @@ class VllmWire(Wire):
         if self.version.isdecimal():
             await self.engine.update_weights("loaded", int(self.version))
         return JSONResponse({"success": True, "new_version": self.version})
+
+    async def transfer(self, request: Request) -> Response:
+        body = await request.json()
+        self.calls.append((request.url.path, body))
+        if request.url.path == "/update_weights" and not body["update_info"]:
+            return JSONResponse({"error": {"message": "no names", "code": 500}}, 500)
+        if request.url.path == "/finish_weight_update" and "weight_version" in body:
+            self.version = body["weight_version"]
+            await self.engine.update_weights("transferred", int(self.version))
+        return JSONResponse({"message": "done"})
 
     async def reset(self, request: Request) -> Response:
         """Refused while requests are in flight, unless they may be reset."""

@@ -30,7 +30,7 @@ from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine, started
-from proxy.engine.servers.transfer import Transfer
+from proxy.engine.servers.transfer import Transfer, rank_offset, with_rank_offset
 from proxy.engine.servers.trust import Trust, failure_of
 from proxy.progress import step
 from proxy.types import PauseNote
@@ -226,20 +226,19 @@ class Pool:
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass a step to every server.
 
-        `rank_offset` (INIT_GROUP) is the offset of the first server. In the order of `servers`, each further server
-        starts after the ranks of the previous one. Raises InvalidRequest if it is not an integer.
+        `rank_offset` (INIT_GROUP; in `init_info` of INIT_ENGINE) is the offset of the first server. In the order of
+        `servers`, each further server starts after the ranks of the previous one. Raises InvalidRequest if it is not an
+        integer.
 
         A server that joined after the transfer began is ejected, since it would report a version of which it lacks
         parts. Raises EngineUnavailable if all servers did.
         """
-        offset = fields.get("rank_offset")
-        if offset is not None and type(offset) is not int:
-            raise InvalidRequest("'rank_offset' must be an integer: the rank of the first server", param="rank_offset")
+        offset = rank_offset(fields)
         for member in self._transfer.latecomers(step, fields.get("weight_version"), self._alive()):
             self._eject(member, "it joined in the middle of a weight transfer, of which it lacks the beginning")
         bodies: dict[str, Mapping[str, Any]] = {}
         for member in self._alive():
-            bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
+            bodies[member.url] = fields if offset is None else with_rank_offset(fields, offset)
             offset = None if offset is None else offset + member.engine.world_size
         async with self._change():
             versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))

@@ -357,7 +357,9 @@ class SglangServer:
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step to the server unchanged."""
+        """Pass a step to the server unchanged. Raises EngineIncapable for vLLM's steps."""
+        if step.of_vllm:
+            raise EngineIncapable(f"SGLang has no {step.value}: the steps of its weight transfers have other names")
         await self._do(f"/{step.value}", fields)
         named = fields.get("weight_version")
         if named is not None:

@@ -6,14 +6,21 @@ that send no BEGIN and END start with the first part, and name the version in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.engine.interface import WeightTransfer
 from proxy.engine.servers.placement import Member
-from tokengrove.errors import EngineUnavailable
+from tokengrove.errors import EngineUnavailable, InvalidRequest
 
-_GROUP = (WeightTransfer.INIT_GROUP, WeightTransfer.DESTROY_GROUP)
+_GROUP = frozenset(
+    {
+        *(WeightTransfer.INIT_GROUP, WeightTransfer.DESTROY_GROUP),
+        *(WeightTransfer.INIT_ENGINE, WeightTransfer.SHUTDOWN_ENGINE),
+    }
+)
+_FIRST = (WeightTransfer.BEGIN, WeightTransfer.START)
+_LAST = (WeightTransfer.END, WeightTransfer.FINISH)
 
 
 class Transfer:
@@ -37,14 +44,14 @@ class Transfer:
             self.end()
             return []
         if self._having is None or not self._continues(step, named):
-            self._having, self._bracketed = set(alive), step is WeightTransfer.BEGIN
+            self._having, self._bracketed = set(alive), step in _FIRST
             self.torn -= {member.url for member in alive}
         self._named = named
         late = [member for member in alive if member not in self._having]
         if late and len(late) == len(alive):
             self.end()
             raise EngineUnavailable("no engine server has the earlier parts of this weight transfer; begin it anew")
-        if step is WeightTransfer.END:
+        if step in _LAST:
             self.end()
         return late
 
@@ -60,6 +67,22 @@ class Transfer:
         self._having = self._named = None
 
     def _continues(self, step: WeightTransfer, named: Any) -> bool:
-        if step is WeightTransfer.BEGIN:
+        if step in _FIRST:
             return False
         return self._bracketed or self._named is None or named == self._named
+
+
+def rank_offset(fields: Mapping[str, Any]) -> int | None:
+    """The rank of the first server in a step that forms a group; None in other steps. Raises InvalidRequest."""
+    info = fields.get("init_info")  # vLLM's
+    offset = info.get("rank_offset") if isinstance(info, Mapping) else fields.get("rank_offset")
+    if offset is not None and type(offset) is not int:
+        raise InvalidRequest("'rank_offset' must be an integer: the rank of the first server", param="rank_offset")
+    return offset
+
+
+def with_rank_offset(fields: Mapping[str, Any], offset: int) -> Mapping[str, Any]:
+    """The fields of the step for a server whose first rank is `offset`."""
+    if isinstance(info := fields.get("init_info"), Mapping):
+        return {**fields, "init_info": {**info, "rank_offset": offset}}
+    return {**fields, "rank_offset": offset}

@@ -98,6 +98,7 @@ class VllmServer:
         self.blind = ""
         self._version = self._newest = 0
         self._mode: PauseMode | None = None
+        self._hollow = False
         self._replies: dict[str, tuple[str, EventStream]] = {}
         self._ended = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -107,6 +108,8 @@ class VllmServer:
         """Read facts about the server. Raises EngineLost, EngineUnavailable, EngineFailed."""
         self._facts = await read_facts(self._connection)
         await self.check()
+        if self._hollow:
+            raise EngineUnavailable(f"{self.url} has no weights: a weight transfer was interrupted; restart the server")
         if self._eyes is not None:
             self.blind = await blindness(self._connection, self._facts.model)
         self._info = self._described()
@@ -129,6 +132,7 @@ class VllmServer:
         if told is None or "weight_version" not in told:
             raise EngineUnavailable(f"{self.url} does not tell its weight version any more")
         begun = _begun(told["weight_version"])
+        self._hollow = begun is not None and "path" not in begun
         return self._serves(told["weight_version"] if begun is None else begun["before"])
 
     async def finish_update(self) -> None:
@@ -293,7 +297,11 @@ class VllmServer:
             raise EngineIncapable(self._lacks("/pause") + "; or use mode abort or drain")
 
     async def resume(self) -> None:
-        """Resume the server."""
+        """Resume the server. Raises InvalidRequest in the middle of a weight transfer."""
+        if self._hollow:
+            raise InvalidRequest(
+                f"{self.url} has no weights: finish the weight transfer with finish_weight_update, or restart the server"
+            )
         if self._facts.controls:
             await self._connection.call("/resume")
         self._mode = None
@@ -341,8 +349,37 @@ class VllmServer:
         await self._connection.call("/update_weight_version", {"new_version": str(version)})
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineIncapable: the steps are SGLang's."""
-        raise EngineIncapable(f"a vLLM server has no {step.value}; use SGLang for weight transfers")
+        """Pass a step to the server unchanged. Raises EngineIncapable for SGLang's steps.
+
+        From START to FINISH vLLM has no weights, and sampling would end it. Raises InvalidRequest for a START without a
+        pause.
+        """
+        if not step.of_vllm:
+            raise EngineIncapable(
+                f"a vLLM server has no {step.value}: the steps of its weight transfers have other names"
+            )
+        if not self._facts.controls or not self._facts.names_weights:
+            raise EngineIncapable(self._lacks(f"/{step.value}"))
+        if step is WeightTransfer.START:
+            if self._mode is None:
+                raise InvalidRequest(
+                    "pause the engine before start_weight_update: vLLM has no weights until the finish"
+                )
+            await self._name(_UPDATING + orjson.dumps({"before": self._version}).decode())
+        try:
+            await self._connection.call(f"/{step.value}", fields)
+        except EngineFailed as error:
+            if step is WeightTransfer.START:
+                await self._name(self._version)
+            raise InvalidRequest(error.message) from None
+        self._hollow = step is WeightTransfer.START or (self._hollow and step is not WeightTransfer.FINISH)
+        if step is WeightTransfer.FINISH:
+            named = fields.get("weight_version")
+            if named is None:
+                await self._name(self._version)
+            else:
+                self._serves(named)
+        return self._version
 
     def _serves(self, version: Any) -> int:
         """Note the version name of the server; return its number."""

@@ -156,7 +156,12 @@ class SglangEngine:
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step to SGLang. Tensors are in SGLang's serialisation, as base64. Raises InvalidRequest."""
+        """Pass a step to SGLang. Tensors are in SGLang's serialisation, as base64.
+
+        Raises InvalidRequest, and EngineIncapable for vLLM's steps.
+        """
+        if step.of_vllm:
+            raise EngineIncapable(f"SGLang has no {step.value}: the steps of its weight transfers have other names")
         from sglang.srt.managers import io_struct
 
         name = "".join(word.capitalize() for word in step.value.split("_")) + "ReqInput"

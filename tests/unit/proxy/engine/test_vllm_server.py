@@ -13,7 +13,7 @@ import pytest
 from proxy.engine.chunks import LogprobsOf
 from proxy.engine.contract import complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.interface import Capability, PauseMode
+from proxy.engine.interface import Capability, PauseMode, WeightTransfer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.servers.vllm_wire import VllmReply, logprobs_of
 from proxy.engine.version_names import VersionNumbers
@@ -247,6 +247,44 @@ async def test_an_update_that_cannot_be_finished_keeps_the_server_out() -> None:
         wire.version = 'tokengrove-update:{"before": 1, "after": 2, "path": "/missing"}'
         with pytest.raises(EngineUnavailable, match="restart the server"):
             await engine.finish_update()
+
+
+async def test_the_steps_of_a_weight_transfer_are_vllms_and_the_last_names_the_version() -> None:
+    async with vllm() as (engine, wire):
+        with pytest.raises(EngineIncapable, match="other names"):
+            await engine.transfer_weights(WeightTransfer.BEGIN, {})
+        with pytest.raises(InvalidRequest, match="pause"):
+            await engine.transfer_weights(WeightTransfer.START, {})
+        await engine.pause(PauseMode.IN_PLACE)
+        await engine.transfer_weights(WeightTransfer.START, {})
+        with pytest.raises(InvalidRequest, match="finish_weight_update"):
+            await engine.resume()
+        assert await engine.check() == 0
+        with pytest.raises(InvalidRequest, match="no names"):
+            await engine.transfer_weights(WeightTransfer.UPDATE, {"update_info": {}})
+        await engine.transfer_weights(WeightTransfer.UPDATE, {"update_info": {"names": ["a"]}})
+        assert await engine.transfer_weights(WeightTransfer.FINISH, {"weight_version": "5"}) == 5
+        await engine.resume()
+        assert await engine.check() == 5
+        assert ("/update_weights", {"update_info": {"names": ["a"]}}) in wire.calls
+
+
+async def test_without_a_version_a_transfer_leaves_the_version() -> None:
+    async with vllm() as (engine, wire):
+        await engine.pause(PauseMode.ABORT)
+        await engine.transfer_weights(WeightTransfer.START, {})
+        assert await engine.transfer_weights(WeightTransfer.FINISH, {}) == 0 and wire.version == "0"
+        await engine.resume()
+
+
+async def test_a_server_in_the_middle_of_a_transfer_of_a_dead_process_is_refused() -> None:
+    async with vllm() as (engine, _):
+        await engine.pause(PauseMode.ABORT)
+        await engine.transfer_weights(WeightTransfer.START, {})
+        other = VllmServer(engine.url, VOCABULARY)
+        with pytest.raises(EngineUnavailable, match="transfer was interrupted"):
+            await other.start()
+        await other.close()
 
 
 def event(ids: Any, logprobs: Any, finish: str | None = None) -> dict[str, Any]:
