@@ -15,7 +15,7 @@ from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
 from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.options.start import Delivery
-from tokengrove.reasons import Echo, FinishReason, Reason, Status
+from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -393,7 +393,8 @@ class Interaction:
     the interaction is never trained. `asked`: the options of the requested reply (`turns.reply_options`).
     `malformed_calls`: tool calls that could not be parsed and were left as text. `uncertain`: `versions` contains a
     version that was only assumed, namely the last known one, because the engine reported a version that nobody
-    published, or because the weights changed within a part of the output.
+    published, or because the weights changed within a part of the output. `logprobs_of`: the distribution that
+    `logprobs` are of; if it changed within the output, the one furthest from the rule.
     """
 
     id: str
@@ -445,6 +446,7 @@ class Interaction:
     completed_at: float | None = None
     images: tuple[PlacedImage, ...] = ()
     uncertain: bool = False
+    logprobs_of: LogprobsOf = LogprobsOf.RULE
 
     @property
     def prompt_tokens(self) -> int:

@@ -47,6 +47,7 @@ class Node:
     sampling: dict[str, Any]
     grammar: bool
     has_logprobs: bool
+    logprobs_of: str
     begun: float
     ended: float
 
@@ -134,6 +135,7 @@ def _node(row: sqlite3.Row) -> Node:
         sampling=_json(row["sampling"]) or {},
         grammar=(_json(row["notes"]) or {}).get("grammar", False),
         has_logprobs=(_json(row["notes"]) or {}).get("sampled", True),
+        logprobs_of=(_json(row["notes"]) or {}).get("logprobs_of", "rule"),
         begun=row["created_at"],
         ended=row["completed_at"] or 0.0,
     )
@@ -228,6 +230,7 @@ def reason_against(stored: Stored, node: Node, at: int, body: Body) -> str | Non
         "unfinished": bool(body.get("mask_unfinished")) and stored.finished is False,
         "train": not is_chosen(stored, node, body),
         "mark": not marked,
+        "logprobs": node.logprobs_of != "rule" and body.get("train", {}).get("logprobs") == "rule",
         "grammar": node.grammar and not body.get("train", {}).get("constrained"),
     }
     return next((reason for reason, holds in against.items() if holds), None)
@@ -245,11 +248,19 @@ def not_recomputable(node: Node, context_cut: bool) -> str | None:
     reasons = {
         "cut": context_cut,
         "grammar": node.grammar,
-        "bias": bool(sampling.get("logit_bias")),
-        "penalties": any(sampling.get(name, off) != off for name, off in penalties.items()),
+        "sampled": node.logprobs_of == "sampled",
+        "bias": node.logprobs_of != "model" and bool(sampling.get("logit_bias")),
+        "penalties": node.logprobs_of != "model"
+        and any(sampling.get(name, off) != off for name, off in penalties.items()),
+        "model": node.logprobs_of == "model",
         "truncated": sampling.get("top_p", 1) < 1 or sampling.get("top_k", 0) > 0 or sampling.get("min_p", 0) > 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def furthest(words: Iterable[str]) -> str:
+    """Return the documented word that is the furthest from the rule."""
+    return max(words, key=("rule", "sampled", "model").index, default="rule")
 
 
 def is_chosen(stored: Stored, node: Node, body: Body) -> bool:
@@ -416,6 +427,11 @@ class Fates:
         for token in outputs:
             self.note(token, "unrewarded")
 
+    def trains(self, stored: Stored, node: Node, body: Body) -> bool:
+        """Return whether a sample trains a token of an output."""
+        allowed = may_train(stored, node, body)
+        return any(may and self.seen[node.seq, at] == "trained" for at, may in enumerate(allowed))
+
     def counts(self, stored: Stored, body: Body) -> Row:
         """Return the documented counts of the session's entry."""
         ends: list[str] = []
@@ -569,12 +585,14 @@ def _columns(
     if any(node.token_rewards is not None and len(where) for node, where in zip(path, spans, strict=True)):
         row["token_rewards"] = rewards
     row["interaction_ids"] = [node.id for node in path]
+    row["logprobs_of"] = furthest(node.logprobs_of for turn, node in enumerate(path) if turn in row["turn_ids"])
     row["turns"] = [
         {
             "interaction_id": node.id,
             "reward": main_reward(stored, node, body),
             "return": values[node.id],
             "span": _span(where),
+            "logprobs_of": node.logprobs_of,
             "recomputable": not_recomputable(node, not len(where) or not there[: where[0]].all()),
         }
         for node, where in zip(path, spans, strict=True)
@@ -696,7 +714,7 @@ class _Padded:
         }
         if "token_rewards" in row:
             out["token_rewards"] = lay(row["token_rewards"], 0.0)
-        return {**out, **{name: row[name] for name in ("rewards", "raw_rewards", "interaction_ids")}}
+        return {**out, **{name: row[name] for name in ("rewards", "raw_rewards", "interaction_ids", "logprobs_of")}}
 
 
 _FILLS = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}

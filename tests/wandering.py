@@ -14,6 +14,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.types import Logprobs as Floats
 from tests.support import Server, assistant, call_text, function_tool, sampled, system, tool_result, user
+from tokengrove.reasons import LogprobsOf
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 OUTCOMES = ("Finished", "Finished", "Failed", "Timeout", None)
@@ -23,21 +24,24 @@ SAMPLING: list[dict[str, Any]] = [
     *({"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1}, {"top_k": -1, "temperature": 0.5}, {"logit_bias": {"5": 1}}),
     *({"presence_penalty": 0.5, "top_p": 0.9}, {"frequency_penalty": -1}, {"repetition_penalty": 1.1}),
 ]
+_ODD = {0: LogprobsOf.SAMPLED, 1: LogprobsOf.MODEL}
 AGENTS, PURPOSES, STATES = ("red", "blue"), ("main", "summary", "aux"), ("here", "there")
 
 
 @dataclass(frozen=True)
 class Said:
-    """One request of an engine: its prompt, and its output with logprobs and weight versions."""
+    """One request of an engine: its prompt, and its output with logprobs, what they are of, and weight versions."""
 
     prompt: list[int]
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    logprobs_of: list[LogprobsOf] = field(default_factory=list)
 
 
 class VariedEngine(ScriptedEngine):
-    """Gives every token a different logprob; with `restless`, weights change in the middle of replies."""
+    """Gives every token another logprob, and some chunks another `logprobs_of`; with `restless`, weights change in the
+    middle of replies."""
 
     def __init__(self, script: Script, *, vocab_size: int, restless: Random | None = None) -> None:
         super().__init__(script, vocab_size=vocab_size)
@@ -53,7 +57,8 @@ class VariedEngine(ScriptedEngine):
             values = values[: len(chunk.logprobs)]
             said.logprobs.extend(values)
             said.versions.extend([chunk.version] * len(chunk.ids))
-            yield replace(chunk, logprobs=values)
+            said.logprobs_of.append(_ODD.get((len(said.prompt) + len(said.output)) % 16, LogprobsOf.RULE))
+            yield replace(chunk, logprobs=values, logprobs_of=said.logprobs_of[-1])
             if self._restless is not None and self._restless.random() < 0.1:
                 await self.update_weights("anywhere")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -25,6 +25,28 @@ class Explained(StrEnum):
         word._name_ = word._value_ = str(value)
         word.meaning = "A newer version wrote it."
         return word
+
+
+class LogprobsOf(Explained):
+    """The distribution that the logprobs of an answer are of, in order of their distance from the rule of
+    `proxy.engine.chunks`."""
+
+    RULE = "rule", "after penalties, bias, temperature and grammar, and before top-k, top-p and min-p"
+    SAMPLED = "sampled", "after top-k, top-p and min-p as well, renormalised: the one that was sampled from"
+    MODEL = (
+        "model",
+        "the model's own at temperature 1, before penalties, bias, top-k, top-p and min-p; a grammar's mask is applied",
+    )
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls._of_newer_version(value)
+
+    @classmethod
+    def furthest(cls, words: Iterable[LogprobsOf]) -> LogprobsOf:
+        """The word furthest from the rule; `rule` without words. Words of a newer version are the furthest."""
+        known = list(cls)
+        return max(words, key=lambda word: known.index(word) if word in known else len(known), default=cls.RULE)
 
 
 class Status(Explained):
@@ -138,6 +160,10 @@ class Note(Explained):
     REQUEST_ID = "request_id", "the `x-request-id` that the client sent with the request of this turn"
     GRAMMAR = "grammar", "true: sampled under a grammar, as forced calls and JSON answers are"
     SAMPLED = "sampled", "false: the answer came without logprobs, so it is never trained"
+    LOGPROBS_OF = (
+        "logprobs_of",
+        "`sampled` or `model`: the distribution that the logprobs are of, if the engine cannot report them by the rule",
+    )
     VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
 
@@ -200,6 +226,7 @@ class Untrained(Explained):
     UNFINISHED = "unfinished", "belongs to a session that ended with `finished: false` (`mask_unfinished`)"
     TRAIN = "train", "belongs to a turn that `train` leaves out"
     MARK = "mark", "was marked with `trainable: false`, or is outside the marked `spans`"
+    LOGPROBS = "logprobs", "has a logprob that is not by the rule (`logprobs_of`), and `train.logprobs` is `rule`"
     GRAMMAR = "grammar", "was sampled under a grammar, and `train.constrained` is false"
     PLACEHOLDER = "placeholder", "stands for an image, and no image is there: an engine must not sample it"
 
@@ -224,8 +251,14 @@ class Unrecomputable(Explained):
     )
     CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer itself is cut off"
     GRAMMAR = "grammar", "are of the distribution that the grammar left: forced tool calls, JSON answers"
+    SAMPLED = "sampled", "are of the distribution that top-p, top-k or min-p left, renormalised (`logprobs_of`)"
     BIAS = "bias", "are of the distribution with `logit_bias`, or without end tokens before `min_tokens`"
     PENALTIES = "penalties", "are of the distribution with presence, frequency or repetition penalties"
+    MODEL = (
+        "model",
+        "are the model's at temperature 1, but temperature, penalties, bias, top-p, top-k or min-p changed the "
+        "distribution that was sampled from (`logprobs_of`)",
+    )
     TRUNCATED = (
         "truncated",
         "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from",
@@ -250,6 +283,7 @@ BY_FIELD: Mapping[str, Question] = {
     "runs": Question("What the tokens of a sample are (--samples): it", RunKind),
     "untrained_tokens": Question("Why a token is not trained (untrained_tokens): the token", Untrained),
     "left_out": Question("Why a session is left out of an export (left_out): it", LeftOut),
+    "logprobs_of": Question("Which distribution logprobs are of (logprobs_of): it is", LogprobsOf),
     "recomputable": Question("Why logprobs cannot be computed again (recomputable): they", Unrecomputable),
 }
 """The words by the field of an answer that has them."""

@@ -142,7 +142,9 @@ class GenerateEndpoint:
                 raise
             raise EngineUnavailable(SHUTTING_DOWN) from None
         prompt, logprobs = len(wanted.prompt), done.logprobs if done.sampled else None
-        reply = generation_reply(done.ids, logprobs, done.versions, done.finish, prompt, done.cached_tokens)
+        reply = generation_reply(
+            done.ids, logprobs, done.versions, done.finish, prompt, done.cached_tokens, done.logprobs_of
+        )
         response = JsonResponse({"id": wanted.request_id, **reply})
         response.raw_headers += ignored_header(asked.dropped)
         return response

@@ -2,7 +2,8 @@
 
 Logprob rule, for every engine: a token's logprob is the natural log of its probability in the distribution after
 penalties, logit bias, temperature and grammar mask, and before top-k, top-p and min-p truncation. At temperature 0 the
-likeliest token is taken, and its logprob is that of temperature 1. An engine that cannot report it refuses the request.
+likeliest token is taken, and its logprob is that of temperature 1. An engine that cannot report it refuses the request,
+or says which other distribution its logprobs are of (`TokenChunk.logprobs_of`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import StrEnum
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.types import Ids, Logprobs, VersionRuns
 from tokengrove.errors import EngineFailed
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 
 class LogprobsOf(StrEnum):
@@ -38,7 +39,7 @@ class TokenChunk:
     only later which weights sampled them; such a chunk may have no tokens. `unmasked`: float32, one per id, the
     logprobs by the rule but without the grammar mask, from an engine that is configured to report them. `unsure`: the
     change in the number of tokens with an uncertain version, negative if the chunk settles versions of earlier tokens.
-    Uncertain tokens carry the last version that is believed.
+    Uncertain tokens carry the last version that is believed. `logprobs_of`: the distribution that `logprobs` are of.
     """
 
     ids: Ids

@@ -53,7 +53,7 @@ class RecordBatches:
         places = {name: pa.int64() for name in ("start", "length", "width", "height")}
         place = pa.struct({"digest": pa.string(), **places, "detail": pa.string()})
         labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
-        labels |= {"rewarded": pa.bool_(), "score": pa.float64()}
+        labels |= {"logprobs_of": pa.string(), "rewarded": pa.bool_(), "score": pa.float64()}
         rare = {"truncated_tokens": pa.int64(), "images": pa.list_(place), _FILES: pa.list_(file_kind())}
         labels |= {name: rare.get(name, pa.string()) for name in more_labels}
         arrays = {column.name: _kind(column) for column in columns}

@@ -23,7 +23,7 @@ from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, StreamEncoder, ordered_hex
 from proxy.types import Api, Ids, ImagePart, Interaction, SamplingParams, TurnRequest, VersionRuns
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 _AT = "sampling_params."
 _ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
@@ -103,6 +103,7 @@ def interaction_reply(interaction: Interaction) -> dict[str, Any]:
         interaction.finish_reason,
         interaction.prompt_tokens,
         interaction.cached_tokens,
+        interaction.logprobs_of,
     )
 
 
@@ -113,14 +114,16 @@ def generation_reply(
     finish: FinishReason | None,
     prompt_tokens: int,
     cached_tokens: int | None,
+    logprobs_of: LogprobsOf,
 ) -> dict[str, Any]:
     """Return the reply: `output_ids`, `logprobs` and `versions` (one weight version per token) of equal length.
 
-    `logprobs` is null if they are unknown.
+    `logprobs` is null if they are unknown. `logprobs_of`: the distribution that they are of.
     """
     return {
         "output_ids": ids.tolist(),
         "logprobs": None if logprobs is None else list(logprobs),
+        "logprobs_of": logprobs_of,
         "versions": [version for count, version in versions for _ in range(count)],
         "finish_reason": None if finish is None else _FINISH.get(finish, "stop"),
         "prompt_tokens": prompt_tokens,

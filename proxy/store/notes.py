@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.types import Interaction
 from tokengrove.errors import short
-from tokengrove.reasons import Echo
+from tokengrove.reasons import Echo, LogprobsOf
 
 
 def notes_of(node: Interaction) -> dict[str, Any]:
@@ -29,6 +29,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["grammar"] = True
     if not node.has_logprobs:
         notes["sampled"] = False
+    if node.logprobs_of is not LogprobsOf.RULE:
+        notes["logprobs_of"] = node.logprobs_of.value
     if node.uncertain:
         notes["version"] = "uncertain"
     if node.malformed_calls:
@@ -47,6 +49,7 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "request_id": notes.get("request_id"),
         "grammar": notes.get("grammar", False),
         "has_logprobs": notes.get("sampled", True),
+        "logprobs_of": LogprobsOf(notes.get("logprobs_of", LogprobsOf.RULE)),
         "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
     }

@@ -25,7 +25,7 @@ from proxy.trajectory.sample_maker import Decode, SampleMaker
 from proxy.trajectory.sample_row import MadeRows, PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
-from proxy.trajectory.session_samples import SessionSamples
+from proxy.trajectory.session_samples import SessionSamples, logprob_warnings
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
@@ -52,7 +52,11 @@ def lay_out(
     shows = options.images is not Images.NONE
     maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions)
     session_samples = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
-    return replace(session_samples, entry=comparison.entry(), warnings=tuple(comparison.warnings()))
+    warnings = (
+        *logprob_warnings((node.interaction for node in scored.nodes.values()), session_samples.ledger),
+        *comparison.warnings(),
+    )
+    return replace(session_samples, entry=comparison.entry(), warnings=warnings)
 
 
 def export_session(
@@ -65,8 +69,7 @@ def export_session(
 def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
     complete = [node.interaction for node in scored.nodes.values()]
     unfinished = options.mask_unfinished and scored.record.finished is False
-    constrained = options.train.constrained
-    excluded = not_trained(complete, scored.selected, scored.chosen, unfinished=unfinished, constrained=constrained)
+    excluded = not_trained(complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train)
     return Ledger.of(complete, excluded, options.placeholders)
 
 

@@ -75,6 +75,10 @@ class Ledger:
         """The number of tokens that are trained."""
         return int(self._counts()[_TRAINED])
 
+    def trained_of(self, name: str) -> int:
+        """The number of tokens of an output that are trained."""
+        return int((self.states[name] == _TRAINED).sum())
+
     def turns_with(self, reason: Untrained) -> int:
         """The number of turns with a token that is not trained for this reason."""
         return sum(bool((state == _CODES[reason]).any()) for state in self.states.values())
@@ -98,9 +102,9 @@ def equal_runs(values: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def _opening(interaction: Interaction, excluded: Untrained | None) -> NDArray[np.uint8]:
-    """The initial states of an output. Tokens outside the marks have the reason `mark`, also under a grammar."""
+    """The initial states of an output. Tokens outside the marks have the reason `mark`, which comes first."""
     length = len(interaction.output_ids)
-    if excluded not in (None, Untrained.GRAMMAR):
+    if excluded not in (None, Untrained.LOGPROBS, Untrained.GRAMMAR):
         return np.full(length, _CODES[excluded], np.uint8)
     inside = 0 if excluded is None else _CODES[excluded]
     return np.where(marked(interaction), inside, _CODES[Untrained.MARK]).astype(np.uint8)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from proxy.trajectory.token_arrays import FloatArray, Placement, first_reason
 from proxy.types import PlacedImage, SessionRecord
 from tokengrove.options.session import RewardScope
+from tokengrove.reasons import LogprobsOf
 
 Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]
@@ -78,7 +79,11 @@ class Weighting:
 
 
 def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose: str) -> Labels:
-    """The labels that rows of all layouts have. `recomputable`: the first of the reasons of all turns, or None."""
+    """The labels that rows of all layouts have.
+
+    `recomputable`: the first of the reasons of all turns, or None. `logprobs_of`: of the trained turns, the one
+    furthest from the rule.
+    """
     interactions = [placed.interaction for placed in placements]
     return {
         "interaction_id": interactions[-1].id,
@@ -89,6 +94,7 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
         "purpose": purpose,
         "agent": interactions[-1].agent,
         "recomputable": first_reason(placed.recomputable for placed in placements),
+        "logprobs_of": LogprobsOf.furthest(placed.interaction.logprobs_of for placed in placements if placed.trains),
     }
 
 
@@ -113,6 +119,7 @@ def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
         "created_at": interaction.created_at,
         "completed_at": interaction.completed_at,
         "recomputable": placed.recomputable,
+        "logprobs_of": interaction.logprobs_of,
         "span": None if placed.span is None else list(placed.span),
     }
 

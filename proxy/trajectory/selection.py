@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
-from tokengrove.options.export import TrainSelection, TurnSelection
-from tokengrove.reasons import Untrained
+from tokengrove.options.export import TrainedLogprobs, TrainSelection, TurnSelection
+from tokengrove.reasons import LogprobsOf, Untrained
 
 
 def chosen_turns(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
@@ -32,12 +32,12 @@ def not_trained(
     chosen: Collection[str],
     *,
     unfinished: bool,
-    constrained: bool,
+    train: TrainSelection,
 ) -> dict[str, Untrained]:
     """The turns that are not trained, by id, and the first reason for each.
 
     `selected`: the ids that the filter keeps. `chosen`: the ids that `train` selects. `unfinished`: nothing of the
-    session is trained. `constrained`: answers under a grammar are trained.
+    session is trained.
     """
     found: dict[str, Untrained] = {}
     for interaction in interactions:
@@ -52,7 +52,9 @@ def not_trained(
             found[name] = Untrained.TRAIN
         elif not interaction.trainable:
             found[name] = Untrained.MARK
-        elif interaction.grammar and not constrained:
+        elif train.logprobs is TrainedLogprobs.RULE and interaction.logprobs_of is not LogprobsOf.RULE:
+            found[name] = Untrained.LOGPROBS
+        elif interaction.grammar and not train.constrained:
             found[name] = Untrained.GRAMMAR
     return found
 

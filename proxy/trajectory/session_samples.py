@@ -5,14 +5,16 @@ The counts come from the ledger, so trained and untrained tokens add up to the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.sample_row import Labels, SampleRow
+from proxy.types import Interaction
 from tokengrove.options.export import Layout
-from tokengrove.reasons import Untrained
+from tokengrove.reasons import LogprobsOf, Untrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class SessionSamples:
     that no row contains as sampled. `dropped`: the number of samples longer than the padded lengths. `stale`: the
     number of samples (in layout tree, of turns) outside the limits on weight versions. `unrewarded`: the number of
     samples of paths without a reward. `entry`: labels of the score in the session's entry in the export. `warnings`:
-    warnings about how the session is scored and compared.
+    warnings about what it trains, and about how the session is scored and compared.
     """
 
     rows: Sequence[SampleRow]
@@ -71,3 +73,17 @@ def warnings(sampled: int, untrained: Mapping[str, int]) -> Iterator[str]:
         counts = ", ".join(f"{count} {reason}" for reason, count in lost.items())
         way_out = "; 'train.constrained': true trains those under a grammar" if Untrained.GRAMMAR in lost else ""
         yield f"{sum(lost.values())} of {sampled} sampled tokens are not trained: {counts}{way_out}"
+
+
+def logprob_warnings(interactions: Iterable[Interaction], ledger: Ledger) -> Iterator[str]:
+    """A warning if tokens are trained whose logprobs are not by the rule (`proxy.engine.chunks`)."""
+    found: Counter[str] = Counter()
+    for each in interactions:
+        if each.logprobs_of is not LogprobsOf.RULE:
+            found[each.logprobs_of.value] += ledger.trained_of(each.id)
+    if total := found.total():
+        counts = ", ".join(f"{count} {word}" for word, count in found.items() if count)
+        yield (
+            f"{total} of {ledger.trained()} trained tokens have logprobs that are not by the rule ({counts}), so a "
+            "trainer's own logprobs differ from them; 'train.logprobs': rule does not train them"
+        )

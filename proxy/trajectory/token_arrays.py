@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.types import Ids, Interaction
-from tokengrove.reasons import Unrecomputable
+from tokengrove.reasons import LogprobsOf, Unrecomputable
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -51,6 +51,11 @@ class Placement:
         has = np.zeros(len(self.interaction.output_ids), bool)
         has[slice(*(self.kept or (0, 0)))] = True
         return has
+
+    @property
+    def trains(self) -> bool:
+        """Whether the sample trains any token of the output."""
+        return self.trained is not None and bool(self.trained.any())
 
     @property
     def missing(self) -> int:
@@ -100,7 +105,7 @@ def _unmasked(logprobs: FloatArray, placements: Sequence[Placement]) -> FloatArr
     unmasked: FloatArray | None = None
     for placement in placements:
         start, trained, told = placement.start, placement.trained, placement.interaction.unmasked_logprobs
-        if told is not None and start is not None and trained is not None and trained.any():
+        if told is not None and start is not None and trained is not None and placement.trains:
             unmasked = logprobs.copy() if unmasked is None else unmasked
             unmasked[start : start + len(trained)] = np.where(trained, np.asarray(told), 0.0)
     return unmasked
@@ -125,11 +130,16 @@ def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:
     sampling = interaction.sampling
     if interaction.grammar:
         yield Unrecomputable.GRAMMAR
+    if interaction.logprobs_of is LogprobsOf.MODEL:
+        yield Unrecomputable.MODEL
+        return  # the other parameters did not shape these logprobs
     if sampling.logit_bias or sampling.min_tokens:
         yield Unrecomputable.BIAS
     if (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0):
         yield Unrecomputable.PENALTIES
-    if sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0:
+    if interaction.logprobs_of is not LogprobsOf.RULE:
+        yield Unrecomputable.SAMPLED
+    elif sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0:
         yield Unrecomputable.TRUNCATED
 
 

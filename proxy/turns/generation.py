@@ -15,12 +15,15 @@ from proxy.engine.versions import corrected, with_run
 from proxy.turns.budgets import with_most
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 from tokengrove.errors import ContextLengthExceeded, EngineFailed
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 
 @dataclass(slots=True)
 class Generation:
-    """The output so far. `versions`: runs of (token count, weight version). `sampled` False: there are no logprobs."""
+    """The output so far. `versions`: runs of (token count, weight version). `sampled` False: there are no logprobs.
+
+    `logprobs_of`: of its chunks, the one furthest from the rule.
+    """
 
     ids: Ids = field(default_factory=ids_of)
     logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
@@ -28,6 +31,7 @@ class Generation:
     finish: FinishReason | None = None
     cached_tokens: int | None = None
     sampled: bool = True
+    logprobs_of: LogprobsOf = LogprobsOf.RULE
 
     def take(self, chunk: TokenChunk) -> None:
         """Add a chunk. Raises EngineFailed for a chunk of text, which needs a session."""
@@ -36,6 +40,7 @@ class Generation:
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
         self.sampled = self.sampled and chunk.sampled
+        self.logprobs_of = LogprobsOf.furthest((self.logprobs_of, chunk.logprobs_of))
         if chunk.cached_tokens is not None:
             self.cached_tokens = chunk.cached_tokens
         self.versions = with_run(corrected(self.versions, chunk.corrected), len(chunk.ids), chunk.version)

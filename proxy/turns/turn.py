@@ -24,7 +24,7 @@ from proxy.turns.choice import ChoiceOrder
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 _MAY_END = (ToolCallArguments, ToolCallEnd, TokensDelta)
 
@@ -109,6 +109,8 @@ class Turn:
         interaction, ids = self.interaction, chunk.ids
         if not chunk.sampled:
             interaction.trainable = interaction.has_logprobs = False
+        if chunk.logprobs_of is not LogprobsOf.RULE:
+            interaction.logprobs_of = LogprobsOf.furthest((interaction.logprobs_of, chunk.logprobs_of))
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
         if chunk.corrected:

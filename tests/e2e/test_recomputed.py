@@ -62,6 +62,10 @@ EXPORTS: list[dict[str, Any]] = [
     {**PADDED, "on_too_long": "drop", "train": {"constrained": True}, "filter": {"min_version": 1}},
     {**PADDED, "response_length": 20, "on_too_long": "truncate", "keep": "tail", "train": {"constrained": True}},
     {**PADDED, "response_length": 20, "on_too_long": "truncate", "keep": "middle"},
+    {"train": {"logprobs": "rule"}, "advantages": "grpo"},
+    {"layout": "individual", "train": {"logprobs": "rule", "constrained": True}},
+    {"layout": "tree", "train": {"logprobs": "rule"}, "filter": {"min_version": 1}},
+    {**PADDED, "on_too_long": "truncate", "keep": "tail", "train": {"logprobs": "rule"}},
 ]
 
 
@@ -104,7 +108,7 @@ def check_rows(found: list[Any], wanted: list[raw_tables.Row], *, always_token_r
         for name, values in ours.items():
             if name == "score":
                 assert theirs[name] == (None if values is None else pytest.approx(values))
-            elif name in ("rewarded", "reward_scope"):
+            elif name in ("rewarded", "reward_scope", "logprobs_of"):
                 assert theirs[name] == values
             elif name not in ("interaction_ids", "turns", "session_id"):
                 check_column(name, theirs[name], values)
@@ -112,7 +116,7 @@ def check_rows(found: list[Any], wanted: list[raw_tables.Row], *, always_token_r
 
 def check_turns(found: list[Any], wanted: list[Any]) -> None:
     for ours, theirs in zip(wanted, found, strict=True):
-        for name in ("interaction_id", "reward", "span", "recomputable"):
+        for name in ("interaction_id", "reward", "span", "recomputable", "logprobs_of"):
             assert theirs[name] == ours[name], name
         np.testing.assert_allclose(theirs["return"], ours["return"], rtol=1e-12, atol=1e-12)
 
@@ -165,11 +169,15 @@ def check_areal(body: Any, wanted: list[raw_tables.Row]) -> None:
 
 def check_engine(sessions: list[Stored], engine: VariedEngine) -> None:
     """Check that every complete row equals one request and reply of the engine."""
-    said = Counter((tuple(s.prompt), tuple(s.output), tuple(s.logprobs), tuple(s.versions)) for s in engine.said)
+    said = Counter(
+        (tuple(s.prompt), tuple(s.output), tuple(s.logprobs), tuple(s.versions), raw_tables.furthest(s.logprobs_of))
+        for s in engine.said
+    )
     for stored in sessions:
         for node in stored.nodes.values():
             prompt = raw_tables.tokens(stored, node).ids[: -len(node.output)]
-            row = tuple(tuple(each.tolist()) for each in (prompt, node.output, node.logprobs, node.versions))
+            arrays = [tuple(each.tolist()) for each in (prompt, node.output, node.logprobs, node.versions)]
+            row = (*arrays, node.logprobs_of)
             assert said[row] > 0
             said[row] -= 1
 
@@ -213,6 +221,9 @@ async def test_exports_equal_the_recomputation_from_the_raw_tables(tmp_path: Pat
             alone = entry.get("group_members") == 1 and entry["left_out"] is None
             mixed = groups.mixed(stored) and entry["left_out"] is None
             told = (2 * lost > said["sampled_tokens"], alone, mixed, raw_tables.Scores(stored, body).warns)
+            told += (
+                any(fates.trains(stored, node, body) for node in stored.nodes.values() if node.logprobs_of != "rule"),
+            )
             assert len(said["warnings"]) == sum(told), (said["warnings"], told)
     for style, content in areal:
         check_areal(json.loads(content), recomputed(sessions, {"layout": style, "reward_scope": "path"}))

@@ -217,6 +217,7 @@ class Train(TypedDict, total=False):
     `agents`: Train only turns of these agents.
     `exclude`: Do not train the interactions with these ids.
     `constrained`: Also train what was sampled under a grammar: forced tool calls and JSON answers.
+    `logprobs`: Turns to train by their `logprobs_of`: any, or only those whose logprobs are by the rule. Default: any.
     """
 
     turns: Literal["all", "last"] | Sequence[int]
@@ -224,6 +225,7 @@ class Train(TypedDict, total=False):
     agents: str | Sequence[str]
     exclude: str | Sequence[str]
     constrained: bool
+    logprobs: Literal["any", "rule"]
 
 
 class SessionFilter(TypedDict, total=False):

@@ -39,7 +39,8 @@ class Sample:
     entry per interaction, in order; `interaction_id` is the id of the last one. In layout padded, L is the padded
     length and `attention_mask` is False in the padding. `images` has digest, start, length, width, height and, if it
     was set, detail of each image; its tokens are `input_ids[start : start + length]`. `recomputable` is the reason why
-    logprobs cannot be recomputed from the ids and the temperature, or None. `extra` has every other field: the columns
+    logprobs cannot be recomputed from the ids and the temperature, or None. `logprobs_of` is the distribution that they
+    are of: `rule`, `sampled` or `model`. `extra` has every other field: the columns
     `weight` and `advantages` (float32 [1]), which the attributes `weight` and `advantage` read, columns of layouts tree
     and padded as arrays with their own dtypes, and the parts requested with `include`.
     """
@@ -61,6 +62,7 @@ class Sample:
     agent: str | None = None
     finish_reason: str | None = None
     recomputable: str | None = None
+    logprobs_of: str = "rule"
     rewarded: bool | None = None
     score: float | None = None
     reward_scope: str | None = None
@@ -274,8 +276,8 @@ class Generated:
     """The output sampled from token ids: `output_ids`, their `logprobs` and weight `versions`, of equal length.
 
     `id`: the id of the interaction, if it was sampled in a session. `logprobs` is None only for a mailbox answer
-    without logprobs. `finish_reason` is `stop`, `length`, `abort` or `content_filter`. `cached_tokens`: the number of
-    `prompt_tokens` in the engine's prefix cache.
+    without logprobs. `logprobs_of` is the distribution that they are of, as in `Sample`. `finish_reason` is `stop`,
+    `length`, `abort` or `content_filter`. `cached_tokens`: the number of `prompt_tokens` in the engine's prefix cache.
     """
 
     id: str
@@ -285,6 +287,7 @@ class Generated:
     finish_reason: str | None
     prompt_tokens: int
     cached_tokens: int
+    logprobs_of: str = "rule"
     extra: Mapping[str, Json] = field(default_factory=dict)
 
 

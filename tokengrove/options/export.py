@@ -100,6 +100,13 @@ class TurnSelection(StrEnum):
     LAST = "last"
 
 
+class TrainedLogprobs(StrEnum):
+    """Turns are trained whatever distribution their logprobs are of, or only those with logprobs by the rule."""
+
+    ANY = "any"
+    RULE = "rule"
+
+
 class TooLong(StrEnum):
     """What to do with a sample longer than the padded lengths: refuse the export, drop the sample, or truncate it."""
 
@@ -141,6 +148,13 @@ class TrainSelection:
         panel=TRAIN,
         flag="train_constrained",
         note="[Sampled under a grammar](trajectories.md#what-is-not-trained).",
+    )
+    logprobs: TrainedLogprobs = option(
+        TrainedLogprobs.ANY,
+        "Turns to train by their `logprobs_of`: any, or only those whose logprobs are by the rule.",
+        panel=TRAIN,
+        flag="train_logprobs",
+        note="[Logprobs of vLLM](train.md#logprobs-of-vllm).",
     )
 
 

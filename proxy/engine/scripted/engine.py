@@ -179,7 +179,8 @@ class ScriptedEngine:
         count = len(ids) - 1 if reply.fault is Fault.BAD_LENGTHS else len(ids)
         version = self._version if reply.version is None else reply.version
         others = tuple(tuple(self._ranked(token, top)) for token in ids) if top else ()
-        return TokenChunk(ids, array("f", [_LOGPROB]) * count, version, finish, others)
+        logprobs = array("f", [_LOGPROB]) * count
+        return TokenChunk(ids, logprobs, version, finish, others, logprobs_of=reply.logprobs_of)
 
     def _ranked(self, token: int, top: int) -> Iterator[tuple[int, float]]:
         """Yield the sampled token, then the next ids of the vocabulary, each half as likely as the one before."""

@@ -11,7 +11,7 @@ import numpy as np
 from proxy.engine.requests import GenerateRequest
 from proxy.types import Ids, ids_of
 from tokengrove.errors import EngineFailed
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 
 class Fault(StrEnum):
@@ -32,7 +32,8 @@ class Reply:
     """One scripted reply: `ids` as if sampled, with the end token if there is one.
 
     `chunk`: tokens per chunk. `delay_s`: seconds before each chunk. `finish` None: stop if the last id is a stop token
-    of the request, else length. `version` None: the engine's weight version.
+    of the request, else length. `version` None: the engine's weight version. `logprobs_of`: of its
+    chunks; it changes no logprob.
     """
 
     ids: Ids
@@ -42,6 +43,7 @@ class Reply:
     fault: Fault | None = None
     fault_after: int = 0
     version: int | None = None
+    logprobs_of: LogprobsOf = LogprobsOf.RULE
 
 
 Script = Callable[[GenerateRequest], Reply]

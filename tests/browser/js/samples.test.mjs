@@ -28,7 +28,8 @@ test("fields that a layout refuses are not sent", () => {
 });
 
 test("what to train is one object", () => {
-  assert.deepEqual(bodyOf("s", null, { turns: "last", constrained: "true" }).train, { turns: "last", constrained: true });
+  const chosen = { turns: "last", constrained: "true", logprobs: "rule" };
+  assert.deepEqual(bodyOf("s", null, chosen).train, { turns: "last", constrained: true, logprobs: "rule" });
 });
 
 test("an address may hold anything: what is not offered is the default", () => {

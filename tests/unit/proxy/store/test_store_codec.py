@@ -28,7 +28,7 @@ from proxy.types import (
 )
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Credit, Outcome, SessionStatus
-from tokengrove.reasons import Echo, FinishReason, Reason, Status
+from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_text = st.text(max_size=20).filter(lambda text: "\0" not in text)
@@ -114,6 +114,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         unmasked_logprobs=draw(st.none() | float32s(len(output_ids), len(output_ids))),
         malformed_calls=draw(st.integers(0, 10**6)),
         uncertain=draw(st.booleans()),
+        logprobs_of=draw(st.sampled_from(LogprobsOf)),
         cached_tokens=draw(st.none() | st.integers(0, 10**6)),
         reasoning_tokens=draw(st.integers(0, 10**6)),
         created_at=draw(times),
@@ -198,7 +199,7 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 def test_every_field_has_a_column() -> None:
     in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key", "request_id"}
-    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain"}
+    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain", "logprobs_of"}
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
 

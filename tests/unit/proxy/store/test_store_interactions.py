@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.store.notes import notes_of
+from proxy.store.notes import note_fields, notes_of
 from proxy.store.store import Store
 from proxy.types import (
     Api,
@@ -23,7 +23,7 @@ from proxy.types import (
     ids_of,
 )
 from tokengrove.errors import InvalidRequest
-from tokengrove.reasons import FinishReason, Reason, Status
+from tokengrove.reasons import FinishReason, LogprobsOf, Reason, Status
 
 IMAGE = ImagePart("5f" * 32, 3, 20, 10, "low")
 
@@ -74,6 +74,7 @@ def full(node: Any) -> Any:
         has_logprobs=False,
         unmasked_logprobs=array("f", [-3.0, -1e-30, -0.5]),
         asked={"n": 2, "tool_choice": ["named", "f"], "echo": {"metadata": {"a": None}}},
+        logprobs_of=LogprobsOf.SAMPLED,
         malformed_calls=3,
         cached_tokens=4,
         reasoning_tokens=2,
@@ -97,6 +98,7 @@ async def test_notes_keep_their_names_in_the_database_and_a_usual_interaction_ha
         ("request_id", "step-7"),
         ("grammar", True),
         ("sampled", False),
+        ("logprobs_of", "sampled"),
         ("malformed_calls", 3),
     ]
     assert notes_of(node("a")) == {}
@@ -214,3 +216,8 @@ async def test_an_append_is_committed_even_if_its_caller_is_cancelled(
 
 def test_a_single_malformed_call_is_noted(node: Any) -> None:
     assert notes_of(node("a", malformed_calls=1)) == {"malformed_calls": 1}
+
+
+def test_notes_of_an_older_server_mean_logprobs_by_the_rule_and_a_word_of_a_newer_one_is_kept() -> None:
+    assert note_fields({})["logprobs_of"] is LogprobsOf.RULE
+    assert note_fields({"logprobs_of": "tempered"})["logprobs_of"] == "tempered"

@@ -15,7 +15,7 @@ from tests import golden
 from tests.interactions import interaction
 from tokengrove.options.export import Layout
 from tokengrove.options.session import Credit
-from tokengrove.reasons import Status
+from tokengrove.reasons import LogprobsOf, Status
 
 RECORD = SessionRecord("s", discount=1.0)
 
@@ -132,6 +132,37 @@ def test_recomputable_is_the_first_reason_why_logprobs_are_not_the_models(
     node.sampling, node.grammar = sampling, grammar
     (sample,) = lay_out(RECORD, [node], LayoutOptions(layout=layout)).rows
     assert sample.labels()["recomputable"] == sample.labels()["turns"][0]["recomputable"] == reason
+
+
+@pytest.mark.parametrize(
+    ("sampling", "grammar", "logprobs_of", "reason"),
+    [
+        (SamplingParams(top_p=0.9), False, LogprobsOf.SAMPLED, "sampled"),
+        (SamplingParams(logit_bias=((5, 1.0),), top_p=0.9), False, LogprobsOf.SAMPLED, "sampled"),
+        (SamplingParams(top_p=0.9), True, LogprobsOf.SAMPLED, "grammar"),
+        (SamplingParams(0.5), False, LogprobsOf.MODEL, "model"),
+        (SamplingParams(logit_bias=((5, 1.0),), presence_penalty=0.1), False, LogprobsOf.MODEL, "model"),
+        (SamplingParams(top_k=3), False, LogprobsOf.MODEL, "model"),
+        (SamplingParams(0.5), True, LogprobsOf.MODEL, "grammar"),
+    ],
+)
+def test_logprobs_that_are_not_by_the_rule_are_not_recomputable_from_ids_and_temperature(
+    sampling: SamplingParams, grammar: bool, logprobs_of: LogprobsOf, reason: str
+) -> None:
+    node = interaction("p")
+    node.sampling, node.grammar, node.logprobs_of = sampling, grammar, logprobs_of
+    (sample,) = lay_out(RECORD, [node], LayoutOptions()).rows
+    assert sample.labels()["turns"][0]["recomputable"] == reason
+
+
+def test_a_sample_has_the_logprobs_of_the_trained_turn_that_is_furthest_from_the_rule() -> None:
+    nodes = pair()
+    nodes[0].logprobs_of, nodes[1].logprobs_of = LogprobsOf.MODEL, LogprobsOf.SAMPLED
+    assert [sample.labels()["logprobs_of"] for sample in export(nodes, Layout.CONCAT)] == ["model"]
+    nodes[0].trainable = False
+    assert [sample.labels()["logprobs_of"] for sample in export(nodes, Layout.CONCAT)] == ["sampled"]
+    nodes[1].trainable = False
+    assert [sample.labels()["logprobs_of"] for sample in export(nodes, Layout.CONCAT)] == ["rule"]
 
 
 def test_a_sample_has_the_first_reason_of_its_turns() -> None:

@@ -14,7 +14,8 @@ from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.session_samples import SessionSamples, warnings
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
-from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainSelection
+from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainedLogprobs, TrainSelection
+from tokengrove.reasons import LogprobsOf
 
 RECORD = SessionRecord("s")
 CONSTRAINED = TrainSelection(constrained=True)
@@ -82,12 +83,14 @@ def test_unmasked_logprobs_stand_on_trained_tokens_only() -> None:
     [
         ({"has_logprobs": False, "trainable": False, "grammar": True}, "no_logprobs"),
         ({"trainable": False, "grammar": True}, "mark"),
+        ({"trainable": False, "logprobs_of": LogprobsOf.SAMPLED}, "mark"),
+        ({"logprobs_of": LogprobsOf.MODEL, "grammar": True}, "logprobs"),
         ({"grammar": True}, "grammar"),
     ],
 )
 def test_a_turn_has_the_first_reason_that_holds_for_all_samples(change: dict[str, Any], reason: str) -> None:
     nodes = [replace(interaction("a", output=[2, 3]), **change)]
-    options = LayoutOptions()
+    options = LayoutOptions(train=TrainSelection(logprobs=TrainedLogprobs.RULE))
     assert lay_out(RECORD, nodes, options).counts(options)["untrained_tokens"] == {reason: 2}
     excluded = LayoutOptions(train=TrainSelection(exclude=frozenset({"a"})))
     expected = "no_logprobs" if reason == "no_logprobs" else "train"
@@ -125,6 +128,19 @@ def test_a_session_warns_if_over_half_of_its_tokens_are_lost_and_nobody_asked_fo
     assert "5 of 9" in warning and "5 grammar" in warning and "train.constrained" in warning
     assert counts(forced(), train=CONSTRAINED)["warnings"] == []
     assert counts(forced(), train=TrainSelection(exclude=frozenset({"free", "call"})))["warnings"] == []
+
+
+@pytest.mark.parametrize("layout", [Layout.CONCAT, Layout.INDIVIDUAL, Layout.TREE])
+def test_a_session_warns_of_trained_tokens_whose_logprobs_are_not_by_the_rule(layout: Layout) -> None:
+    nodes = forced()
+    nodes[0].logprobs_of = nodes[1].logprobs_of = LogprobsOf.SAMPLED
+    nodes[0].spans = ((0, 3),)
+    assert counts(nodes, layout=layout, train=CONSTRAINED)["warnings"] == [
+        "8 of 8 trained tokens have logprobs that are not by the rule (8 sampled), so a trainer's own logprobs differ "
+        "from them; 'train.logprobs': rule does not train them"
+    ]
+    told = counts(nodes, layout=layout, train=TrainSelection(constrained=True, logprobs=TrainedLogprobs.RULE))
+    assert (told["untrained_tokens"], told["warnings"]) == ({"mark": 1, "logprobs": 8}, [])
 
 
 def test_a_warning_needs_more_than_half() -> None:

@@ -16,11 +16,13 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import InteractionCache, Match
 from proxy.trajectory.matching import identify
+from proxy.turns.generation import Generation
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, ImageFile, Message, Role, SamplingParams, SessionRecord, Tool, TurnRequest, ids_of
 from tests.support import call_text, sampled, tiny_renderer
+from tokengrove.reasons import LogprobsOf
 
 FIRST_CALL: list[Delta] = [
     ToolCallStart(0, "call_a", "add"),
@@ -123,3 +125,23 @@ def test_a_watcher_is_called_whenever_readers_may_see_more() -> None:
     turn.publish(FIRST_CALL)
     turn.release()
     assert seen == [2, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ([], "rule"),
+        (["rule", "sampled"], "sampled"),
+        (["sampled", "model", "rule"], "model"),
+        (["model", "sampled"], "model"),
+    ],
+)
+def test_of_parts_that_differ_in_logprobs_of_the_one_furthest_from_the_rule_is_kept(
+    words: list[str], kept: str
+) -> None:
+    turn, generation = new_turn(), Generation()
+    for word in words:
+        chunk = TokenChunk(ids_of([300]), array("f", [-1.0]), logprobs_of=LogprobsOf(word))
+        turn.take(chunk)
+        generation.take(chunk)
+    assert turn.interaction.logprobs_of is generation.logprobs_of is LogprobsOf(kept)

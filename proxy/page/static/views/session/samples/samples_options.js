@@ -10,6 +10,7 @@ export const OPTIONS = [
   { name: "unrewarded", label: "Unrewarded", values: ["", "zero", "skip"], words: { "": "default" } },
   { name: "turns", label: "Train", values: ["all", "last"], words: { all: "all turns", last: "last turns" } },
   { name: "constrained", label: "Grammar", values: ["", "true"], words: { "": "not trained", true: "trained" } },
+  { name: "logprobs", label: "Logprobs", values: ["any", "rule"], words: { any: "trained", rule: "by the rule" } },
 ];
 
 /** Those of layout padded: numbers have their default, others their values. */
@@ -42,7 +43,7 @@ export function withOption(option, query, value) {
  */
 export function bodyOf(sessionId, groupId, query) {
   const chosen = Object.fromEntries(OPTIONS.map((option) => [option.name, valueOf(option, query)]));
-  const { layout, drift, reward_scope, advantages, step_advantages, unrewarded, turns, constrained } = chosen;
+  const { layout, drift, reward_scope, advantages, step_advantages, unrewarded, turns, constrained, logprobs } = chosen;
   const compares = Boolean(advantages || step_advantages);
   const which = compares && groupId ? { filter: { group_id: groupId, validation: "include" } } : { session_id: sessionId };
   const body = { ...which, layout, outline: true };
@@ -52,6 +53,7 @@ export function bodyOf(sessionId, groupId, query) {
   if (step_advantages) body.step_advantages = step_advantages;
   if (unrewarded) body.unrewarded = unrewarded;
   const train = { ...(turns === "all" ? {} : { turns }), ...(constrained ? { constrained: true } : {}) };
+  if (logprobs !== "any") train.logprobs = logprobs;
   if (Object.keys(train).length) body.train = train;
   for (const option of shownOptions(query)) if (PADDED_OPTIONS.includes(option)) body[option.name] = valueOf(option, query);
   return body;
