@@ -11,18 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.types import Ids, Logprobs, VersionRuns
 from tokengrove.errors import EngineFailed
 from tokengrove.reasons import FinishReason, LogprobsOf
-
-
-class LogprobsOf(StrEnum):
-    RULE = "rule"
-    SAMPLED = "sampled"
-    MODEL = "model"
 
 
 @dataclass(slots=True)

@@ -299,9 +299,7 @@ class VllmServer:
     async def resume(self) -> None:
         """Resume the server. Raises InvalidRequest in the middle of a weight transfer."""
         if self._hollow:
-            raise InvalidRequest(
-                f"{self.url} has no weights: finish the weight transfer with finish_weight_update, or restart the server"
-            )
+            raise InvalidRequest(f"{self.url} has no weights: send finish_weight_update, or restart the server")
         if self._facts.controls:
             await self._connection.call("/resume")
         self._mode = None
@@ -362,9 +360,7 @@ class VllmServer:
             raise EngineIncapable(self._lacks(f"/{step.value}"))
         if step is WeightTransfer.START:
             if self._mode is None:
-                raise InvalidRequest(
-                    "pause the engine before start_weight_update: vLLM has no weights until the finish"
-                )
+                raise InvalidRequest("pause the engine before start_weight_update: vLLM then has no weights")
             await self._name(_UPDATING + orjson.dumps({"before": self._version}).decode())
         try:
             await self._connection.call(f"/{step.value}", fields)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from proxy.engine.chunks import LogprobsOf, TokenChunk
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.version_names import VersionNumbers, version_chunks
@@ -21,7 +21,7 @@ from proxy.images.quoted import without_images
 from proxy.prompt_ids import PromptIds
 from proxy.types import Ids, Logprobs, SamplingParams, VersionRuns, ids_of
 from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.chunks import LogprobsOf
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.servers.sent_images import Eyes, SentImages
@@ -25,7 +24,7 @@ from tests.engines.scripts import VOCABULARY, following
 from tests.engines.spans import around
 from tests.engines.wire import IMAGE, VllmWire, serving_wire
 from tokengrove.errors import EngineFailed, InvalidRequest, UnsupportedParameter
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 RED, PHOTO = drawn(1, 84, 56), drawn(2, 56, 56, "JPEG")
 IDS, PLACED = around(RED, PHOTO)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.chunks import LogprobsOf
 from proxy.engine.contract import complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, PauseMode, WeightTransfer
@@ -31,7 +30,7 @@ from tokengrove.errors import (
     ProxyError,
     UnsupportedParameter,
 )
-from tokengrove.reasons import FinishReason
+from tokengrove.reasons import FinishReason, LogprobsOf
 
 PROMPT = ids_of(range(40, 60))
 SAMPLED, RULE, MODEL = LogprobsOf.SAMPLED, LogprobsOf.RULE, LogprobsOf.MODEL
@@ -220,7 +219,7 @@ async def test_an_update_is_named_while_it_loads() -> None:
 async def test_a_refused_update_leaves_the_version() -> None:
     async with vllm() as (engine, wire):
         with pytest.raises(InvalidRequest, match="no such folder") as raised:
-            await engine.update_weights("/missing", 3)
+            await engine.update_weights("/weights/missing", 3)
         assert raised.value.param == "path" and await engine.check() == 0
         assert wire.version == "0"
 
@@ -244,7 +243,7 @@ async def test_an_update_that_a_dead_process_began_is_finished() -> None:
 
 async def test_an_update_that_cannot_be_finished_keeps_the_server_out() -> None:
     async with vllm() as (engine, wire):
-        wire.version = 'tokengrove-update:{"before": 1, "after": 2, "path": "/missing"}'
+        wire.version = 'tokengrove-update:{"before": 1, "after": 2, "path": "/weights/missing"}'
         with pytest.raises(EngineUnavailable, match="restart the server"):
             await engine.finish_update()
 
