@@ -25,6 +25,7 @@ from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
     from proxy.engine.servers.connection import Keys
+    from proxy.engine.servers.examination import ServerFindings
     from proxy.engine.servers.remote import RemoteEngine
     from proxy.engine.servers.same_model import OwnModel
     from proxy.engine.servers.sent_images import Eyes
@@ -38,6 +39,7 @@ A scripted agent needs the renderer, and engine servers are compared with its to
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
 _REMOTE_ARGUMENTS = ("kind", "start_timeout_s", "api_key", "admin_api_key", "check_model")
+_ANY_VOCABULARY = 2**31 - 1
 BUILTIN_NAME = "tokengrove-tiny"
 
 
@@ -167,6 +169,24 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
         )
 
     return make
+
+
+async def examine_engine(settings: Settings, speech: Speech | None) -> list[ServerFindings]:
+    """Examine the servers that `--engine` names. `speech`: the renderer of the model to compare them with; None: none.
+
+    Raises ConfigurationError for settings that no pool of servers accepts.
+    """
+    from proxy.engine.servers.examination import examine_servers
+
+    servers = _servers(settings)
+    opener = servers.opener(_ANY_VOCABULARY, speech)
+    if speech is None:
+        uncompared = "give --model or --tokenizer"
+    elif servers.checks:
+        uncompared = "it has no /tokenize that encodes texts"
+    else:
+        uncompared = "check_model=false"
+    return await examine_servers(servers.urls, opener, servers.keys, _named(settings), uncompared)
 
 
 @dataclass(frozen=True, slots=True)
