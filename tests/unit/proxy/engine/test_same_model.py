@@ -21,7 +21,7 @@ from proxy.settings import Settings
 from proxy.types import Ids, ids_of
 from tests.engines.scripts import VOCABULARY
 from tests.engines.wire import LiveWire, serving_wire
-from tokengrove.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError, InvalidRequest
 
 KINDS = pytest.mark.parametrize("kind", ["sglang", "vllm"])
 
@@ -124,6 +124,9 @@ async def test_a_server_with_another_model_is_left_out_of_a_pool_that_works() ->
         shown = {server["url"]: server for server in await pool.show()}
         assert (shown[good]["state"], shown[other]["state"]) == ("alive", "missing")
         assert "it serves another model (wire)" in str(shown[other]["failure"])
+        await pool.remove(other)
+        with pytest.raises(InvalidRequest, match=r"cannot join the pool: the server .* serves another model"):
+            await pool.add(other)
         await pool.close()
 
 
