@@ -30,7 +30,7 @@ from proxy.api.turn_routes import App, TurnRoutes
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.api.wrong_keys import WrongKeys
 from proxy.engine.admin import EngineAdmin
-from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
+from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
@@ -65,7 +65,7 @@ from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, co
 from tokengrove.tracing import start_tracing
 
 if TYPE_CHECKING:
-    pass
+    from proxy.engine.servers.examination import ServerFindings
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,15 @@ def examine_model(settings: Settings) -> Examination:
     """Examine the tokenizer and chat template of `settings`. Raises ConfigurationError."""
     settings = pinned(settings)
     return examine(load_renderer(settings, tokenizer_folder(settings)))
+
+
+def examine_servers(settings: Settings) -> tuple[list[ServerFindings], Examination | None]:
+    """Examine the engine servers of `settings`, and the model, if one is named. Raises ConfigurationError."""
+    settings = pinned(settings)
+    if not (settings.model or settings.tokenizer):
+        return asyncio.run(examine_engine(settings, None)), None
+    renderer = load_renderer(settings, tokenizer_folder(settings))
+    return asyncio.run(examine_engine(settings, renderer)), examine(renderer)
 
 
 def write_tiny_model(folder: Path, seed: int) -> None:

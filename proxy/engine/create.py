@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,14 +24,22 @@ from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
+    from proxy.engine.servers.connection import Keys
+    from proxy.engine.servers.examination import ServerFindings
+    from proxy.engine.servers.remote import RemoteEngine
+    from proxy.engine.servers.same_model import OwnModel
     from proxy.engine.servers.sent_images import Eyes
 
 EngineMaker = Callable[[int, "Speech | None"], Engine]
-"""Creates an engine from the vocabulary size of the tokenizer and the renderer, which only a scripted agent needs."""
+"""Creates an engine from the vocabulary size of the tokenizer and the renderer.
+
+A scripted agent needs the renderer, and engine servers are compared with its tokenizer.
+"""
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
-_REMOTE_ARGUMENTS = ("kind", "start_timeout_s", "api_key", "admin_api_key")
+_REMOTE_ARGUMENTS = ("kind", "start_timeout_s", "api_key", "admin_api_key", "check_model")
+_ANY_VOCABULARY = 2**31 - 1
 BUILTIN_NAME = "tokengrove-tiny"
 
 
@@ -147,9 +156,56 @@ def _has_gpu_engine() -> bool:
 
 def _prepare_pool(settings: Settings) -> EngineMaker:
     """Return the function that creates a pool of the servers that `--engine` names. Raises ConfigurationError."""
+    from proxy.engine.servers.pool import Pool
+
+    servers = _servers(settings)
+
+    def make(vocab_size: int, speech: Speech | None) -> Engine:
+        return Pool(
+            servers.urls,
+            servers.opener(vocab_size, speech),
+            start_timeout_s=servers.start_timeout_s,
+            engine_timeout_s=settings.engine_timeout_s,
+        )
+
+    return make
+
+
+async def examine_engine(settings: Settings, speech: Speech | None) -> list[ServerFindings]:
+    """Examine the servers that `--engine` names. `speech`: the renderer of the model to compare them with; None: none.
+
+    Raises ConfigurationError for settings that no pool of servers accepts.
+    """
+    from proxy.engine.servers.examination import examine_servers
+
+    servers = _servers(settings)
+    opener = servers.opener(_ANY_VOCABULARY, speech)
+    if speech is None:
+        uncompared = "give --model or --tokenizer"
+    elif servers.checks:
+        uncompared = "it has no /tokenize that encodes texts"
+    else:
+        uncompared = "check_model=false"
+    return await examine_servers(servers.urls, opener, servers.keys, _named(settings), uncompared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """The servers that `--engine` names.
+
+    `checks`: they are compared with the model. `opener`: connects to them; from the parameters of EngineMaker.
+    """
+
+    urls: list[str]
+    keys: Keys
+    start_timeout_s: float
+    checks: bool
+    opener: Callable[[int, Speech | None], Callable[[str], Awaitable[RemoteEngine]]]
+
+
+def _servers(settings: Settings) -> _Servers:
     from proxy.engine.servers.connection import Keys, server_url
     from proxy.engine.servers.kinds import ServerKind, connect
-    from proxy.engine.servers.pool import Pool
 
     arguments = parse_arguments(settings.engine_arg)
     check_known(arguments, _REMOTE_ARGUMENTS, "an engine server")
@@ -157,6 +213,8 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
     if kind is not None and kind not in list(ServerKind):
         raise ConfigurationError(f"--engine-arg kind={kind} must be one of {', '.join(ServerKind)}")
     start_timeout_s = seconds("start_timeout_s", arguments.get("start_timeout_s", str(_SERVERS_START_S)))
+    if (checks := arguments.get("check_model", "true")) not in ("true", "false"):
+        raise ConfigurationError(f"--engine-arg check_model={checks} must be true or false")
     try:
         urls = [server_url(url) for url in settings.engine.split(",") if url.strip()]
     except InvalidRequest as error:
@@ -164,17 +222,32 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
     keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
     known, eyes = _model_vocabulary(settings), _eyes(settings)
 
-    def make(vocab_size: int, speech: Speech | None) -> Engine:
-        opener = connect(
+    def opener(vocab_size: int, speech: Speech | None) -> Callable[[str], Awaitable[RemoteEngine]]:
+        return connect(
             known or vocab_size,
             ServerKind(kind) if kind else None,
             keys=keys,
             interval=settings.stream_interval,
             eyes=eyes,
+            own=_own_model(settings, speech) if speech is not None and checks == "true" else None,
         )
-        return Pool(urls, opener, start_timeout_s=start_timeout_s, engine_timeout_s=settings.engine_timeout_s)
 
-    return make
+    return _Servers(urls, keys, start_timeout_s, checks == "true", opener)
+
+
+def _own_model(settings: Settings, speech: Speech) -> OwnModel:
+    """What engine servers are compared with."""
+    from proxy.engine.servers.same_model import own_model
+
+    folder = None if settings.model is None else folder_of("model", settings.model)
+    return own_model(_named(settings), speech.encode, folder)
+
+
+def _named(settings: Settings) -> str:
+    """The flag that names the tokenizer, with its value."""
+    if settings.tokenizer:
+        return f"--tokenizer {settings.tokenizer}"
+    return f"--model {settings.model}" if settings.model else f"the built-in model {BUILTIN_NAME}"
 
 
 def _eyes(settings: Settings) -> Eyes | None:

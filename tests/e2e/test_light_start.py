@@ -121,6 +121,8 @@ WRONG = (
     ("doctor", "--family", "none-such"),
     ("doctor", "--model", "nowhere"),
     ("doctor", "--model", "plain"),
+    ("doctor", "--engine", "127.0.0.1:1"),
+    ("doctor", "--engine", "http://127.0.0.1:1", "--engine-arg", "foo=1"),
 )
 """Flags that are refused. `whole` has a tokenizer and a template, `plain` no template, `weighty` weights too."""
 

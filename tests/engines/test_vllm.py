@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from proxy.engine.pauses import Pauses
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.same_model import OtherModel, own_model
+from proxy.rendering import load_renderer
+from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
 from tests.engines.forward import check_logprobs, logprobs_by, logprobs_over_old_keys
 from tests.engines.gates import AdminGate
@@ -80,6 +83,19 @@ async def pool_of(*urls: str, notes: Notes | None = None) -> AsyncIterator[Pool]
 async def test_contract(servers: dict[str, VllmProcess], mode: str, check: ContractCheck) -> None:
     async with pool_of(servers[mode].url) as pool:
         await check(pool, PROMPT)
+
+
+async def test_the_server_of_another_model_is_found(servers: dict[str, VllmProcess], folders: dict[int, Path]) -> None:
+    url, encode = servers[MODES[0]].url, load_renderer(Settings(), folders[0]).encode
+    engine = await connect(640, None, own=own_model("--model it", encode, folders[0]))(url)
+    assert engine.compared
+    await engine.close()
+    backwards = own_model("--model other", lambda text: encode(text[::-1]), None)
+    with pytest.raises(OtherModel, match=re.escape(f"it serves another model ({folders[0]})")):
+        await connect(640, None, own=backwards)(url)
+    larger = replace(own_model("--model other", encode, folders[0]), sizes={"num_hidden_layers": 99})
+    with pytest.raises(OtherModel, match=f"num_hidden_layers [0-9]+ in {folders[0]}, --model other 99: "):
+        await connect(640, None, own=larger)(url)
 
 
 @dataclass

@@ -65,10 +65,22 @@ class Wire:
         self.headers: list[Mapping[str, str]] = []
         self.calls: list[tuple[str, Any]] = []
         self.sees: bool | None = False
+        self.path = "wire"
+        """The folder of its model."""
         self.placeholder = IMAGE
         self.pictures: list[bytes] = []
         self.bodies: list[dict[str, Any]] = []
         self.encodes: Callable[[list[int]], list[int]] = list
+        self.spells: Callable[[str], Sequence[int]] | None = None
+        """What it makes of a text; None: it encodes none."""
+
+    def spelled(self, body: Mapping[str, Any]) -> Response:
+        """The answer to a text to encode."""
+        if self.spells is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        assert body["add_special_tokens"] is False
+        ids = list(self.spells(body["prompt"]))
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": CONTEXT})
 
     def expanded(self, ids: list[int], urls: Sequence[str]) -> list[int]:
         """The ids that the model gets. Raises InvalidRequest, which quotes an image, unless the placeholders fit."""
@@ -109,6 +121,7 @@ class SglangWire(Wire):
             "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
             "/update_weights_from_distributed": self.transfer, "/end_weight_update": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
+            "/tokenize": self.tokenize,
         }  # fmt: skip
         posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
         gets = {"/model_info": self.model, "/server_info": self.server, "/v1/models": self.models, "/calls": self.told}
@@ -117,11 +130,15 @@ class SglangWire(Wire):
 
     async def model(self, request: Request) -> Response:
         sees = {} if self.sees is None else {"has_image_understanding": self.sees}
-        return JSONResponse({"model_path": "wire", "weight_version": self.version, **sees})
+        return JSONResponse({"model_path": self.path, "weight_version": self.version, **sees})
+
+    async def tokenize(self, request: Request) -> Response:
+        return self.spelled(await request.json())
 
     async def server(self, request: Request) -> Response:
         facts = {
             "version": "0.0", "incremental_streaming_output": self.incremental, **self.deterministic,
+            "model_path": self.path,
             "enable_memory_saver": True, "max_req_input_len": CONTEXT - 4, "tp_size": 2, "grammar_backend": "none",
         }  # fmt: skip
         return JSONResponse(facts)
@@ -339,7 +356,7 @@ class VllmWire(Wire):
         return JSONResponse(self.calls)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "wire", "max_model_len": CONTEXT}]})
+        return JSONResponse({"data": [{"id": "wire", "root": self.path, "max_model_len": CONTEXT}]})
 
     async def noted(self, request: Request) -> Response:
         self.calls.append((request.url.path, str(request.url.query)))
@@ -419,7 +436,11 @@ class VllmWire(Wire):
         return JSONResponse({"paths": {path: {} for path in paths}, "components": {"schemas": schemas}})
 
     async def tokenize(self, request: Request) -> Response:
-        (message,) = (await request.json())["messages"]
+        body = await request.json()
+        if "prompt" in body:
+            assert body["model"] == "wire"
+            return self.spelled(body)
+        (message,) = body["messages"]
         (part,) = message["content"]
         assert base64.b64decode(part["image_url"]["url"].partition(",")[2]).startswith(b"\x89PNG")
         if not self.sees:

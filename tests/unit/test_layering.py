@@ -50,6 +50,7 @@ PARTS: dict[str, set[str]] = {
     "app": {
         "api",
         "engine",
+        "engine.servers",
         "engine.tiny",
         "hub",
         "images",
@@ -70,7 +71,9 @@ PARTS: dict[str, set[str]] = {
     "commands": {
         "api",
         "app",
+        "engine.servers",
         "progress",
+        "rendering",
         "serving",
         "settings",
         "store",

@@ -8,6 +8,7 @@ from enum import StrEnum
 from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.remote import RemoteEngine, started
+from proxy.engine.servers.same_model import OwnModel
 from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
@@ -34,13 +35,16 @@ def connect(
     keys: Keys = NO_KEYS,
     interval: int | None = None,
     eyes: Eyes | None = None,
+    own: OwnModel | None = None,
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """Return a function that connects to a URL and starts the engine there.
 
     `vocab_size`: the vocabulary size of the model, which servers do not report. `kind` None: detect the kind.
     `interval`: the setting `--stream-interval`. `eyes`: the images of a vision model; None for other models.
+    `own`: the model that servers must serve; None: any.
 
-    The function raises EngineLost if the server does not answer, and EngineUnavailable if it is of neither kind.
+    The function raises EngineLost if the server does not answer, EngineUnavailable if it is of neither kind, and
+    OtherModel if it serves another model.
     """
     numbers, streams, events = VersionNumbers(), Streams(interval), ServerEvents()
     blind: dict[str, str] = {}
@@ -49,9 +53,9 @@ def connect(
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
         if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
-            engine = VllmServer(url, vocab_size, numbers, keys, streams, eyes)
+            engine = VllmServer(url, vocab_size, numbers, keys, streams, eyes, own)
         else:
-            engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes)
+            engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes, own)
         try:
             await started(engine)
         except BaseException:

@@ -30,6 +30,7 @@ from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine, started
+from proxy.engine.servers.same_model import OtherModel
 from proxy.engine.servers.transfer import Transfer, rank_offset, with_rank_offset
 from proxy.engine.servers.trust import Trust, failure_of
 from proxy.progress import step
@@ -105,14 +106,19 @@ class Pool:
         self._continuing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Wait until a server answers, and log why none does. Raises ConfigurationError if none answers in time."""
+        """Wait until a server answers, and log why none does.
+
+        Raises ConfigurationError if none answers in time, and at once if all serve another model.
+        """
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
             await self._find_left()
-            await self._reach_all()
+            failures = await self._reach_all()
             if self._members:
                 break
             reasons = "; ".join(named_failure(url, why) for url, why in self._missing.items())
+            if failures and all(isinstance(failure, OtherModel) for failure in failures):
+                raise ConfigurationError(f"--engine: {reasons}")
             if asyncio.get_running_loop().time() > deadline:
                 raise ConfigurationError(
                     f"--engine: no engine server answered within {self._start_timeout_s:g} s ({reasons}); "
@@ -653,8 +659,11 @@ class Pool:
         if self._state.mode is not None:
             await self.pauses.begin([member.url for member in self._alive()], self._state.mode, released)
 
-    async def _reach_all(self) -> None:
-        """Connect to all missing servers. The server with the newest weights joins first and sets the version."""
+    async def _reach_all(self) -> list[ProxyError]:
+        """Connect to all missing servers; return the errors of those that cannot be reached.
+
+        The server with the newest weights joins first and sets the version.
+        """
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
         found: list[tuple[RemoteEngine, bool]] = []
@@ -667,6 +676,7 @@ class Pool:
                 found.append(result)
         for engine, proven in sorted(found, key=lambda reached: -reached[0].info().weight_version):
             await self._join(engine, proven=proven)
+        return [result for result in results if isinstance(result, ProxyError)]
 
     async def _reach(self, url: str) -> tuple[RemoteEngine, bool]:
         """Connect to a server and make it sample a token; return its engine, and whether it sampled the token."""

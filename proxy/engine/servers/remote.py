@@ -17,11 +17,13 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
     """An engine at `url`. Every call may raise EngineLost.
 
     `blind`: the reason why it takes no images of a vision model, else "". `missing`: what the server lacks because of
-    flags that it was started without, and what that costs; a sentence each.
+    flags that it was started without, and what that costs; a sentence each. `compared`: it was found to serve the model
+    of the proxy; False if it cannot be compared.
     """
 
     url: str
     blind: str
+    compared: bool
 
     @property
     def missing(self) -> list[str]: ...

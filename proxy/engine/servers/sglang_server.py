@@ -20,6 +20,7 @@ from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
 from proxy.engine.sglang.facts import SEEDED, capabilities_by, missing_by, running_by
@@ -61,8 +62,9 @@ class _Renewed(Exception):
 class SglangServer:
     """Implements `RemoteEngine`. `vocab_size`: the vocabulary size of the model, which servers do not report.
 
-    `numbers`, `streams` and `eyes` are shared by all servers of a pool. `eyes`: None unless it is a vision model.
-    `blind`: the reason why the server takes no images of a vision model, else "".
+    `numbers`, `streams`, `eyes` and `own` are shared by all servers of a pool. `eyes`: None unless it is a vision
+    model. `own`: the model that the server must serve; None: any. `blind`: the reason why the server takes no images of
+    a vision model, else "". `compared`: as in `RemoteEngine`.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class SglangServer:
         keys: Keys = NO_KEYS,
         streams: Streams | None = None,
         eyes: Eyes | None = None,
+        own: OwnModel | None = None,
     ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
@@ -80,11 +83,12 @@ class SglangServer:
         self._numbers = numbers or VersionNumbers()
         self._streams = streams or Streams()
         self._facts: Mapping[str, Any] = {}
-        self._eyes = eyes
+        self._eyes, self._own = eyes, own
         self._sight: SglangSight | None = None
         self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
         self._seeing: dict[str, EventStream] = {}
         self.blind = ""
+        self.compared = False
         self._info = self._described(0)
         self._version = self._newest = 0
         self._mode: PauseMode | None = None
@@ -96,7 +100,7 @@ class SglangServer:
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read facts about the server. Raises EngineLost, EngineUnavailable if it is not SGLang."""
+        """Read facts about the server. Raises EngineLost, OtherModel, EngineUnavailable if it is not SGLang."""
         await self.check()
         self._facts = await self._connection.probe("/server_info") or await self._old_facts()
         if self._eyes is not None:
@@ -105,6 +109,9 @@ class SglangServer:
         told = self._facts.get("max_req_input_len")
         longest = told + _RESERVED_TOKENS if told else models[0].get("max_model_len")
         self._info = self._described(int(longest or self._facts.get("context_length") or _DEFAULT_CONTEXT))
+        if self._own is not None:
+            path = str(self._facts.get("model_path") or "")
+            self.compared = await is_same(self._connection, self._own, {}, self._info.model, path)
 
     def _look(self, eyes: Eyes, model: Mapping[str, Any]) -> None:
         """Determine whether the server takes images, from the facts that it reports about its model."""

@@ -38,7 +38,8 @@ _ALWAYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class VllmFacts:
-    """Facts about a server. `paths`: the paths of its endpoints; empty if it does not describe them.
+    """Facts about a server. `model_path`: the folder or the name on the hub of its model. `paths`: the paths of its
+    endpoints; empty if it does not describe them.
 
     `config`: its configuration, which only servers with VLLM_SERVER_DEV_MODE=1 tell. `generates`: it has GENERATE.
     `processed`: its `--logprobs-mode` is `processed_logprobs`, else `raw_logprobs`.
@@ -46,6 +47,7 @@ class VllmFacts:
 
     version: str = ""
     model: str = ""
+    model_path: str = ""
     context_length: int = _DEFAULT_CONTEXT
     paths: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -138,6 +140,7 @@ async def read_facts(connection: ServerConnection) -> VllmFacts:
     facts = VllmFacts(
         version=str(version.get("version", "")),
         model=models[0]["id"],
+        model_path=str(models[0].get("root") or ""),
         context_length=int(models[0].get("max_model_len") or _DEFAULT_CONTEXT),
         paths=paths,
         config=config or {},

@@ -23,6 +23,7 @@ from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.vllm_facts import VllmFacts, read_facts, rests
 from proxy.engine.servers.vllm_sight import blindness, sent_prompt
@@ -74,8 +75,9 @@ _NEEDS_CONTROL = "start the vLLM server {url} with VLLM_SERVER_DEV_MODE=1 in its
 class VllmServer:
     """Implements `RemoteEngine`. `vocab_size`: the vocabulary size of the model, which servers do not report.
 
-    `numbers`, `streams` and `eyes` are shared by all servers of a pool. `eyes`: None unless it is a vision model.
-    `blind`: the reason why the server takes no images of a vision model, else "".
+    `numbers`, `streams`, `eyes` and `own` are shared by all servers of a pool. `eyes`: None unless it is a vision
+    model. `own`: the model that the server must serve; None: any. `blind`: the reason why the server takes no images of
+    a vision model, else "". `compared`: as in `RemoteEngine`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class VllmServer:
         keys: Keys = NO_KEYS,
         streams: Streams | None = None,
         eyes: Eyes | None = None,
+        own: OwnModel | None = None,
     ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
@@ -93,9 +96,10 @@ class VllmServer:
         self._numbers = numbers or VersionNumbers()
         self._streams = streams or Streams()
         self._facts = VllmFacts()
-        self._eyes = eyes
+        self._eyes, self._own = eyes, own
         self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
         self.blind = ""
+        self.compared = False
         self._version = self._newest = 0
         self._mode: PauseMode | None = None
         self._hollow = False
@@ -105,11 +109,14 @@ class VllmServer:
         self._info = self._described()
 
     async def start(self) -> None:
-        """Read facts about the server. Raises EngineLost, EngineUnavailable, EngineFailed."""
-        self._facts = await read_facts(self._connection)
+        """Read facts about the server. Raises EngineLost, EngineUnavailable, OtherModel, EngineFailed."""
+        self._facts = facts = await read_facts(self._connection)
         await self.check()
         if self._hollow:
             raise EngineUnavailable(f"{self.url} has no weights: a weight transfer was interrupted; restart the server")
+        if self._own is not None:
+            names = {"model": facts.model}
+            self.compared = await is_same(self._connection, self._own, names, facts.model, facts.model_path)
         if self._eyes is not None:
             self.blind = await blindness(self._connection, self._facts.model)
         self._info = self._described()
@@ -118,6 +125,11 @@ class VllmServer:
     def missing(self) -> list[str]:
         """What the server lacks, and what that costs."""
         return self._facts.missing
+
+    @property
+    def logprobs_mode(self) -> str:
+        """The value of the server's `--logprobs-mode`."""
+        return "processed_logprobs" if self._facts.processed else "raw_logprobs"
 
     async def check(self) -> int:
         """Return the weight version that the server reports. Raises EngineLost or EngineUnavailable.
