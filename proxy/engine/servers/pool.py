@@ -37,6 +37,7 @@ from proxy.types import PauseNote
 from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
+    EngineIncapable,
     EngineLost,
     EngineUnavailable,
     InvalidRequest,
@@ -105,7 +106,10 @@ class Pool:
         self._continuing = asyncio.Lock()
 
     async def start(self) -> None:
-        """Wait until a server answers, and log why none does. Raises ConfigurationError if none answers in time."""
+        """Wait until a server answers, and log why none does.
+
+        Raises ConfigurationError if none answers in time, or if one can never join.
+        """
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
             await self._find_left()
@@ -655,11 +659,16 @@ class Pool:
             await self.pauses.begin([member.url for member in self._alive()], self._state.mode, released)
 
     async def _reach_all(self) -> None:
-        """Connect to all missing servers. The server with the newest weights joins first and sets the version."""
+        """Connect to all missing servers. The server with the newest weights joins first and sets the version.
+
+        Raises ConfigurationError if one can never join.
+        """
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
         found: list[tuple[RemoteEngine, bool]] = []
         for url, result in zip(urls, results, strict=True):
+            if isinstance(result, EngineIncapable):
+                raise ConfigurationError(f"--engine: {result.message}")
             if isinstance(result, ProxyError):
                 self._missing[url] = result.message
             elif isinstance(result, BaseException):
