@@ -168,14 +168,15 @@ def test_nginx_passes_on_to_the_servers_of_its_compose_file_and_holds_nothing_ba
     assert text.count("{") == text.count("}")
 
 
-def test_the_workers_listen_where_the_router_asks_and_the_router_where_the_servers_do() -> None:
+def test_every_engine_server_listens_where_the_servers_ask() -> None:
     found = services(DOCKER / "compose.scale.yml")
-    flags = [str(word) for word in found["router"]["command"]]
-    for url in flags[flags.index("--worker-urls") + 1 :]:
+    command = found["tokengrove"]["command"]
+    asked = set()
+    for url in command[command.index("--engine") + 1].split(","):
         name, port = url.removeprefix("http://").split(":")
         assert str(found[name]["command"][found[name]["command"].index("--port") + 1]) == port
-    engine = found["tokengrove"]["command"][found["tokengrove"]["command"].index("--engine") + 1]
-    assert engine == f"http://router:{flags[flags.index('--port') + 1]}"
+        asked.add(name)
+    assert asked == {name for name in found if name.startswith("sglang")} and len(asked) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""Connection to an engine server: detect its kind (SGLang or vLLM), and start the engine for it."""
+"""Connection to an engine server: detect its kind (SGLang or vLLM), and start the engine for it. Refuses routers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from typing import Any
 
 from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.events import ServerEvents
@@ -14,7 +15,7 @@ from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
-from tokengrove.errors import EngineUnavailable
+from tokengrove.errors import EngineIncapable, EngineUnavailable
 
 
 class ServerKind(StrEnum):
@@ -26,6 +27,9 @@ class ServerKind(StrEnum):
 
 _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG, "/version": ServerKind.VLLM}
 """Paths that identify a kind, in the order of probing. SGLang comes first, since some of its versions have /version."""
+
+_LISTS = {"/workers": "workers", "/list_workers": "urls"}
+"""Paths at which routers list the servers behind them, and the field that has the list. Servers have neither path."""
 
 
 def connect(
@@ -43,8 +47,8 @@ def connect(
     `interval`: the setting `--stream-interval`. `eyes`: the images of a vision model; None for other models.
     `own`: the model that servers must serve; None: any.
 
-    The function raises EngineLost if the server does not answer, EngineUnavailable if it is of neither kind, and
-    OtherModel if it serves another model.
+    The function raises EngineLost if the server does not answer, EngineUnavailable if it is of neither kind,
+    OtherModel if it serves another model, and EngineIncapable if it is a router.
     """
     numbers, streams, events = VersionNumbers(), Streams(interval), ServerEvents()
     blind: dict[str, str] = {}
@@ -52,7 +56,7 @@ def connect(
 
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
-        if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
+        if await _kind_of(url, keys, kind) is ServerKind.VLLM:
             engine = VllmServer(url, vocab_size, numbers, keys, streams, eyes, own)
         else:
             engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes, own)
@@ -73,13 +77,38 @@ def connect(
     return to
 
 
-async def _kind_of(url: str, keys: Keys) -> ServerKind:
+async def _kind_of(url: str, keys: Keys, kind: ServerKind | None) -> ServerKind:
     connection = ServerConnection(url, keys)
     try:
-        for path, kind in _SIGNS.items():
+        await _refuse_router(connection)
+        if kind is not None:
+            return kind
+        for path, found in _SIGNS.items():
             if await connection.probe(path) is not None:
-                return kind
+                return found
     finally:
         await connection.close()
     paths = ", ".join(_SIGNS)
     raise EngineUnavailable(f"{url} is neither an SGLang nor a vLLM server: it has no JSON object at any of {paths}")
+
+
+async def _refuse_router(connection: ServerConnection) -> None:
+    """Raise EngineIncapable for a router, which may look like one server that can be paused and updated.
+
+    Of two servers behind it, one would then sample with old weights, or stay paused.
+    """
+    for path, field in _LISTS.items():
+        listed = (await connection.probe(path) or {}).get(field)
+        if isinstance(listed, list):
+            urls = ",".join(sorted(filter(None, map(_http_url, listed))))
+            named = f"--engine {urls}" if urls else "--engine URL,URL"
+            raise EngineIncapable(
+                f"{connection.url} is a router, as vllm-router and smg are: it passes pauses and weights to one of its "
+                f"servers or to none; name the servers themselves: {named}"
+            )
+
+
+def _http_url(listed: Any) -> str | None:
+    """The URL of a server in a router's list; None if it speaks another protocol, or is one rank of a server."""
+    url = listed.get("url") if isinstance(listed, dict) else listed
+    return url if isinstance(url, str) and url.startswith("http") and "@" not in url else None

@@ -38,6 +38,7 @@ from proxy.types import PauseNote
 from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
+    EngineIncapable,
     EngineLost,
     EngineUnavailable,
     InvalidRequest,
@@ -108,7 +109,7 @@ class Pool:
     async def start(self) -> None:
         """Wait until a server answers, and log why none does.
 
-        Raises ConfigurationError if none answers in time, and at once if all serve another model.
+        Raises ConfigurationError if none answers in time, and at once if one can never join or all serve another model.
         """
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
@@ -662,12 +663,15 @@ class Pool:
     async def _reach_all(self) -> list[ProxyError]:
         """Connect to all missing servers; return the errors of those that cannot be reached.
 
-        The server with the newest weights joins first and sets the version.
+        The server with the newest weights joins first and sets the version. Raises ConfigurationError if one can never
+        join.
         """
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
         found: list[tuple[RemoteEngine, bool]] = []
         for url, result in zip(urls, results, strict=True):
+            if isinstance(result, EngineIncapable):
+                raise ConfigurationError(f"--engine: {result.message}")
             if isinstance(result, ProxyError):
                 self._missing[url] = result.message
             elif isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""One SGLang server or router over HTTP: token ids in, token ids and logprobs out.
+"""One SGLang server over HTTP: token ids in, token ids and logprobs out.
 
 A reply that is not streamed to the client is requested in one piece, since each part of an SGLang stream repeats all
 earlier parts. A long reply is requested in a few pieces, which prove that the server is alive. Facts about the server
@@ -141,7 +141,7 @@ class SglangServer:
         return False
 
     async def _old_facts(self) -> Mapping[str, Any]:
-        """Facts about a router, or about a server older than 0.5.4."""
+        """Facts about a server older than 0.5.4."""
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
