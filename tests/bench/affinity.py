@@ -72,7 +72,7 @@ class LeastLoaded:
 
 
 class Sticky(LeastLoaded):
-    """The rule of the proxy up to 1.0: a session stays unless its server has over 32 requests more than another one,
+    """The former rule of the proxy: a session stays unless its server has over 32 requests more than another one,
     and over 1.5 times as many. New sessions go to the server with the fewest requests."""
 
     def __init__(self, members: Sequence[Member], clock: Callable[[], float]) -> None:

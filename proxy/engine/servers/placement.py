@@ -172,9 +172,12 @@ class SessionPlacement:
         return [member for member in untried if member.sound] or untried
 
     def note_output(self, session_id: str, member: Member, tokens: int) -> None:
-        """Note that a request of the session has ended with `tokens` of prompt and output, unless it has moved."""
+        """Note that a request has ended at `member` with `tokens` of prompt and output.
+
+        The session may have moved meanwhile, and is forgotten if the request took longer than `_HELD_S`.
+        """
         home = self._homes.get(session_id)
-        if home is not None and home.member is member:
+        if session_id and member.alive and (home is None or home.member is member):
             self._remember(session_id, member, tokens)
 
     def release(self, session_id: str) -> None:

@@ -138,7 +138,6 @@ def test_what_an_ended_session_holds_is_not_counted() -> None:
     away.served = 9
     placement.release("a")
     placement.release("a")
-    placement.note_output("a", home, 100_000)  # a request that ends after its session
     assert not placement.sessions()
     assert placement.choose("b", (), 10) is home
 
@@ -153,6 +152,53 @@ def test_a_session_or_group_that_nobody_uses_is_forgotten() -> None:
     clock.now += placements._HELD_S + 1.0
     assert placement.choose("b", (), 100_000, "g") is not home
     assert placement.sessions() == {next(member.url for member in members if member is not home): 1}
+
+
+def test_a_session_whose_request_takes_long_is_remembered_at_its_end() -> None:
+    members, clock = members_of(2), Clock()
+    placement = SessionPlacement(members, clock=clock)
+    home = placement.choose("a", (), 10)
+    clock.now += placements._HELD_S + 1.0
+    placement.choose("b", (), 10)
+    placement.note_output("a", home, 10_000)
+    home.in_flight = 9
+    assert placement.choose("a", (), 10_000) is home
+
+
+def test_a_request_that_ends_elsewhere_or_at_a_dead_server_moves_no_session() -> None:
+    members = members_of(2)
+    placement = SessionPlacement(members)
+    home = placement.choose("a", (), 10)
+    [away] = [member for member in members if member is not home]
+    placement.note_output("a", away, 10_000)
+    assert placement.sessions() == {home.url: 1}
+    placement.forget(home)
+    home.alive = False
+    placement.note_output("a", home, 10_000)
+    placement.note_output("", away, 10_000)
+    assert not placement.sessions()
+
+
+def test_a_server_holds_the_tokens_of_the_sessions_that_are_remembered_there() -> None:
+    rng, clock = random.Random(7), Clock()
+    members = members_of(3)
+    placement = SessionPlacement(members, remembered=20, clock=clock)
+    for _ in range(3000):
+        name, member = f"s{rng.randrange(40)}", rng.choice(members)
+        member.in_flight = rng.randrange(9)
+        clock.now += rng.choice((0.0, 1.0, 200.0))
+        match rng.randrange(6):
+            case 0:
+                placement.release(name)
+            case 1:
+                placement.note_output(name, member, rng.randrange(5000))
+            case 2 if rng.random() < 0.05:
+                placement.forget(member)
+            case _:
+                placement.choose(name, (), rng.randrange(5000), f"g{rng.randrange(5)}")
+        for each in members:
+            homes = [home for home in placement._homes.values() if home.member is each]
+            assert placement._held[each] == sum(home.tokens for home in homes)
 
 
 def test_a_server_that_returns_holds_nothing() -> None:

@@ -418,7 +418,7 @@ async def test_a_server_counts_the_prompt_tokens_that_it_had_in_its_cache() -> N
         assert counted == {(3, 3 * len(PROMPT), 3 * 3), (0, 0, 0)}  # each reply says that 3 were cached
 
 
-@pytest.mark.parametrize("change", ["flush", "weights", "memory", "death"])
+@pytest.mark.parametrize("change", ["flush", "weights", "weights of another worker", "memory", "death"])
 async def test_sessions_are_placed_anew_once_servers_have_lost_their_caches(change: str) -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
         for name in "ab":
@@ -429,6 +429,8 @@ async def test_sessions_are_placed_anew_once_servers_have_lost_their_caches(chan
                 await pool.flush_cache()
             case "weights":
                 await pool.update_weights("/weights/1", 1)
+            case "weights of another worker":
+                await pool.adopt({**pool.common(), "version": 1})
             case "memory":
                 await pool.release_memory(["kv_cache"])
             case "death":
