@@ -32,7 +32,7 @@ from proxy.api.wrong_keys import WrongKeys
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Capability, Engine, ServerPool
+from proxy.engine.interface import Capability, Engine, ServerPool, SessionEngine
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
@@ -146,7 +146,8 @@ def build_app(
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
-    sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
+    forget = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
+    sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version, forget)
     images = ImagePool(store.images.read, settings.image_memory_bytes)
     prompts = Prompts(renderer, pool)
     turns = Turns(

@@ -168,6 +168,14 @@ class MortalEngine(Protocol):
 
 
 @runtime_checkable
+class SessionEngine(Protocol):
+    """Additional interface of an engine that keeps something of a session between its requests."""
+
+    def forget_session(self, session_id: str) -> None:
+        """Forget a session that has ended; unknown ids are ignored. A request that still runs continues."""
+
+
+@runtime_checkable
 class SharedEngine(Engine, Protocol):
     """Additional interface of an engine that several processes of one server use at once.
 
@@ -207,7 +215,8 @@ class ServerPool(Protocol):
         """Count a request that is resubmitted after this failure, for the log."""
 
     async def show(self) -> list[dict[str, Any]]:
-        """One dict per server: url, state, failure; once reached, also in_flight, served, session_count, version."""
+        """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version and
+        the counts of prompt_tokens and cached_tokens."""
 
     async def add(self, url: str) -> None:
         """Add the server at `url`. Raises InvalidRequest if it is already in the pool or cannot join."""

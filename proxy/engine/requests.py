@@ -32,7 +32,8 @@ class GenerateRequest:
 
     `stop_token_ids`: sampling ends after any of them (unless `ignore_eos` is set), and the output includes it; none is
     sampled before `min_tokens` other tokens. They include the stop tokens of `sampling`. `session_id`: "" if none;
-    requests of one session prefer the server that has their prefix cached. `turn`: the client's request, for engines
+    requests of one session prefer the server that has their prefix cached. `group_id`: "" if none; sessions of one
+    group prefer a server that has the prompt that they share. `turn`: the client's request, for engines
     that answer from messages (mailbox, scripted). `turn_number`: the position of the turn in its session, from 0.
     `whole`: the caller reads the output only when it is complete; ignored if `turn` is set, since its `stream` then
     decides. `failures`: earlier failures on engine servers, recorded by the pool for the resubmission of the rest.
@@ -47,6 +48,7 @@ class GenerateRequest:
     grammar: Grammar | None = None
     top_logprobs: int = 0
     session_id: str = ""
+    group_id: str = ""
     turn: TurnRequest | None = None
     turn_number: int = 0
     whole: bool = False

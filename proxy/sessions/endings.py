@@ -27,8 +27,17 @@ from tokengrove.options.session import Outcome, SessionStatus
 class Endings:
     """Seals sessions."""
 
-    def __init__(self, registry: Registry, named: NamedSessions, changes: SessionChanges, keys: Keyring) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        named: NamedSessions,
+        changes: SessionChanges,
+        keys: Keyring,
+        forget: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`forget` is called with the id of each session that was ended here."""
         self._registry, self._named, self._changes, self._keys = registry, named, changes, keys
+        self._forget = forget
 
     async def end(
         self,
@@ -106,6 +115,7 @@ class Endings:
                 session.reward(changes)
             session.ended.set()
             self._keys.release(sealed)
+            self._forget(session.id)
         return done
 
 
@@ -132,8 +142,9 @@ def ended_otherwise(record: SessionRecord, name: str) -> EndedOtherwise:
 class Deletion:
     """Deletes sessions from the store and from memory."""
 
-    def __init__(self, registry: Registry, changes: SessionChanges) -> None:
-        self._registry, self._changes = registry, changes
+    def __init__(self, registry: Registry, changes: SessionChanges, forget: Callable[[str], None]) -> None:
+        """`forget` is called with the id of each session that was deleted here."""
+        self._registry, self._changes, self._forget = registry, changes, forget
 
     async def delete(self, session: LiveSession, noted: Noted | None = None) -> int:
         """Delete a session; return the number of its turns. Raises SessionNotFound.
@@ -147,6 +158,7 @@ class Deletion:
             finally:
                 session.ending = False
             self._registry.forget_deleted(session)
+            self._forget(session.id)
         return turns
 
 

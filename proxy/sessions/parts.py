@@ -26,15 +26,23 @@ from proxy.telemetry.metrics import Metrics
 class SessionParts:
     """The parts of `proxy.sessions`, wired to each other and to the parts of the store that they use."""
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, weight_version: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        metrics: Metrics,
+        weight_version: Callable[[], int],
+        forget: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`forget` is called with the id of each session that was ended or deleted here."""
         keys = Keyring(store.keys, settings.admin_key)
         limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version)
         self.registry = Registry(store.news, keys, metrics)
         self.named = NamedSessions(self.registry, store.starts, limits, records)
         self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)
         self.scores = Scores(self.registry, store.changes)
-        self.endings = Endings(self.registry, self.named, store.changes, keys)
-        self.deletion = Deletion(self.registry, store.changes)
+        self.endings = Endings(self.registry, self.named, store.changes, keys, forget)
+        self.deletion = Deletion(self.registry, store.changes, forget)
         self.withdrawal = Withdrawal(self.registry, self.endings, store.changes)
         self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
         self.waiter = EndWaiter(self.registry, store.news)

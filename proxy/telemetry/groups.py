@@ -50,9 +50,20 @@ class EngineMetrics(Group):
             "server",
             merge=Merge.MOST,
         )
+        self.server_prompt = Counts(
+            "tokengrove_engine_server_prompt_tokens",
+            "Prompt tokens of requests for which an engine server has reported its cached tokens.",
+            "server",
+        )
+        self.server_cached = Counts(
+            "tokengrove_engine_server_cached_tokens",
+            "Those of these prompt tokens that the engine server had in its prefix cache.",
+            "server",
+        )
 
     def see(self, servers: Sequence[Mapping[str, Any]]) -> None:
-        """Update the gauges from the servers of a pool: url, state, and once reached also in_flight and version."""
+        """Update the numbers from the servers of a pool: url, state, and once reached also in_flight, version,
+        prompt_tokens and cached_tokens."""
         states = Counter(server["state"] for server in servers)
         self.servers.by = {(state,): states[state] for state in STATES}
         shown = servers[:_MOST_SERVERS]
@@ -60,6 +71,8 @@ class EngineMetrics(Group):
         reached = [server for server in shown if "version" in server]
         self.server_in_flight.by = {(server["url"],): server["in_flight"] for server in reached}
         self.server_version.by = {(server["url"],): server["version"] for server in reached}
+        self.server_prompt.by = Counter({(server["url"],): server["prompt_tokens"] for server in reached})
+        self.server_cached.by = Counter({(server["url"],): server["cached_tokens"] for server in reached})
 
 
 _CHANGES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)

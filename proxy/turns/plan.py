@@ -68,6 +68,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         grammar=plan.grammar,
         top_logprobs=request.top_logprobs,
         session_id=plan.session.id,
+        group_id=plan.session.record.group_id or "",
         turn=request,
         turn_number=plan.session.turns_taken + k,
         timeline=request.timeline if k == 0 else copy(request.timeline),

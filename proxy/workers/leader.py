@@ -23,7 +23,7 @@ from proxy.workers.peers import Peers
 LEADER = 0
 """The number of the leading worker."""
 
-_SUMMED = frozenset({"in_flight", "served", "session_count"})
+_SUMMED = frozenset({"in_flight", "served", "session_count", "prompt_tokens", "cached_tokens"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,25 @@ async def waits(server: Server, count: int) -> None:
     assert await shown(server) == count
 
 
+async def test_engine_servers_hold_a_session_until_it_ends_and_siblings_prefer_the_same_one(
+    tmp_path: Path, wires: list[LiveWire]
+) -> None:
+    async with serving_on(tmp_path, wires) as server:
+        for name in ("a", "b"):
+            await server.ok("/rl/start_session", {"session_id": name, "group_id": "g"})
+            assert (await ask(server, name, most=SHORT)).status_code == 200
+        counts = [shown["session_count"] for shown in (await server.http.get("/engine/servers")).json()["servers"]]
+        assert sorted(counts) == [0, 2]
+        await server.ok("/a/rl/end_session", {})
+        counts = [shown["session_count"] for shown in (await server.http.get("/engine/servers")).json()["servers"]]
+        assert sorted(counts) == [0, 1]
+        metrics = (await server.http.get("/metrics")).text
+        cached = [
+            line for line in metrics.splitlines() if line.startswith("tokengrove_engine_server_cached_tokens_total")
+        ]
+        assert sorted(line.split()[-1] for line in cached) == ["0.0", "6.0"]  # each reply says that 3 were cached
+
+
 async def die(wires: list[LiveWire], *, hung: bool = False) -> None:
     for wire in wires:
         wire.hung = hung

@@ -63,17 +63,28 @@ def test_the_span_is_in_the_address_and_the_buttons_say_it(url: str, opened: Ope
     expect(page.get_by_role("button", name="5 min", exact=True)).to_have_attribute("aria-pressed", "false")
 
 
-def test_an_engine_server_that_does_not_answer_says_why(url: str, opened: Opened) -> None:
+def test_an_engine_server_shows_what_its_cache_saves_and_why_it_does_not_answer(url: str, opened: Opened) -> None:
     page = opened(f"{url}/#/sessions")
     opened.watched.allow("net::ERR_FAILED")
-    gone = {"in_flight": 0, "served": 5, "session_count": 0, "version": 0, "failure": "it refused the connection"}
-    said = {**httpx.get(f"{url}/rl/statistics").json(), "servers": [{"url": "http://e:1", "state": "ejected", **gone}]}
+    counts = {"in_flight": 0, "served": 5, "session_count": 0, "version": 0}
+    gone = {"url": "http://e:1", "state": "ejected", **counts, "failure": "it refused the connection"}
+    busy = {"url": "http://e:2", "state": "alive", **counts, "failure": None}
+    servers = [
+        {**gone, "prompt_tokens": 0, "cached_tokens": 0},
+        {**busy, "prompt_tokens": 400, "cached_tokens": 300},
+        {"url": "http://e:3", "state": "missing", "failure": "no answer"},
+    ]
+    said = {**httpx.get(f"{url}/rl/statistics").json(), "servers": servers}
     page.route("**/rl/events", lambda route: route.abort())
     page.route("**/rl/statistics", lambda route: route.fulfill(json=said))
     page.get_by_role("link", name="Overview").click()
     row = page.get_by_role("region", name="Engine").get_by_role("row", name="http://e:1")
     expect(row).to_contain_text("ejected")
     expect(row.get_by_text("it refused the connection")).to_be_visible()
+    cells = page.get_by_role("region", name="Engine").get_by_role("row")
+    expect(cells.filter(has_text="http://e:2").get_by_role("cell")).to_have_text([re.compile("alive"), "0", "75%", "0"])
+    for other in ("http://e:1", "http://e:3"):
+        expect(cells.filter(has_text=other).get_by_role("cell").nth(2)).to_have_text("\u2013")
 
 
 def test_after_a_restart_the_numbers_are_those_of_the_new_server(server: Restarted, opened: Opened) -> None:

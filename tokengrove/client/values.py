@@ -318,8 +318,8 @@ class EngineState:
 class EngineServer:
     """One server of the pool. `state`: `alive`, `failing`, `ejected`, `leaving` or `missing`; `failure`: the reason.
 
-    The counts (requests in flight, requests served, sessions routed to it) and the weight version are None until the
-    server was reached.
+    The counts (requests in flight, requests served, sessions routed to it, prompt tokens, and those of them in its
+    prefix cache) and the weight version are None until the server was reached.
     """
 
     url: str
@@ -329,6 +329,8 @@ class EngineServer:
     served: int | None = None
     session_count: int | None = None
     version: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     extra: Mapping[str, Json] = field(default_factory=dict)
 
 

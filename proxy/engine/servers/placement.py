@@ -1,4 +1,9 @@
-"""Sticky placement: a session's requests go to one server while it is alive, and new sessions to the least loaded one.
+"""Placement of requests: each goes to the server where it costs least, so that sessions stay while load allows.
+
+The cost is in tokens of a prompt that a server has to compute: those of the prompt that the server does not hold, and
+for its load `_PER_REQUEST` for each request in flight and `_PER_HELD` for each token of the sessions that it holds. So
+a session moves once the difference in load outweighs what its server holds of it, and a new session prefers the server
+that has the prompt of its group. What a server holds is an estimate: the proxy does not see what a server evicts.
 
 No request goes to a server that is ejected or leaving. A server with an open breaker gets requests only if no other
 server takes them. A server that has lost or failed a request and has sampled no token since is the last choice.
@@ -6,8 +11,9 @@ server takes them. A server that has lost or failed a request and has sampled no
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.engine.requests import Failure
@@ -18,8 +24,16 @@ from tokengrove.errors import EngineUnavailable
 RETRY_AFTER_S = 5.0
 _REMEMBERED_SESSIONS = 65_536
 
-_MORE, _TIMES = 32, 1.5
-"""A session leaves a server that runs over `_MORE` more requests, and over `_TIMES` as many, as another server."""
+_PER_REQUEST = 128
+"""A request in flight delays another one by about as much as computing this many tokens of a prompt: by 5 to 15 ms.
+Simulated makespans (`tests.bench.affinity`) hardly change between 64 and 256."""
+
+_PER_HELD = 1 / 64
+"""Room for a prompt is taken from other sessions, which then miss it. Without this term, a server that returns empty
+stays emptier than the others, since few sessions hold so little that they move; simulated outages then cost more."""
+
+_HELD_S = 600.0
+"""A session that nobody has used for so many seconds holds nothing. It may have ended at another worker or replica."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +43,9 @@ class Member:
     `alive`: it answers and has the pool's state. `paused`, `released`: the pool paused it, or released these kinds of
     its memory, and has not undone that yet, even if the server was restarted. `leaving`: it takes no new requests and
     is removed after its last one. `doubtful`: it answers, but has lost or failed a request, or joined during a pause,
-    and has sampled no token since. `served`: the number of requests so far. `failure`: the reason why it is not alive
-    or is doubtful, else "".
+    and has sampled no token since. `served`: the number of requests so far. `prompt_tokens`: of the requests for which
+    the server has reported how many of them were in its prefix cache, the `cached_tokens`. `failure`: the reason why it
+    is not alive or is doubtful, else "".
     """
 
     engine: RemoteEngine
@@ -41,6 +56,8 @@ class Member:
     doubtful: bool = False
     in_flight: int = 0
     served: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     failure: str = ""
     breaker: Breaker = field(default_factory=Breaker)
 
@@ -73,45 +90,64 @@ def named_failure(url: str, why: str) -> str:
     return why if url in why else f"{url}: {why}"
 
 
-def _load(member: Member) -> tuple[bool, int, int]:
-    """The sort key of preference, lowest first."""
-    return member.doubtful, member.in_flight, member.served
+@dataclass(slots=True)
+class _Home:
+    """Where a session's last request went: the tokens of its prompt and output, and the time of the request."""
+
+    member: Member
+    tokens: int
+    at: float
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The prompt of a group: the least tokens that one of its requests had, and the servers that have got one."""
+
+    tokens: int
+    members: set[Member]
+    at: float
 
 
 class SessionPlacement:
     """Remembers the server of each session. `members`: the pool's own list, which changes at run time."""
 
-    def __init__(self, members: Sequence[Member], remembered: int = _REMEMBERED_SESSIONS) -> None:
-        self._members = members
-        self._remembered = remembered
-        self._of_session: OrderedDict[str, Member] = OrderedDict()
+    def __init__(
+        self,
+        members: Sequence[Member],
+        remembered: int = _REMEMBERED_SESSIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._members, self._remembered, self._clock = members, remembered, clock
+        self._homes: OrderedDict[str, _Home] = OrderedDict()
+        self._groups: OrderedDict[str, _Shared] = OrderedDict()
+        self._held: Counter[Member] = Counter()
 
-    def choose(self, session_id: str, failures: Sequence[Failure] = ()) -> Member:
-        """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable.
+    def choose(
+        self, session_id: str, failures: Sequence[Failure] = (), prompt_tokens: int = 0, group_id: str = ""
+    ) -> Member:
+        """Choose the server for a request; `session_id` and `group_id` may be "". Raises EngineUnavailable.
 
         `failures`: the earlier failures of this request. Their servers are chosen only if there is no other; servers
         that lost the request are then preferred to servers that failed it.
         """
-        member = self._of_session.get(session_id) if session_id else None
-        if failures:
-            failed = {failure.url for failure in failures if not failure.lost}
-            servers = self.untried(failures) or self.candidates()
-            member = min(servers, key=lambda server: (server.url in failed, *_load(server)))
-        elif member is None or not member.sound or member.doubtful or self._crowded(member):
-            member = min(self.candidates(), key=_load)
+        self._forget_unused()
+        home, shared = self._homes.get(session_id), self._groups.get(group_id)
+        failed = {failure.url for failure in failures if not failure.lost}
+
+        def preference(member: Member) -> tuple[bool, bool, float, int]:
+            held = home.tokens if home is not None and home.member is member else 0
+            if shared is not None and member in shared.members:
+                held = max(held, shared.tokens)
+            cost = _PER_REQUEST * member.in_flight + _PER_HELD * self._held[member] - min(held, prompt_tokens)
+            return bool(failed) and member.url in failed, member.doubtful, cost, member.served
+
+        servers = (self.untried(failures) if failures else []) or self.candidates()
+        member = min(servers, key=preference)
         if session_id:
-            self._remember(session_id, member)
+            self._remember(session_id, member, prompt_tokens)
+        if group_id:
+            self._share(group_id, member, prompt_tokens)
         return member
-
-    def _crowded(self, member: Member) -> bool:
-        """True if another server is so much less loaded that moving pays, despite its empty prefix cache.
-
-        This happens after an outage, when all waiting requests went to the server that returned first.
-        """
-        if member.in_flight <= _MORE:
-            return False
-        least = min(other.in_flight for other in self.candidates() if not other.doubtful or other is member)
-        return member.in_flight > max(least + _MORE, least * _TIMES)
 
     @property
     def open(self) -> bool:
@@ -135,17 +171,53 @@ class SessionPlacement:
         untried = [member for member in self._members if member.takes and member.url not in urls]
         return [member for member in untried if member.sound] or untried
 
-    def forget(self, member: Member) -> None:
-        """Forget the sessions of a server, so that their next requests go to other servers."""
-        for session_id in [name for name, other in self._of_session.items() if other is member]:
-            del self._of_session[session_id]
+    def note_output(self, session_id: str, member: Member, tokens: int) -> None:
+        """Note that a request has ended at `member` with `tokens` of prompt and output.
+
+        The session may have moved meanwhile, and is forgotten if the request took longer than `_HELD_S`.
+        """
+        home = self._homes.get(session_id)
+        if session_id and member.alive and (home is None or home.member is member):
+            self._remember(session_id, member, tokens)
+
+    def release(self, session_id: str) -> None:
+        """Forget a session that has ended. What it holds is no longer counted."""
+        home = self._homes.pop(session_id, None)
+        if home is not None:
+            self._held[home.member] -= home.tokens
+
+    def forget(self, *members: Member) -> None:
+        """Forget what servers hold, which have left or have lost their cache."""
+        for session_id in [name for name, home in self._homes.items() if home.member in members]:
+            del self._homes[session_id]
+        for shared in self._groups.values():
+            shared.members.difference_update(members)
+        for member in members:
+            del self._held[member]
 
     def sessions(self) -> Counter[str]:
         """The number of remembered sessions per URL."""
-        return Counter(member.url for member in self._of_session.values())
+        return Counter(home.member.url for home in self._homes.values())
 
-    def _remember(self, session_id: str, member: Member) -> None:
-        self._of_session[session_id] = member
-        self._of_session.move_to_end(session_id)
-        if len(self._of_session) > self._remembered:
-            self._of_session.popitem(last=False)
+    def _remember(self, session_id: str, member: Member, tokens: int) -> None:
+        self.release(session_id)
+        self._homes[session_id] = _Home(member, tokens, self._clock())
+        self._held[member] += tokens
+        if len(self._homes) > self._remembered:
+            self.release(next(iter(self._homes)))
+
+    def _share(self, group_id: str, member: Member, tokens: int) -> None:
+        shared = self._groups.setdefault(group_id, _Shared(tokens, set(), 0.0))
+        shared.tokens, shared.at = min(shared.tokens, tokens), self._clock()
+        shared.members.add(member)
+        self._groups.move_to_end(group_id)
+        if len(self._groups) > self._remembered:
+            self._groups.popitem(last=False)
+
+    def _forget_unused(self) -> None:
+        """Forget the sessions and groups that nobody has used for `_HELD_S`. The first ones were used least lately."""
+        before = self._clock() - _HELD_S
+        while self._homes and (oldest := next(iter(self._homes.items())))[1].at < before:
+            self.release(oldest[0])
+        while self._groups and (first := next(iter(self._groups.items())))[1].at < before:
+            del self._groups[first[0]]

@@ -1,4 +1,4 @@
-"""Several engine servers as one engine: sessions stick to a server, new ones go to the least loaded.
+"""Several engine servers as one engine: each request goes where it costs least (`proxy.engine.servers.placement`).
 
 A server that dies is ejected immediately, and returns when it answers with the weights of the others. Its requests
 raise EngineLost, and the gate resubmits them elsewhere. A request that a server fails is sent to one other server, and
@@ -144,19 +144,23 @@ class Pool:
 
         Raises EngineUnavailable if no server is alive, and otherwise the error of the server.
         """
-        member, state = self._placement.choose(request.session_id, request.failures), self._state
+        prompt_tokens, state = len(request.prompt), self._state
+        member = self._placement.choose(request.session_id, request.failures, prompt_tokens, request.group_id)
         member.in_flight += 1
         member.served += 1
-        given, began = False, time.monotonic()
+        given, began = 0, time.monotonic()
 
         def checked(chunk: TokenChunk) -> FinishReason | None:
             nonlocal given
+            if chunk.cached_tokens is not None:  # reported once for each request
+                member.prompt_tokens += prompt_tokens
+                member.cached_tokens += chunk.cached_tokens
             if not chunk.ids:
                 return take(chunk)
             if state.managed and not self._changes:
                 self._check_version(member, chunk.version, state)
             finish = take(chunk)
-            given = True
+            given += len(chunk.ids)
             if member.doubtful:
                 self._trust.clear(member)
             return finish
@@ -178,7 +182,7 @@ class Pool:
             raise
         except (EngineFailed, EngineUnavailable) as error:
             self._trust.doubt(member, error)
-            begun = given and request.grammar is not None
+            begun = given > 0 and request.grammar is not None
             final = begun or not all(failure.lost for failure in request.failures)
             request.failures.append(failure_of(member, error))
             if final or not self._placement.untried(request.failures):
@@ -190,6 +194,7 @@ class Pool:
             return finish
         finally:
             member.in_flight -= 1
+            self._placement.note_output(request.session_id, member, prompt_tokens + given)
             if member.leaving and not member.in_flight and member in self._members:
                 self._drop(member)
 
@@ -228,6 +233,7 @@ class Pool:
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
             self._transfer.end()
             self._transfer.torn -= {member.url for member in self._alive()}
+        self._placement.forget(*self._members)  # servers empty their caches
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -251,6 +257,7 @@ class Pool:
             versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
             if fields.get("weight_version") is not None:
                 self._state = replace(self._state, weights=None, version=max(versions), managed=True)
+                self._placement.forget(*self._members)
         return self._state.version
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
@@ -262,6 +269,7 @@ class Pool:
             for member in self._alive():
                 member.released |= kinds
             await self._on_all(lambda engine: engine.release_memory(tags))
+        self._placement.forget(*self._members)
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Resume memory on every server."""
@@ -276,6 +284,11 @@ class Pool:
     async def flush_cache(self) -> None:
         """Empty the prefix cache of every server."""
         await self._on_all(lambda engine: engine.flush_cache())
+        self._placement.forget(*self._members)
+
+    def forget_session(self, session_id: str) -> None:
+        """Count what servers hold of a session no longer, as it has ended."""
+        self._placement.release(session_id)
 
     def info(self) -> EngineInfo:
         """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
@@ -317,11 +330,14 @@ class Pool:
         """Adopt the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
         told = dict(common)
         urls, mode, weights = told.pop("urls"), told.pop("mode"), told.pop("weights")
+        before = self._state
         self._state = state = PoolState(
             **{**told, "released": frozenset(told["released"])},
             mode=None if mode is None else PauseMode(mode),
             weights=None if weights is None else (weights[0], weights[1]),
         )
+        if state.version != before.version or state.released:
+            self._placement.forget(*self._members)
         if self._resting:
             await self._trust.rest()
         await self._have(urls)
@@ -373,7 +389,8 @@ class Pool:
             await self._arrived.wait()
 
     def servers(self) -> list[dict[str, Any]]:
-        """One dict per server: url, state, failure; once reached, also in_flight, served, session_count, version."""
+        """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version and
+        the counts of prompt_tokens and cached_tokens."""
         sessions = self._placement.sessions()
         shown = [
             {
@@ -382,6 +399,8 @@ class Pool:
                 "in_flight": member.in_flight,
                 "served": member.served,
                 "session_count": sessions[member.url],
+                "prompt_tokens": member.prompt_tokens,
+                "cached_tokens": member.cached_tokens,
                 "version": member.engine.info().weight_version,
                 "failure": member.failure or None,
             }
@@ -495,6 +514,7 @@ class Pool:
             self._events.warning("engine server is lost", member.url, reason=why, requests=member.in_flight or None)
         member.alive, member.failure = False, why
         self._transfer.lose(member)
+        self._placement.forget(member)  # it may return without its cache
         member.engine.cut()
         self._tell_alive()
 

@@ -410,6 +410,35 @@ async def test_requests_that_an_old_server_refuses_together_for_their_stream_int
         assert old.refused == 3  # the later request was not sent with it
 
 
+async def test_a_server_counts_the_prompt_tokens_that_it_had_in_its_cache() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        for number in range(3):
+            await complete(pool, of_session("s", stream=number > 0))
+        counted = {(shown["served"], shown["prompt_tokens"], shown["cached_tokens"]) for shown in pool.servers()}
+        assert counted == {(3, 3 * len(PROMPT), 3 * 3), (0, 0, 0)}  # each reply says that 3 were cached
+
+
+@pytest.mark.parametrize("change", ["flush", "weights", "weights of another worker", "memory", "death"])
+async def test_sessions_are_placed_anew_once_servers_have_lost_their_caches(change: str) -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        for name in "ab":
+            await complete(pool, of_session(name))
+        assert [shown["session_count"] for shown in pool.servers()] == [1, 1]
+        match change:
+            case "flush":
+                await pool.flush_cache()
+            case "weights":
+                await pool.update_weights("/weights/1", 1)
+            case "weights of another worker":
+                await pool.adopt({**pool.common(), "version": 1})
+            case "memory":
+                await pool.release_memory(["kv_cache"])
+            case "death":
+                await live[0].kill()
+                await pool._look_at(pool._members[0])
+        assert [shown["session_count"] for shown in pool.servers()] == [0, int(change == "death")]
+
+
 async def test_a_server_named_twice_is_one_member() -> None:
     async with wires(1) as (wire,), pool_of(wire.url, wire.url + "/", wire.url + "/v1") as pool:
         assert states(pool) == {wire.url: "alive"}

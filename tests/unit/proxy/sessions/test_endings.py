@@ -73,6 +73,29 @@ async def test_a_session_whose_end_was_refused_goes_on(tmp_path: Path, monkeypat
     await store.close()
 
 
+async def test_whoever_holds_something_of_a_session_is_told_once_that_it_has_ended_or_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'end.db'}")
+    forgotten: list[str] = []
+    parts = SessionParts(store, Settings(), Metrics(), lambda: 0, forgotten.append)
+    for name in ("a", "b"):
+        await parts.starter.start({"session_id": name})
+    session = await parts.registry.get("a")
+    held = HeldCommit(store, monkeypatch)
+    held.failure = StoreUnavailable("the disk is full")
+    held.go.set()
+    with pytest.raises(StoreUnavailable):
+        await parts.endings.end(session)
+    assert forgotten == []
+    held.failure = None
+    await parts.endings.end(session)
+    await parts.endings.end(session)
+    await parts.deletion.delete(await parts.registry.get("b"))
+    assert forgotten == ["a", "b"]
+    await store.close()
+
+
 async def test_a_turn_that_is_committed_while_its_session_ends_gets_its_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,8 +57,22 @@ async def test_engine_servers_are_shown_by_state_and_one_by_one_where_there_are_
     assert not await lines(metrics, "tokengrove_engine_server")
     metrics.engine.see(
         [
-            {"url": "http://a:1", "state": "alive", "in_flight": 2, "version": 7},
-            {"url": "http://b:1", "state": "failing", "in_flight": 0, "version": 6},
+            {
+                "url": "http://a:1",
+                "state": "alive",
+                "in_flight": 2,
+                "version": 7,
+                "prompt_tokens": 9,
+                "cached_tokens": 6,
+            },
+            {
+                "url": "http://b:1",
+                "state": "failing",
+                "in_flight": 0,
+                "version": 6,
+                "prompt_tokens": 0,
+                "cached_tokens": 0,
+            },
             {"url": "http://c:1", "state": "missing", "failure": "no answer"},
         ]
     )
@@ -75,6 +89,10 @@ async def test_engine_servers_are_shown_by_state_and_one_by_one_where_there_are_
         'tokengrove_engine_server_in_flight{server="http://b:1"} 0.0',
         'tokengrove_engine_server_weight_version{server="http://a:1"} 7.0',
         'tokengrove_engine_server_weight_version{server="http://b:1"} 6.0',
+        'tokengrove_engine_server_prompt_tokens_total{server="http://a:1"} 9.0',
+        'tokengrove_engine_server_prompt_tokens_total{server="http://b:1"} 0.0',
+        'tokengrove_engine_server_cached_tokens_total{server="http://a:1"} 6.0',
+        'tokengrove_engine_server_cached_tokens_total{server="http://b:1"} 0.0',
     ]
 
 

@@ -383,11 +383,12 @@ def test_a_server_of_the_pool_that_was_never_reached_has_no_counts() -> None:
     steps = operations.servers()
     assert next(steps) == operations.Call("GET", "/engine/servers")
     reached = {"url": "http://a", "state": "alive", "in_flight": 1, "served": 2, "session_count": 3, "version": 4}
+    reached |= {"prompt_tokens": 6, "cached_tokens": 5}
     answer = [{**reached, "failure": None}, {"url": "http://b", "state": "missing", "failure": "refused", "new": 5}]
     with pytest.raises(StopIteration) as returned:
         steps.send({"servers": answer})
     assert returned.value.value == [
-        EngineServer("http://a", "alive", None, 1, 2, 3, 4),
+        EngineServer("http://a", "alive", None, 1, 2, 3, 4, 6, 5),
         EngineServer("http://b", "missing", "refused", extra={"new": 5}),
     ]
 

@@ -1,6 +1,6 @@
 // The engine: its version and pause, and of a pool its servers with their states.
 import { Badge } from "../../lib/badge.js";
-import { number } from "../../lib/format.js";
+import { number, percent } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
 import { Line } from "../../lib/text.js";
 
@@ -49,6 +49,7 @@ function Servers({ servers }) {
           <th scope="col">server</th>
           <th scope="col">state</th>
           <th scope="col" class="number">in flight</th>
+          <th scope="col" class="number" title="prompt tokens that were in the server's prefix cache, of those of which it has said so">cached</th>
           <th scope="col" class="number">weights</th>
         </tr>
       </thead>
@@ -66,6 +67,7 @@ function Server({ server }) {
     <td><${Badge} kind=${kind} sign=${sign} text=${server.state} title=${meaning} />
       ${server.failure && html`<div class="quiet small"><${Line} text=${server.failure} length=${110} /></div>`}</td>
     <td class="number">${number(server.in_flight)}</td>
+    <td class="number">${server.prompt_tokens > 0 ? percent(server.cached_tokens / server.prompt_tokens) : "–"}</td>
     <td class="number">${number(server.version)}</td>
   </tr>`;
 }
