@@ -30,7 +30,7 @@ def sglang(logprob: Any = -0.5, **meta: Any) -> dict[str, Any]:
 
 
 def vllm(logprob: Any = -0.5, **choice: Any) -> dict[str, Any]:
-    told = {"index": 0, "text": MARK, "token_ids": [5], "logprobs": {"token_logprobs": [logprob], "top_logprobs": None}}
+    told = {"index": 0, "text": MARK, "token_ids": [5], "logprobs": {"content": [{"token_id": 5, "logprob": logprob}]}}
     return {"id": "x", "choices": [{**told, "finish_reason": None, **choice}]}
 
 
@@ -54,7 +54,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("vllm", vllm(float("nan")), NAN),
     ("vllm", vllm(float("inf")), "a logprob is infinite"),
     ("vllm", vllm(MARK), "vLLM's form"),
-    ("vllm", vllm(token_ids=[MARK]), "vLLM's form"),
+    ("vllm", vllm(token_ids=[MARK]), "or those of others"),
     ("vllm", vllm(finish_reason=MARK), "a reason that vLLM does not have"),
     ("vllm", {"error": {"message": MARK, "code": 500}}, "the engine failed"),
     ("vllm", {"error": {"message": MARK, "code": 400}}, "the engine refused"),
@@ -71,7 +71,7 @@ class HostileWire(LiveWire):
     status = 200
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if self.said is None or scope["path"] not in ("/generate", "/v1/completions"):
+        if self.said is None or scope["path"] not in ("/generate", "/inference/v1/generate"):
             await super()._answer(scope, receive, send)
             return
         asked = b""

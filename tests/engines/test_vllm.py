@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,9 @@ from proxy.types import SamplingParams, ids_of
 from tests.engines.forward import check_logprobs, logprobs_by, logprobs_over_old_keys
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
+from tests.engines.vllm_fields import CASES, FIELDS
 from tests.engines.vllm_process import FULL, VARIABLE, VllmProcess, build_wide_model
+from tests.support import until
 from tokengrove.errors import InvalidRequest
 
 pytestmark = [
@@ -98,33 +99,7 @@ async def test_the_server_of_another_model_is_found(servers: dict[str, VllmProce
         await connect(640, None, own=larger)(url)
 
 
-@dataclass
-class Field:
-    """A field of a request: what it sets in the sampling, or something else about the request."""
-
-    sampling: dict[str, Any]
-    grammar: bool = False
-    stream: bool = False
-
-
-FIELDS = {
-    "temperature": Field({"temperature": 0.7}),
-    "temperature 0": Field({"temperature": 0.0}),
-    "top_p": Field({"top_p": 0.6}),
-    "top_k": Field({"top_k": 5}),
-    "min_p": Field({"min_p": 0.2}),
-    "presence_penalty": Field({"presence_penalty": 1.5}),
-    "frequency_penalty": Field({"frequency_penalty": 0.8}),
-    "repetition_penalty": Field({"repetition_penalty": 1.4}),
-    "logit_bias": Field({"logit_bias": ((77, 4.0), (500, -5.0))}),
-    "grammar": Field({}, grammar=True),
-    "stream": Field({}, stream=True),
-}
 LETTERS = Grammar(((GrammarPart("a"),), (GrammarPart("b"),)), repeat=True)
-CASES = [
-    *((name,) for name in FIELDS),
-    *(pair for pair in itertools.combinations(FIELDS, 2) if pair != ("temperature", "temperature 0")),
-]
 
 
 def asked(case: tuple[str, ...], number: int) -> GenerateRequest:
@@ -227,3 +202,36 @@ async def test_a_folder_without_weights_is_refused_and_the_server_goes_on(
                 await gate.admin.update_weights(str(folder), None, PauseMode.ABORT)
         assert pool.info().weight_version == before
         assert len((await gate.read(request_for(PROMPT, 8))).ids) == 8
+
+
+def test_each_field_of_vllms_sampling_parameters_is_sent_or_listed_with_a_reason(folders: dict[int, Path]) -> None:
+    code = "from vllm.sampling_params import SamplingParams; print(*SamplingParams.__struct_fields__)"
+    told = subprocess.run([os.environ[VARIABLE], "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    fields = {name for name in told.stdout.split() if not name.startswith("_")}
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    tables = page.split("### Served", 1)[1].split("\n## ", 1)[0]
+    assert fields and fields == set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| ([^|]*)\|", tables, re.M))))
+
+
+async def test_streams_of_a_killed_server_continue_at_the_next(folders: dict[int, Path], tmp_path: Path) -> None:
+    first, second = (VllmProcess(folders[0], tmp_path / name, *FULL) for name in ("first", "second"))
+    try:
+        first.wait_ready()
+        second.wait_ready()
+        async with pool_of(first.url, second.url) as pool:
+            gate = AdminGate(pool)
+            begun = [asyncio.Event() for _ in range(8)]
+            requests = [replace(request_for(PROMPT, 1500), session_id=f"s{number}") for number in range(8)]
+            running = [asyncio.create_task(gate.read(*pair)) for pair in zip(requests, begun, strict=True)]
+            await asyncio.gather(*(event.wait() for event in begun))
+            first.kill()
+            for reply in await asyncio.gather(*running):
+                check_logprobs({0: folders[0]}, PROMPT, reply.ids, reply.logprobs, reply.versions, tolerance=1e-3)
+                assert len(reply.ids) == 1500
+            assert {shown["url"]: shown["state"] for shown in pool.servers()}[first.url] == "ejected"
+            first = VllmProcess(folders[0], tmp_path / "again", *FULL, port=first.port)
+            first.wait_ready()
+            await until(lambda: all(shown["state"] == "alive" for shown in pool.servers()))
+    finally:
+        first.kill()
+        second.kill()
