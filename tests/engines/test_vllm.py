@@ -204,9 +204,12 @@ async def test_a_folder_without_weights_is_refused_and_the_server_goes_on(
         assert len((await gate.read(request_for(PROMPT, 8))).ids) == 8
 
 
-def test_each_field_of_vllms_sampling_parameters_is_sent_or_listed_with_a_reason(folders: dict[int, Path]) -> None:
+async def test_each_field_of_vllms_sampling_parameters_is_sent_or_listed_with_a_reason(
+    folders: dict[int, Path],
+) -> None:
     code = "from vllm.sampling_params import SamplingParams; print(*SamplingParams.__struct_fields__)"
-    told = subprocess.run([os.environ[VARIABLE], "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    command = [os.environ[VARIABLE], "-c", code]
+    told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, cwd="/")
     fields = {name for name in told.stdout.split() if not name.startswith("_")}
     page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
     tables = page.split("### Served", 1)[1].split("\n## ", 1)[0]
