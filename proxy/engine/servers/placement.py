@@ -28,7 +28,7 @@ _PER_REQUEST = 128
 """A request in flight delays another one by about as much as computing this many tokens of a prompt: by 5 to 15 ms.
 Simulated makespans (`tests.bench.affinity`) hardly change between 64 and 256."""
 
-_PER_HELD = 1 / 64
+_PER_HELD = 1 / 32
 """Room for a prompt is taken from other sessions, which then miss it. Without this term, a server that returns empty
 stays emptier than the others, since few sessions hold so little that they move; simulated outages then cost more."""
 
