@@ -66,9 +66,10 @@ class EngineEndpoints:
         `version`: their weight version (default: the current one plus 1). `mode`: see `pause`. With `update_info`, run
         the step of this name of vLLM's weight transfer.
         """
-        if "update_info" in await self._body(request):
-            return await self.transfer_weights(request)
-        body = await self._known(request, "path", "model_path", "version", "mode")
+        body = await self._body(request)
+        if "update_info" in body:
+            return await self._transfer(request, body)
+        _check_known(request, body, "path", "model_path", "version", "mode")
         path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
         if path is None:
             raise InvalidRequest("'path' is missing: it names the folder of the new weights", param="path")
@@ -80,7 +81,10 @@ class EngineEndpoints:
 
         `version` is sent as its `weight_version`.
         """
-        fields = dict(await self._body(request))
+        return await self._transfer(request, await self._body(request))
+
+    async def _transfer(self, request: Request, body: Mapping[str, Any]) -> JsonResponse:
+        fields = dict(body)
         version = optional_int(fields, "version", least=0, most=LARGEST_VERSION)
         fields.pop("version", None)
         if version is not None:
@@ -134,8 +138,7 @@ class EngineEndpoints:
     async def _known(self, request: Request, *fields: str) -> Mapping[str, Any]:
         """The body of an endpoint that accepts only these fields."""
         body = await self._body(request)
-        check_given(body, fields)
-        note(request, **{name: body.get(name) for name in fields})
+        _check_known(request, body, *fields)
         return body
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
@@ -164,6 +167,12 @@ class EngineEndpoints:
             "images": self._sight if Capability.IMAGES in info.capabilities else None,
         }
         return JsonResponse({**state, **more})
+
+
+def _check_known(request: Request, body: Mapping[str, Any], *fields: str) -> None:
+    """Raise InvalidRequest for other fields than these, and note their values for the audit log."""
+    check_given(body, fields)
+    note(request, **{name: body.get(name) for name in fields})
 
 
 def _mode(body: Mapping[str, Any], choices: tuple[PauseMode, ...]) -> PauseMode:

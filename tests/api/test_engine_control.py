@@ -19,7 +19,11 @@ from proxy.engine.interface import Capability
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
 from proxy.settings import Settings
+from tests.engines.scripts import VOCABULARY
+from tests.engines.wire import serving_wire
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
 from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, InvalidRequest
@@ -42,7 +46,7 @@ def goes_on(delay_s: float = 0.002) -> Script:
 
 
 @contextlib.asynccontextmanager
-async def serving_on(folder: Path, engine: ScriptedEngine, **settings: Any) -> AsyncIterator[Server]:
+async def serving_on(folder: Path, engine: Any, **settings: Any) -> AsyncIterator[Server]:
     """An app on the engine of a test."""
     configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     app = build_app(configured, engine=engine, renderer=tiny_renderer())
@@ -470,3 +474,18 @@ async def test_a_request_that_waits_for_a_paused_engine_keeps_its_session_in_use
         await server.ok("/engine/continue_generation", {})
         await asked
         assert live.waiting == 0 and live.used_at > time.monotonic() - 1800
+
+
+async def test_vllms_weight_transfer_goes_through_the_api_and_update_weights_is_one_of_its_steps(
+    tmp_path: Path,
+) -> None:
+    async with serving_wire("vllm") as (url, wire):
+        pool = Pool([url], connect(VOCABULARY, None), start_timeout_s=30.0)
+        async with serving_on(tmp_path, pool) as server:
+            await server.ok("/engine/pause_generation", {"mode": "in_place"})
+            await server.ok("/engine/start_weight_update", {})
+            await server.ok("/engine/update_weights", {"update_info": {"names": ["a"]}})
+            told = await server.ok("/engine/finish_weight_update", {"version": 4})
+            await server.ok("/engine/continue_generation", {})
+        steps = [path for path, _ in wire.calls if path.endswith(("_weight_update", "/update_weights"))]
+        assert steps == ["/start_weight_update", "/update_weights", "/finish_weight_update"] and told["version"] == 4
