@@ -481,9 +481,9 @@ class AsyncClient(Connection):
         return await self.run(operations.update_weights(path, version, mode))
 
     async def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
-        """Run one step of SGLang's weight transfers, with SGLang's fields; `version` is the new weight version.
+        """Run one step of SGLang's or vLLM's weight transfers, with its fields; `version` is the new weight version.
 
-        Raises EngineIncapable for an engine without such transfers.
+        Raises EngineIncapable for an engine without this step.
         """
         return await self.run(operations.engine_step(step, fields))
 

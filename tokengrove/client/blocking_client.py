@@ -479,9 +479,9 @@ class Client(Connection):
         return self.run(operations.update_weights(path, version, mode))
 
     def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
-        """Run one step of SGLang's weight transfers, with SGLang's fields; `version` is the new weight version.
+        """Run one step of SGLang's or vLLM's weight transfers, with its fields; `version` is the new weight version.
 
-        Raises EngineIncapable for an engine without such transfers.
+        Raises EngineIncapable for an engine without this step.
         """
         return self.run(operations.engine_step(step, fields))
 

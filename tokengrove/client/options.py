@@ -70,8 +70,13 @@ TransferStep = Literal[
     "update_weights_from_tensor",
     "update_weights_from_distributed",
     "end_weight_update",
+    "init_weight_transfer_engine",
+    "shutdown_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
 ]
-"""A step of SGLang's weight transfers."""
+"""A step of SGLang's weight transfers, and then of vLLM's."""
 Align = Literal["strict", "first", "last"]
 Order = Literal["oldest", "newest"]
 ListingPart = Literal["summary", "returns", "counts"]
