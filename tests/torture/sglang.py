@@ -14,7 +14,7 @@ from unittest import mock
 import orjson
 
 from proxy.engine.interface import MEMORY_TAGS, PauseMode
-from proxy.engine.servers import sglang_server
+from proxy.engine.servers import kinds, sglang_server
 from proxy.engine.servers.connection import Keys, server_url
 from proxy.types import ids_of
 from tests.engines.scripts import following
@@ -22,6 +22,9 @@ from tests.torture.runs import World
 from tokengrove.errors import EngineLost, EngineUnavailable
 
 _TICK_S = 0.02
+_ABSENT = ("/v1/models", "/workers", "/list_workers")
+"""Paths that a server does not have, or that its engine can do without."""
+
 _LOAD_S, _START_S = 1.0, 2.0
 _TORN = 63
 _SERVERS, _PARTS_OF_ONE = 64, 8.0
@@ -226,7 +229,7 @@ class Connection:
         self._closed = False
 
     async def probe(self, path: str) -> Any:
-        return None if path == "/v1/models" else await self.call(path)
+        return None if path in _ABSENT else await self.call(path)
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float = 600.0) -> Any:
         if self._closed:
@@ -264,5 +267,6 @@ def connected(servers: Mapping[str, Server]) -> Iterator[None]:
     with (
         mock.patch.object(Connection, "servers", servers),
         mock.patch.object(sglang_server, "ServerConnection", Connection),
+        mock.patch.object(kinds, "ServerConnection", Connection),
     ):
         yield

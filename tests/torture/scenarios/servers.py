@@ -128,6 +128,9 @@ class _Connection:
     async def check(self) -> int:
         return await self._call(lambda: self._server.version)
 
+    async def finish_update(self) -> None:
+        """Nothing: a load is one step here."""
+
     async def rests(self) -> bool:
         return await self._call(lambda: self._server.mode is not None)
 
