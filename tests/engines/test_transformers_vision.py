@@ -153,7 +153,7 @@ async def test_an_update_mid_reply_shows_images_to_the_new_weights(
 ) -> None:
     gate, begun = AdminGate(own_engine), asyncio.Event()
     prompt = of(folder, TEXT, image_file(100, 100, 4), MORE)
-    reading = asyncio.create_task(gate.read(prompt.request(40), begun))
+    reading = asyncio.create_task(gate.read(prompt.request(120), begun))
     await begun.wait()
     await gate.admin.update_weights(str(other_folder), 1, mode)
     reply = await reading
