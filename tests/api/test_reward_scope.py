@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import Server, says, serving, user
+from tests.support import Server, says, serving, until, user
 
 CHAT = "/v1/chat/completions"
 
@@ -52,7 +52,11 @@ async def test_advantages_of_an_episode_that_observed_the_same_twice_are_those_o
 
 async def test_answers_to_one_prompt_that_overlapped_are_alternatives(tmp_path: Path) -> None:
     async with serving(tmp_path, says("ok", "ok")) as server:
-        asked = [server.ok(f"/s{CHAT}", {"model": "m", "messages": [user("one")]}) for _ in range(2)]
+        await server.ok("/engine/pause_generation", {"mode": "in_place"})
+        body = {"model": "m", "messages": [user("one")]}
+        asked = [asyncio.create_task(server.ok(f"/s{CHAT}", body)) for _ in range(2)]
+        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        await server.ok("/engine/continue_generation", {})
         ids = [reply["id"] for reply in await asyncio.gather(*asked)]
         await server.ok("/s/rl/set_reward", {"rewards": dict(zip(ids, (1.0, 0.0), strict=True))})
         entry, rewards = await exported(server)
