@@ -23,7 +23,7 @@ from tests.exports import entries
 
 pytestmark = pytest.mark.clients
 
-RUN_TIMEOUT_S = 30
+RUN_TIMEOUT_S = 90
 SECRET = "plum"
 GOODBYE = "Until tomorrow."
 
