@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.pauses import Pauses
-from proxy.engine.servers.kinds import connect
-from proxy.engine.servers.pool import Pool
 from proxy.types import ids_of
+from tests.engines.engine_process import EngineProcess, pool_of
 from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
-from tests.support import free_port, until
+from tests.support import until
 
 pytestmark = [
     pytest.mark.engines,
@@ -34,7 +28,6 @@ pytestmark = [
 ]
 
 PROMPT = ids_of(range(40, 60))
-START_TIMEOUT_S = 240.0
 ARGUMENTS = (
     *(
         "--device",
@@ -50,41 +43,13 @@ ARGUMENTS = (
 )
 
 
-class Server:
-    """An SGLang server process on a local port."""
+class Server(EngineProcess):
+    """An SGLang server process."""
 
     def __init__(self, folder: Path, log: Path, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--port", str(self.port)]
-        self._log = log.open("ab")
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-        }  # more threads of several servers would compete for the cores
-        self._process = subprocess.Popen(
-            [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/model_info", timeout=2.0, trust_env=False).status_code == 200:
-                    return
-            time.sleep(0.5)
-        raise AssertionError(f"the server on {self.port} did not start; its log is {self._log.name}")
-
-    def kill(self) -> None:
-        """Kill the process group, and so the scheduler too."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), *ARGUMENTS]
+        # More threads of several servers would compete for the cores.
+        super().__init__(command, {**os.environ, "OMP_NUM_THREADS": "1"}, log, "/model_info", port)
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +59,6 @@ def server(weights: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
     started.wait_ready()
     yield started
     started.kill()
-
-
-@contextlib.asynccontextmanager
-async def pool_of(*urls: str, notes: Notes | None = None):
-    pool = Pool(urls, connect(640, None), start_timeout_s=60.0, check_s=0.2)
-    pool.pauses = Pauses(notes, "host:8080")
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE, PauseMode.RETRACT])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.pauses import Pauses
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
-from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.same_model import OtherModel, own_model
 from proxy.rendering import load_renderer
 from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
+from tests.engines.engine_process import pool_of
 from tests.engines.forward import check_logprobs, logprobs_by, logprobs_over_old_keys
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
@@ -66,17 +65,6 @@ def servers(folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) 
     yield started
     for server in started.values():
         server.kill()
-
-
-@contextlib.asynccontextmanager
-async def pool_of(*urls: str, notes: Notes | None = None) -> AsyncIterator[Pool]:
-    pool = Pool(urls, connect(640, None), start_timeout_s=60.0, check_s=0.2)
-    pool.pauses = Pauses(notes, "host:8080")
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
