@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.e2e.processes import Process, fork, server_process
 from tests.engines.scripts import following
 from tests.engines.wire import serve as serve_wire
 from tests.exports import entries
+from tests.support import free_port
 
 START_TIMEOUT_S = 60.0
 TURNS, AGENTS, TOKENS = 4, 8, 60
@@ -28,14 +28,14 @@ TURNS, AGENTS, TOKENS = 4, 8, 60
 class Wire:
     """A simulated SGLang server in a separate process; it takes 5 ms per token."""
 
-    def __init__(self, port: int | None = None) -> None:
-        self.port = port or _free_port()
+    def __init__(self, port: int | None = None, kind: str = "sglang") -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process = fork(serve_wire, "sglang", self.port, 0.005)
+        self._process = fork(serve_wire, kind, self.port, 0.005)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{self.url}/model_info", trust_env=False)
+                httpx.get(f"{self.url}/v1/models", trust_env=False)
                 return
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
@@ -45,10 +45,10 @@ class Wire:
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.post(f"{self.url}/wire/fails", json=failing)).status_code == 200
 
-    async def hold_update(self) -> None:
-        """Finish no weight update."""
+    async def hold_updates(self, holds: bool) -> None:
+        """Finish no weight update, or end that."""
         async with httpx.AsyncClient(trust_env=False) as http:
-            assert (await http.post(f"{self.url}/wire/holds_updates")).status_code == 200
+            assert (await http.post(f"{self.url}/wire/holds_updates", json=holds)).status_code == 200
 
     async def until_updating(self) -> None:
         """Wait until a weight update has begun."""
@@ -62,12 +62,6 @@ class Wire:
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -164,7 +158,7 @@ async def test_servers_join_and_leave_while_agents_run(tmp_path: Path, wires: li
             assert (await http.post("/engine/servers", json={"url": wires[1].url})).status_code == 200
             again = await http.post("/engine/servers", json={"url": wires[1].url})
             assert again.status_code == 400 and "already" in again.text
-            nobody = await http.post("/engine/servers", json={"url": f"http://127.0.0.1:{_free_port()}"})
+            nobody = await http.post("/engine/servers", json={"url": f"http://127.0.0.1:{free_port()}"})
             assert nobody.status_code == 400 and "cannot join" in nobody.text
             later = [asyncio.create_task(agent(http, f"b{n}", stream=False)) for n in range(AGENTS)]
             await served_more(http, 2)
@@ -253,7 +247,7 @@ async def test_servers_are_continued_after_a_kill_of_the_proxy_inside_a_pause(
                 assert (await http.post("/engine/pause_generation")).status_code == 200
                 served.kill()
             else:
-                await wires[0].hold_update()
+                await wires[0].hold_updates(True)
                 updating = asyncio.create_task(http.post("/engine/update_weights", json={"path": "/weights/3"}))
                 await wires[0].until_updating()
                 served.kill()
@@ -267,10 +261,33 @@ async def test_servers_are_continued_after_a_kill_of_the_proxy_inside_a_pause(
         assert served.output.count("ended without that") == len(wires), served.output
 
 
+async def test_an_update_of_vllm_servers_that_a_kill_of_the_proxy_interrupted_is_finished(tmp_path: Path) -> None:
+    wires = [Wire(kind="vllm") for _ in range(2)]
+    try:
+        with proxy_of(tmp_path, wires) as served:
+            async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+                await wires[0].hold_updates(True)
+                updating = asyncio.create_task(http.post("/engine/update_weights", json={"path": "/weights/3"}))
+                await wires[0].until_updating()
+                served.kill()
+                with pytest.raises(httpx.TransportError):
+                    await updating
+        await wires[0].hold_updates(False)
+        with proxy_of(tmp_path, wires) as served:
+            async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+                await asyncio.gather(*(agent(http, f"a{n}", stream=n % 2 == 1) for n in range(4)))
+                assert await check_exact(http) == 4 * TURNS
+                shown = await servers_of(http)
+            assert [(server["state"], server["version"]) for server in shown.values()] == [("alive", 1)] * 2, shown
+    finally:
+        for wire in wires:
+            wire.kill()
+
+
 async def test_workers_continue_the_servers_that_a_kill_of_all_of_them_left_paused(
     tmp_path: Path, wires: list[Wire], postgres_url: str
 ) -> None:
-    flags = ("--workers", "2", "--engine", wires[0].url, "--port", str(_free_port()))
+    flags = ("--workers", "2", "--engine", wires[0].url, "--port", str(free_port()))
     with server_process(tmp_path, *flags, database_url=postgres_url) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
             assert (await http.post("/engine/pause_generation")).status_code == 200

@@ -1,10 +1,12 @@
-"""Pools over simulated SGLang servers on this event loop."""
+"""Pools over simulated engine servers on this event loop."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
+
+import pytest
 
 from proxy.engine.contract import request_for
 from proxy.engine.requests import GenerateRequest
@@ -18,6 +20,9 @@ from tests.engines.wire import LiveWire
 from tokengrove.errors import StoreUnavailable
 
 PROMPT = ids_of(range(40, 60))
+OVER_BOTH = pytest.mark.parametrize("kind", ["sglang", "vllm"])
+"""Over both kinds of engine servers."""
+
 CHECK_S = 0.02
 SELDOM_S = 3600.0
 
@@ -37,8 +42,10 @@ async def pool_of(*urls: str, check_s: float = CHECK_S, keys: Keys = NO_KEYS) ->
 
 
 @contextlib.asynccontextmanager
-async def wires(count: int, *more: LiveWire, delay_s: float = 0.0) -> AsyncIterator[list[LiveWire]]:
-    started = [*(LiveWire(delay_s=delay_s) for _ in range(count)), *more]
+async def wires(
+    count: int, *more: LiveWire, delay_s: float = 0.0, kind: str = "sglang"
+) -> AsyncIterator[list[LiveWire]]:
+    started = [*(LiveWire(kind, delay_s=delay_s) for _ in range(count)), *more]
     for wire in started:
         await wire.start()
     try:

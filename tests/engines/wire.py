@@ -82,6 +82,23 @@ class Wire:
         ids = list(self.spells(body["prompt"]))
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": CONTEXT})
 
+    async def told_to_fail(self, request: Request) -> Response:
+        """Answer every request to generate with 500, or end that."""
+        failing = await request.json()
+        self.fails = lambda prompt: failing
+        return Response()
+
+    async def told_to_hold_updates(self, request: Request) -> Response:
+        """Let weight updates wait, or end that."""
+        if await request.json():
+            self.before_update.clear()
+        else:
+            self.before_update.set()
+        return Response()
+
+    async def shown_updating(self, request: Request) -> Response:
+        return JSONResponse(self.updating)
+
     def expanded(self, ids: list[int], urls: Sequence[str]) -> list[int]:
         """The ids that the model gets. Raises InvalidRequest, which quotes an image, unless the placeholders fit."""
         pictures = [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
@@ -152,20 +169,6 @@ class SglangWire(Wire):
     async def noted(self, request: Request) -> Response:
         self.calls.append((request.url.path, await request.json()))
         return JSONResponse({"success": True})
-
-    async def told_to_fail(self, request: Request) -> Response:
-        """Answer every request to generate with 500, or end that."""
-        failing = await request.json()
-        self.fails = lambda prompt: failing
-        return Response()
-
-    async def told_to_hold_updates(self, request: Request) -> Response:
-        """Let weight updates wait for ever."""
-        self.before_update.clear()
-        return Response()
-
-    async def shown_updating(self, request: Request) -> Response:
-        return JSONResponse(self.updating)
 
     async def flush(self, request: Request) -> Response:
         """Refused unless `flushes` is set, as by a server that runs requests, and while an aborted request lingers."""
@@ -335,6 +338,8 @@ class VllmWire(Wire):
         }  # fmt: skip
         posts |= {path: self.only_controlled(endpoint) for path, endpoint in controls.items()}
         posts["/inference/v1/abort_requests"] = self.abort
+        posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
+        gets["/wire/updating"] = self.shown_updating
         gets |= {"/is_paused": self.only_controlled(self.told_pause)}
         gets |= {"/weight_info": self.only_controlled(self.told_version)}
         gets |= {"/server_info": self.only_controlled(self.configured)}
@@ -565,6 +570,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": str(error)}}, 400)
 
 
+_GENERATE = ("/generate", "/inference/v1/generate")
+
+
 class LiveWire:
     """A server on this event loop that can be killed, hung, made to refuse, and restarted on its port.
 
@@ -632,14 +640,14 @@ class LiveWire:
         if self.hung:
             await asyncio.Event().wait()
         headers, path = dict(scope["headers"]), scope["path"]
-        if path == "/generate":
+        if path in _GENERATE:
             await self.arriving.wait()
         app: Any = self._app
         if self._key is not None and headers.get(b"authorization") != f"Bearer {self._key}".encode():
             app = Response("wrong key", 401)
         elif self.page:
             app = HTMLResponse("<html>It works!</html>\n")
-        elif self.refuse_generate and path == "/generate":
+        elif self.refuse_generate and path in _GENERATE:
             app = Response("the queue is full", 503)
         await app(scope, receive, send_unless_hung)
 

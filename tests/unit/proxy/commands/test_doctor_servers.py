@@ -109,7 +109,7 @@ async def test_a_server_that_cannot_sample_is_not_usable() -> None:
     ("path", "listed"),
     [("/workers", {"workers": [{"url": "http://w:1"}]}), ("/list_workers", {"urls": ["http://w:1"]})],
 )
-async def test_a_router_is_told_with_its_servers(path: str, listed: dict[str, object]) -> None:
+async def test_a_router_is_not_usable_and_its_servers_are_named(path: str, listed: dict[str, object]) -> None:
     async def workers(request: Request) -> Response:
         return JSONResponse(listed)
 
@@ -118,7 +118,8 @@ async def test_a_router_is_told_with_its_servers(path: str, listed: dict[str, ob
     live._app.router.routes.append(Route(path, workers))
     done = await doctor("--engine", live.url)
     await live.kill()
-    assert facts(done.stdout)["router"][0].startswith("yes, of http://w:1; to pause them")
+    usable = facts(done.stdout)["usable"][0]
+    assert done.exit_code == 1 and "is a router" in usable and usable.endswith("--engine http://w:1")
 
 
 async def test_a_server_is_compared_with_the_model_that_is_named(tiny_folder: Path) -> None:

@@ -20,7 +20,7 @@ from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.types import Ids, ids_of
 from tests.engines.gates import AdminGate
-from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
+from tests.engines.pools import CHECK_S, OVER_BOTH, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire, serving_wire
 from tests.support import until
@@ -62,9 +62,13 @@ async def read_all(gate: AdminGate, names: list[str], prompt: Ids = PROMPT, *, s
         assert reply.ids == following(prompt, 40)
 
 
+@OVER_BOTH
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_server_that_fails_fast_draws_no_turns_and_fails_none(stream: bool) -> None:
-    async with wires(2, delay_s=0.0005) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+async def test_a_server_that_fails_fast_draws_no_turns_and_fails_none(stream: bool, kind: str) -> None:
+    async with (
+        wires(2, delay_s=0.0005, kind=kind) as live,
+        pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool,
+    ):
         gate = AdminGate(pool)
         await read_all(gate, [f"s{n}" for n in range(6)], stream=stream)
         live[0].wire.fails = always
@@ -148,10 +152,11 @@ async def test_of_the_servers_that_all_fail_one_stays_in(quick: None, count: int
         assert "alive" in states(pool).values()
 
 
+@OVER_BOTH
 @pytest.mark.parametrize("stops_short", [False, True])
-async def test_a_reply_that_breaks_off_goes_on_elsewhere_with_the_same_tokens(stops_short: bool) -> None:
+async def test_a_reply_that_breaks_off_goes_on_elsewhere_with_the_same_tokens(stops_short: bool, kind: str) -> None:
     async with (
-        wires(2, delay_s=0.002) as live,
+        wires(2, delay_s=0.002, kind=kind) as live,
         pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool,
     ):
         gate = AdminGate(pool)
@@ -432,12 +437,16 @@ async def test_random_failures_fail_no_healthy_turn_and_poison_opens_no_breaker(
         assert all(shown["in_flight"] == 0 for shown in pool.servers())
 
 
+@OVER_BOTH
 @pytest.mark.parametrize("tokens", [0, 5])
 async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere_below_any_engine_timeout(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
+    tokens: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server answers probes, so it stays alive. At most once: the next server has the whole timeout."""
-    async with wires(2, delay_s=0.002) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+    async with (
+        wires(2, delay_s=0.002, kind=kind) as live,
+        pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool,
+    ):
         gate, reply, lost = AdminGate(pool, engine_timeout_s=0.3), CollectedReply(), list[str]()
         monkeypatch.setattr(pool._events, "lost", lambda server, why: lost.append(server))
 

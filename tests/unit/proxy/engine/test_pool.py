@@ -21,7 +21,7 @@ from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
-from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
+from tests.engines.pools import CHECK_S, OVER_BOTH, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import until
@@ -29,10 +29,11 @@ from tests.wide import first
 from tokengrove.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
 
 
+@OVER_BOTH
 @pytest.mark.parametrize("seed", first(range(3)))
-async def test_random_kills_and_restarts_change_no_token(seed: int) -> None:
+async def test_random_kills_and_restarts_change_no_token(seed: int, kind: str) -> None:
     rng = random.Random(seed)
-    async with wires(3, delay_s=0.002) as live, pool_of(*(wire.url for wire in live)) as pool:
+    async with wires(3, delay_s=0.002, kind=kind) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
         prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 40))) for _ in range(24)]
         requests = [of_session(f"s{n % 7}", prompt, 60, stream=n % 2 == 0) for n, prompt in enumerate(prompts)]
@@ -63,9 +64,10 @@ async def test_cutting_the_replies_of_a_hung_server_raises_engine_lost(stream: b
         await engine.close()
 
 
-async def test_requests_of_a_hung_server_continue_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@OVER_BOTH
+async def test_requests_of_a_hung_server_continue_elsewhere(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_PROBE_S", 1.0)
-    async with wires(2, delay_s=0.01) as live, pool_of(*(wire.url for wire in live)) as pool:
+    async with wires(2, delay_s=0.01, kind=kind) as live, pool_of(*(wire.url for wire in live)) as pool:
         reading = asyncio.create_task(AdminGate(pool).read(of_session("s", stream=False)))
         await until(lambda: any(shown["in_flight"] for shown in pool.servers()))
         victim = next(w for w, shown in zip(live, pool.servers(), strict=True) if shown["in_flight"])
@@ -76,8 +78,9 @@ async def test_requests_of_a_hung_server_continue_elsewhere(monkeypatch: pytest.
         await until(lambda: states(pool)[victim.url] == "alive")
 
 
-async def test_requests_that_a_server_refuses_run_elsewhere() -> None:
-    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+@OVER_BOTH
+async def test_requests_that_a_server_refuses_run_elsewhere(kind: str) -> None:
+    async with wires(2, kind=kind) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
         live[0].refuse_generate = True
         gate = AdminGate(pool)
         for number in range(8):
