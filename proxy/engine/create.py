@@ -24,7 +24,6 @@ from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
-    from proxy.engine.servers.connection import Keys
     from proxy.engine.servers.examination import ServerFindings
     from proxy.engine.servers.remote import RemoteEngine
     from proxy.engine.servers.same_model import OwnModel
@@ -186,7 +185,7 @@ async def examine_engine(settings: Settings, speech: Speech | None) -> list[Serv
         uncompared = "it has no /tokenize that encodes texts"
     else:
         uncompared = "check_model=false"
-    return await examine_servers(servers.urls, opener, servers.keys, _named(settings), uncompared)
+    return await examine_servers(servers.urls, opener, _named(settings), uncompared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,6 @@ class _Servers:
     """
 
     urls: list[str]
-    keys: Keys
     start_timeout_s: float
     checks: bool
     opener: Callable[[int, Speech | None], Callable[[str], Awaitable[RemoteEngine]]]
@@ -232,7 +230,7 @@ def _servers(settings: Settings) -> _Servers:
             own=_own_model(settings, speech) if speech is not None and checks == "true" else None,
         )
 
-    return _Servers(urls, keys, start_timeout_s, checks == "true", opener)
+    return _Servers(urls, start_timeout_s, checks == "true", opener)
 
 
 def _own_model(settings: Settings, speech: Speech) -> OwnModel:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.engine.interface import Capability
-from proxy.engine.servers.connection import Keys, ServerConnection
 from proxy.engine.servers.proof import prove
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.vllm_server import VllmServer
@@ -33,8 +32,6 @@ _LOGPROBS = {
     "that have none of these)",
 }
 _OF_SGLANG = "after temperature, penalties and bias (logprobs_of: rule)"
-_WORKERS = ("/workers", "/list_workers")
-"""Where a router lists its workers, newest first. Engine servers have neither."""
 
 
 @dataclass(slots=True)
@@ -51,27 +48,26 @@ class ServerFindings:
 
 
 async def examine_servers(
-    urls: Sequence[str], connect: Callable[[str], Awaitable[RemoteEngine]], keys: Keys, own: str, uncompared: str
+    urls: Sequence[str], connect: Callable[[str], Awaitable[RemoteEngine]], own: str, uncompared: str
 ) -> list[ServerFindings]:
     """Examine servers one after the other.
 
     `own`: the flag that names the model to compare with. `uncompared`: why a server may not have been compared.
     """
-    return [await _examine(url, connect, keys, (own, uncompared)) for url in urls]
+    return [await _examine(url, connect, (own, uncompared)) for url in urls]
 
 
 async def _examine(
-    url: str, connect: Callable[[str], Awaitable[RemoteEngine]], keys: Keys, comparison: tuple[str, str]
+    url: str, connect: Callable[[str], Awaitable[RemoteEngine]], comparison: tuple[str, str]
 ) -> ServerFindings:
     found = ServerFindings(url)
     try:
         engine = await connect(url)
     except ProxyError as error:
         found.problem = error.message
-        found.facts = await _router(url, keys)
         return found
     try:
-        found.facts = {**_described(engine, *comparison), **await _router(url, keys)}
+        found.facts = _described(engine, *comparison)
         if await engine.rests():
             found.facts["paused"] = "yes; requests wait until it is continued"
             return found
@@ -104,23 +100,3 @@ def _described(engine: RemoteEngine, own: str, uncompared: str) -> dict[str, str
     if engine.blind:
         found["images"] = f"refused: {engine.blind}"
     return found
-
-
-async def _router(url: str, keys: Keys) -> dict[str, str | list[str]]:
-    """The fact that a URL is that of a router; empty if it is not."""
-    connection = ServerConnection(url, keys)
-    try:
-        for path in _WORKERS:
-            listed = await connection.probe(path) or {}
-            workers = listed.get("workers", listed.get("urls"))
-            if isinstance(workers, list):
-                names = [str(worker.get("url") if isinstance(worker, dict) else worker) for worker in workers]
-                return {
-                    "router": f"yes, of {', '.join(names) or 'no servers'}; to pause them and to change their weights, "
-                    "name the servers themselves"
-                }
-    except ProxyError:
-        return {}
-    finally:
-        await connection.close()
-    return {}
