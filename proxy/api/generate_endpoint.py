@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tokengrove.spans import Tracing
 
 _SAMPLING = frozenset(SamplingParams._fields)
-# Prefix of the routing key of requests without a session. No session id contains a space, so no key is equal to one.
+# Prefix of the placement key of requests without a session. No session id contains a space, so no key is equal to one.
 _AFFINITY = "generate "
 
 

@@ -9,7 +9,6 @@ that only a reply names is not trusted.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,8 +40,7 @@ from tokengrove.errors import (
 from tokengrove.reasons import FinishReason
 
 _RESERVED_TOKENS = 4
-_SESSION_DIGITS = 16
-_SERIAL_BITS, _SERIAL_DIGITS = 63, 19
+_ID_BITS = 64
 _DEFAULT_CONTEXT = 32_768
 _PIECE_TOKENS = 2048
 """Tokens per piece of a long unstreamed reply: few enough that a slow server samples them within --engine-timeout-s."""
@@ -155,7 +153,7 @@ class SglangServer:
         check_request(request, self._info.vocab_size, self._info.context_length)
         if request.images is not None and seen is None:
             return await self._see(request, take)
-        session, rid = _names(request)
+        rid = _new_id()
         body = self._body(request, rid)
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
         reply, stopped = SglangReply(self._numbers, len(request.prompt), incremental, version=self._version), None
@@ -175,8 +173,6 @@ class SglangServer:
         self._streams.running += request.streamed
         try:
             headers = request.trace_headers()
-            if session:
-                headers["x-smg-routing-key"] = session
             if body["stream"]:
                 await self._stream(body, seen or request.prompt, headers, read)
             else:
@@ -214,7 +210,7 @@ class SglangServer:
             return take(chunk)
 
         while True:
-            rest, (_, name) = rest_of(request, told), _names(request)
+            rest, name = rest_of(request, told), _new_id()
             self._rids[request.request_id] = name
             self._unsent.add(name)
             try:
@@ -454,12 +450,6 @@ class SglangServer:
             raise InvalidRequest(f"{self.url}: {answer.get('message')}", param=param)
 
 
-def _names(request: GenerateRequest) -> tuple[str, str]:
-    """Return the routing key, with which a router keeps a session on one server, and a request id.
-
-    Routers derive the key from the id, up to `_t` and digits. No id is a prefix of another, since SGLang aborts by
-    prefix.
-    """
-    key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
-    serial = random.getrandbits(_SERIAL_BITS)
-    return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"
+def _new_id() -> str:
+    """A request id. No id is a prefix of another, since SGLang aborts by prefix."""
+    return f"{random.getrandbits(_ID_BITS):0{_ID_BITS // 4}x}"
