@@ -40,7 +40,8 @@ class Generation:
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
         self.sampled = self.sampled and chunk.sampled
-        self.logprobs_of = LogprobsOf.furthest((self.logprobs_of, chunk.logprobs_of))
+        if chunk.logprobs_of is not LogprobsOf.RULE:
+            self.logprobs_of = LogprobsOf.furthest((self.logprobs_of, chunk.logprobs_of))
         if chunk.cached_tokens is not None:
             self.cached_tokens = chunk.cached_tokens
         self.versions = with_run(corrected(self.versions, chunk.corrected), len(chunk.ids), chunk.version)
