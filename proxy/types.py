@@ -280,9 +280,17 @@ def _listed(values: tuple[Json, ...]) -> list[Json]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The answer must be JSON: any object, or a value of the JSON `schema`."""
+    """The answer must be a text that matches `regex` or `ebnf`, or one of `choices`, or else JSON.
+
+    JSON is any object, or a value of the JSON `schema`. `ebnf`: a grammar in the notation of xgrammar. `param`: the
+    request field that demands the format.
+    """
 
     schema: Mapping[str, Json] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choices: tuple[str, ...] = ()
+    param: str = "response_format"
 
 
 class PromptText(NamedTuple):

@@ -18,6 +18,7 @@ from proxy.api.known_fields import check_given
 from proxy.api.long_polls import LongPolls
 from proxy.engine.mailbox import Letter, Mailbox
 from proxy.engine.requests import GenerateRequest
+from proxy.protocols.answer_format import format_fields
 from proxy.protocols.fields import optional_float, optional_int, optional_text
 from proxy.rendering import Renderer
 from proxy.sessions.access import Access
@@ -197,9 +198,7 @@ def _asked(turn: TurnRequest) -> dict[str, Any]:
     if not turn.parallel_tool_calls:
         asked["parallel_tool_calls"] = False
     if turn.response_format is not None:
-        schema = turn.response_format.schema
-        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-        asked["response_format"] = {"type": "json_object"} if schema is None else named
+        asked |= format_fields(turn.response_format)
     return asked
 
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import math
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,12 @@ TIMEOUT_S = 120.0
 """The limit in seconds for each of these small requests; an engine that takes longer is considered hung."""
 
 _LONG = 1000
+_SUMS = """
+root ::= sum | "(" sum ")"
+sum ::= digit
+    | digit " + " digit
+digit ::= [1-3]
+"""
 _serials = itertools.count()
 
 
@@ -300,23 +307,28 @@ CHECKS: tuple[ContractCheck, ...] = (
 )
 
 
-async def check_grammar_gives_json(
+async def check_grammars_are_followed(
     engine: Engine, prompt_ids: Ids, decode: Callable[[Sequence[int]], str], end_token_ids: Sequence[int]
 ) -> None:
-    """Check JSON under a schema. Not in CHECKS: it needs the tokenizer's `decode` and the model's `end_token_ids`."""
+    """Check outputs in every form. Not in CHECKS: it needs the tokenizer's `decode` and the model's `end_token_ids`."""
     if Capability.GRAMMAR not in engine.info().capabilities:
         return
-    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
-    grammar = Grammar(((GrammarPart(schema={**schema, "additionalProperties": False}),),))
-    request = replace(request_for(prompt_ids, 100), grammar=grammar, stop_token_ids=tuple(end_token_ids))
-    reply = await complete(engine, request)
-    assert reply.finish is FinishReason.STOP and reply.ids[-1] in end_token_ids, (
-        "a complete output must end with an end token"
-    )
-    value = json.loads(decode(reply.ids[:-1]))
-    assert isinstance(value, dict) and type(value.get("count")) is int, (
-        f"the output must fit the schema, unlike {value!r}"
-    )
+    properties = {"count": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["count"], "additionalProperties": False}
+    forms: list[tuple[GrammarPart, Callable[[str], bool]]] = [
+        (GrammarPart(schema=schema), lambda text: type(json.loads(text)["count"]) is int),
+        (GrammarPart(regex=r"[a-c]{2,4}/\d"), lambda text: re.fullmatch(r"[a-c]{2,4}/\d", text) is not None),
+        (GrammarPart(ebnf=_SUMS), lambda text: re.fullmatch(r"\(?[1-3]( \+ [1-3])?\)?", text) is not None),
+        (GrammarPart(text="yes/no"), lambda text: text == "yes/no"),
+    ]
+    for part, fits in forms:
+        request = replace(request_for(prompt_ids, 100), grammar=Grammar(((part,),)))
+        reply = await complete(engine, replace(request, stop_token_ids=tuple(end_token_ids)))
+        assert reply.finish is FinishReason.STOP and reply.ids[-1] in end_token_ids, (
+            "a complete output must end with an end token"
+        )
+        text = decode(reply.ids[:-1])
+        assert fits(text), f"the output must match {part}, unlike {text!r}"
 
 
 async def check_images_are_seen(engine: Engine, prompt_ids: Ids, images: PromptImages, others: PromptImages) -> None:

@@ -15,27 +15,32 @@ from proxy.types import Json
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """One piece of a constrained output: a literal, or a JSON value.
+    """One piece of a constrained output: a literal, a JSON value, or a text that matches a pattern.
 
-    `schema`: if set, a JSON value that matches this schema. `token_id`: if set, exactly this marker token. `text`:
+    `schema`: if set, a JSON value that matches this schema. `regex`, `ebnf`: if set, a text that this regular
+    expression or grammar (xgrammar's EBNF) matches as a whole. `token_id`: if set, exactly this marker token. `text`:
     otherwise, a literal text in any tokenisation.
     """
 
     text: str = ""
     token_id: int | None = None
     schema: Mapping[str, Json] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """The form of a constrained output: one of `alternatives`, or with `repeat` one or more in a row.
 
-    `separator`: the text between repetitions. Only an end token may follow the last part.
+    `separator`: the text between repetitions. Only an end token may follow the last part. `param`: the request field
+    that demands it, for errors.
     """
 
     alternatives: tuple[tuple[GrammarPart, ...], ...]
     repeat: bool = False
     separator: str = ""
+    param: str = "tools"
 
 
 def structural_tag(grammar: Grammar) -> str:
@@ -55,6 +60,10 @@ def _separator(grammar: Grammar) -> list[Any]:
 def _part(part: GrammarPart) -> Any:
     if part.schema is not None:
         return {"type": "json_schema", "json_schema": dict(part.schema), "max_whitespace_cnt": 1}
+    if part.regex is not None:
+        return {"type": "regex", "pattern": part.regex}
+    if part.ebnf is not None:
+        return {"type": "grammar", "grammar": part.ebnf}
     if part.token_id is not None:
         return {"type": "token", "token": part.token_id}
     return {"type": "const_string", "value": part.text}

@@ -1,4 +1,4 @@
-"""Request fields that several APIs share: `model`, the reasoning effort and the response format; ignored fields."""
+"""Request fields that several APIs share: `model` and the reasoning effort; ignored fields."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from proxy.protocols.fields import expect_bool, expect_object, optional_text
-from proxy.types import ResponseFormat
-from tokengrove.errors import InvalidRequest, brief
 
 
 def parse_model(body: Mapping[str, Any]) -> str:
@@ -36,24 +34,3 @@ def effort_options(effort: str) -> dict[str, Any]:
     Some templates read `reasoning_effort`; more read `enable_thinking`, which the effort "none" disables.
     """
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
-
-
-def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
-    """Parse an OpenAI response format found at the path `name`; None means plain text.
-
-    The schema may be in `json_schema` (chat) or next to `type` (responses).
-    """
-    if value is None:
-        return None
-    wanted = expect_object(value, name)
-    match wanted.get("type"):
-        case "text":
-            return None
-        case "json_object":
-            return ResponseFormat()
-        case "json_schema":
-            holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
-            return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"))
-        case kind:
-            message = f"'{name}.type' must be text, json_object or json_schema, not {brief(kind)}"
-            raise InvalidRequest(message, param=f"{name}.type")

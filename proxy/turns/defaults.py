@@ -96,7 +96,7 @@ def _check_minimum(request: TurnRequest, sampling: SamplingParams) -> None:
         message = f"'min_tokens' is {sampling.min_tokens}, above the {most} tokens that are allowed at most"
         raise InvalidRequest(message, param="min_tokens")
     if request.response_format is not None or request.tool_choice.mode in _FORCED:
-        message = "'min_tokens' forbids the end token where a forced call or JSON is complete; leave it out"
+        message = "'min_tokens' forbids the end token where a forced call or a format is complete; leave it out"
         raise UnsupportedParameter(message, param="min_tokens")
 
 
@@ -106,7 +106,7 @@ def _needs(request: TurnRequest, sampling: SamplingParams) -> list[tuple[str, Ca
     if request.tool_choice.mode in _FORCED:
         needs.append(("tool_choice", Capability.GRAMMAR))
     if request.response_format is not None:
-        needs.append(("response_format", Capability.GRAMMAR))
+        needs.append((request.response_format.param, Capability.GRAMMAR))
     if request.top_logprobs > 0:
         needs.append(("top_logprobs", Capability.TOP_LOGPROBS))
     if sampling.seed is not None:

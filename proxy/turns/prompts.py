@@ -39,6 +39,7 @@ from proxy.types import (
     Parsing,
     PlacedImage,
     PromptText,
+    ResponseFormat,
     Role,
     Tool,
     ToolChoice,
@@ -305,19 +306,29 @@ class Prompts:
     def grammar(self, request: TurnRequest) -> Grammar | None:
         """Return the grammar of the output, or None.
 
-        It is a forced tool call, JSON, or either of the two if the model may call tools.
+        It is a forced tool call, the response format, or either of the two if the model may call tools.
         """
         renderer = self._renderer.reading(request.tool_parser)
         forced = renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
             return forced
-        schema = request.response_format.schema
-        json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
         calls: tuple[tuple[GrammarPart, ...], ...] = ()
         if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
             required = renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
             calls = required.alternatives if required is not None else ()
-        return Grammar((json_part, *calls))
+        answers = tuple((part,) for part in _answers(request.response_format))
+        return Grammar((*answers, *calls), param=request.response_format.param)
+
+
+def _answers(wanted: ResponseFormat) -> tuple[GrammarPart, ...]:
+    """Return the alternatives of a response format."""
+    if wanted.choices:
+        return tuple(GrammarPart(text=choice) for choice in wanted.choices)
+    if wanted.regex is not None:
+        return (GrammarPart(regex=wanted.regex),)
+    if wanted.ebnf is not None:
+        return (GrammarPart(ebnf=wanted.ebnf),)
+    return (GrammarPart(schema={"type": "object"} if wanted.schema is None else wanted.schema),)
 
 
 def _bounded(most: int, function: Callable[..., _T], *arguments: Any) -> _T:

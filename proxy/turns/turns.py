@@ -331,6 +331,8 @@ class Turns:
             turn.timeline.sampled = time.monotonic()
             return await self._commits.complete(turn, finish)
         except ProxyError as error:
+            if isinstance(error, InvalidRequest):
+                _name_field(error, turn)
             await self._commits.record_failure(turn, Status.FAILED, error.message)
             raise
         except asyncio.CancelledError:
@@ -367,6 +369,14 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _name_field(error: InvalidRequest, turn: Turn) -> None:
+    """Name the field that demands a grammar: an engine refuses one that it cannot compile, without its name."""
+    grammar = turn.generate.grammar
+    if grammar is not None and error.param is None and error.shown is not None:
+        error.param = grammar.param
+        error.shown = f"{error.shown}, perhaps because of '{grammar.param}'"
 
 
 def _log_prompt(session: LiveSession, request: TurnRequest, prompt: Prompt) -> None:

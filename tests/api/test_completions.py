@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.grammar import GrammarPart
 from proxy.engine.scripted.scripts import Reply, Script, play
 from tests.api.test_streaming import events
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
@@ -190,6 +191,19 @@ async def test_a_json_answer_is_sampled_under_its_grammar(tmp_path: Path) -> Non
     async with serving(tmp_path, always('{"a": 1}')) as server:
         await complete(server, response_format={"type": "json_object"})
         assert server.engine.requests[0].grammar is not None
+
+
+async def test_a_demanded_format_is_the_grammar_of_the_engines_request(tmp_path: Path) -> None:
+    ebnf = 'root ::= "a"'
+    async with serving(tmp_path, always("a")) as server:
+        for demanded, alternatives in [
+            ({"regex": "a+"}, ((GrammarPart(regex="a+"),),)),
+            ({"ebnf": ebnf}, ((GrammarPart(ebnf=ebnf),),)),
+            ({"structured_outputs": {"choice": ["a", "b"]}}, ((GrammarPart(text="a"),), (GrammarPart(text="b"),))),
+        ]:
+            await complete(server, **demanded)
+            grammar = server.engine.requests[-1].grammar
+            assert grammar is not None and (grammar.alternatives, grammar.repeat) == (alternatives, False)
 
 
 async def test_rewards_and_keys_are_those_of_any_turn(tmp_path: Path) -> None:

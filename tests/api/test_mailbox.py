@@ -239,7 +239,8 @@ async def test_a_letter_has_what_the_client_set_as_fields_of_a_chat_completion(t
             "parallel_tool_calls": False,
         }
         formats = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-        for body in ({}, asked, {"response_format": formats}, {"response_format": {"type": "json_object"}}):
+        choice = {"structured_outputs": {"choice": ["{}"]}}
+        for body in ({}, asked, choice, {"response_format": formats}, {"response_format": {"type": "json_object"}}):
             agent = server.ask(**body)
             letter = await server.letter()
             assert letter["asked"] == body

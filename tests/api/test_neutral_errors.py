@@ -195,3 +195,22 @@ async def test_paths_of_administrators_want_the_admin_key_before_anything_else(t
                 for method in route.methods:  # type: ignore[attr-defined]
                     response = await server.http.request(method, path, content=b"{")
                     assert response.status_code == 401, (method, path)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("api", "body"), APIS)
+async def test_a_refused_format_is_named_although_the_engine_does_not(
+    tmp_path: Path, api: str, body: dict[str, Any], stream: bool
+) -> None:
+    async with failing(tmp_path) as (server, engine):
+        engine.at_once = True
+        started = await server.ok("/rl/start_session", {"session_id": "s"}, headers=ADMIN)
+        for demanded, param in [({"structured_outputs": {"regex": "a{2"}}, "structured_outputs.regex"), ({}, None)]:
+            engine.failure = InvalidRequest(f"{PLACES[0]} refused").showing("the engine refused the request")
+            asked = {"model": "m", **body, **demanded, "stream": stream}
+            response = await server.post(f"{started['base_url']}/{api}", asked)
+            assert response.status_code == 400, response.text
+            told = f", perhaps because of '{param}'" if param else ""
+            error = response.json()["error"]
+            assert error["message"] == f"the engine refused the request{told}; the server's log has the reason"
+            assert error.get("param") == param or api == "messages"

@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import (
+    CHECKS,
+    CollectedReply,
+    ContractCheck,
+    check_grammars_are_followed,
+    complete,
+    request_for,
+)
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.settings import Settings
 from proxy.types import Ids, ids_of
@@ -115,7 +122,7 @@ async def test_contract_of_grammars(engine: Engine, folders: dict[int, Path]) ->
 
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, ends)
+    await check_grammars_are_followed(engine, PROMPT, tokenizer.decode, ends)
 
 
 async def test_it_runs_on_the_requested_device(engine: Engine, device: str) -> None:

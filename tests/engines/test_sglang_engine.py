@@ -13,7 +13,14 @@ import pytest
 import pytest_asyncio
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import (
+    CHECKS,
+    CollectedReply,
+    ContractCheck,
+    check_grammars_are_followed,
+    complete,
+    request_for,
+)
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import Ranks, SglangEngine
@@ -74,7 +81,7 @@ async def test_contract_of_grammars(sglang_engine: SglangEngine, weights: dict[i
 
     tokenizer = AutoTokenizer.from_pretrained(weights[0])
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    await check_grammar_gives_json(sglang_engine, PROMPT, tokenizer.decode, ends)
+    await check_grammars_are_followed(sglang_engine, PROMPT, tokenizer.decode, ends)
 
 
 @pytest.mark.parametrize("seed", [0, 7, -(2**63), 2**63 - 1])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import CHECKS, ContractCheck, check_grammars_are_followed, complete, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.pauses import Pauses
 from proxy.types import ids_of
@@ -97,7 +97,9 @@ async def test_contract_of_grammars_and_reported_capabilities(server: Server, we
     async with pool_of(server.url) as pool:
         info = pool.info()
         assert info.context_length == 2046 and Capability.GRAMMAR in info.capabilities
-        await check_grammar_gives_json(pool, PROMPT, tokenizer.decode, [tokenizer.eos_token_id, tokenizer.pad_token_id])
+        await check_grammars_are_followed(
+            pool, PROMPT, tokenizer.decode, [tokenizer.eos_token_id, tokenizer.pad_token_id]
+        )
 
 
 async def test_a_seed_is_taken_as_best_effort(server: Server) -> None:

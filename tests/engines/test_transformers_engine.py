@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import (
+    CHECKS,
+    CollectedReply,
+    ContractCheck,
+    check_grammars_are_followed,
+    complete,
+    request_for,
+)
 from proxy.engine.gate import Gate
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, PauseMode
@@ -94,7 +101,7 @@ async def test_contract(engine: TransformersEngine, check: ContractCheck) -> Non
 
 
 async def test_contract_of_grammars(engine: TransformersEngine, tokenizer) -> None:
-    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, [tokenizer.eos_token_id])
+    await check_grammars_are_followed(engine, PROMPT, tokenizer.decode, [tokenizer.eos_token_id])
 
 
 def test_it_implements_engine_and_reports_its_capabilities(engine: TransformersEngine) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, request_for
+from proxy.engine.contract import CHECKS, ContractCheck, check_grammars_are_followed, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import PauseMode
 from proxy.engine.pauses import Pauses
@@ -138,7 +138,7 @@ async def test_grammars_give_json(servers: dict[str, VllmProcess], folders: dict
 
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     async with pool_of(servers[MODES[0]].url) as pool:
-        await check_grammar_gives_json(pool, PROMPT, tokenizer.decode, [END])
+        await check_grammars_are_followed(pool, PROMPT, tokenizer.decode, [END])
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted.answers import json_answer, planned_calls, text_answer
+from proxy.engine.scripted.answers import formatted_answer, planned_calls, text_answer
 from proxy.engine.scripted.instances import Mentions, instance
 from proxy.engine.scripted.prompt_text import read_prompt
 from proxy.engine.scripted.scripts import Reply, Script
@@ -66,7 +66,7 @@ class _Actor:
         calls = planned_calls(turn)
         written = self._calls(turn, calls) if calls else None
         if written is None:
-            written = self._plain(json_answer(turn) or text_answer(turn))
+            written = self._plain(formatted_answer(turn) or text_answer(turn))
         return ids + written + ids_of(self._speech.stop_token_ids[:1])
 
     def _asked(self, request: GenerateRequest) -> TurnRequest:

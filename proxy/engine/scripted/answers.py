@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
 from proxy.types import Message, Role, Tool, ToolCall, ToolChoiceMode, TurnRequest
+from tokengrove.errors import UnsupportedParameter
 
 _RESULT_LIMIT = 2_000
 _NOTHING_TO_CALL = re.compile(
@@ -50,12 +51,21 @@ def planned_calls(turn: TurnRequest) -> list[tuple[Tool, Mentions]]:
     return [(tools[0], mentions) for mentions in _rounds(tools[0], asked, turn.parallel_tool_calls)]
 
 
-def json_answer(turn: TurnRequest) -> str | None:
-    """JSON that fits the response format of the request; None if it has none."""
-    if turn.response_format is None:
+def formatted_answer(turn: TurnRequest) -> str | None:
+    """A text in the response format of the request; None if it has none.
+
+    Raises UnsupportedParameter for a regular expression or a grammar.
+    """
+    wanted = turn.response_format
+    if wanted is None:
         return None
     asked = latest_question(turn.messages)
-    schema = turn.response_format.schema
+    if wanted.regex is not None or wanted.ebnf is not None:
+        message = f"'{wanted.param}' is not supported by the scripted engine; it writes JSON and choices only"
+        raise UnsupportedParameter(message, param=wanted.param)
+    if wanted.choices:
+        return next((choice for choice in wanted.choices if choice in asked), wanted.choices[0])
+    schema = wanted.schema
     if schema is None:
         keys = mentioned_words(asked) or ["answer"]
         return json.dumps({key: key for key in keys}, ensure_ascii=False)

@@ -8,6 +8,7 @@ tokens of the tokenizer (markers, end tokens) are allowed only where the grammar
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,8 @@ from tokengrove.errors import ConfigurationError, InvalidRequest
 
 # At most one space, as models write JSON. Otherwise a random model could write white space forever.
 _JSON_OPTIONS = {"whitespace_pattern": " ?"}
+
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 _SLACK_TOKENS = 16
 """Tokens added to the reserve, for an incomplete character or key, the end token, and finer tokenisation."""
@@ -36,14 +39,16 @@ class GrammarCompiler:
         self._compile = lru_cache(maxsize=256)(self._compile_source)
 
     def compile(self, grammar: Grammar, stop_token_ids: tuple[int, ...]) -> GrammarState:
-        """Return the state of an output that ends with one of `stop_token_ids`. Raises InvalidRequest for `tools`."""
+        """Return the state of an output that ends with one of `stop_token_ids`. Raises InvalidRequest."""
         if not stop_token_ids:
-            raise InvalidRequest("tools: constrained output needs at least one stop token to end with", param="tools")
+            raise _invalid(grammar, "needs at least one stop token, which ends the output")
         try:
             source, skeletons = _source(grammar), _skeletons(grammar)
+            matcher, reserve = self._compile(source, skeletons, _marker_ids(grammar))
         except RecursionError:
-            raise InvalidRequest("tools: these schemas are nested too deeply", param="tools") from None
-        matcher, reserve = self._compile(source, skeletons, _marker_ids(grammar))
+            raise _invalid(grammar, "is nested too deeply") from None
+        except ValueError as error:
+            raise _invalid(grammar, f"cannot be compiled to a grammar: {error}") from None
         steering = self._steering = self._steering or Steering(self._token_bytes())
         end_ids = (self._tokenizer.eos_token, *stop_token_ids)
         markers = _marker_ids(grammar)
@@ -57,10 +62,9 @@ class GrammarCompiler:
         if not tried.is_error():
             tried.compute_bitmask()  # detects errors that compiling does not, such as circular references
         if tried.is_error():
-            reason = tried.get_error().split("<state>")[0].strip().splitlines()[0]
-            raise InvalidRequest(f"tools: these schemas cannot be compiled to a grammar: {reason}", param="tools")
+            raise ValueError(_reason(tried.get_error()))
         lengths = [len(self._tokenizer.tokenize_str(text)) for text in skeletons]
-        return matcher, max(lengths) + len(markers) + _SLACK_TOKENS
+        return matcher, max(lengths) + len(markers) + _SLACK_TOKENS if lengths else 0
 
     def _token_bytes(self) -> list[bytes]:
         tokenizer = self._tokenizer
@@ -153,9 +157,9 @@ def _load_tokenizer(folder: Path, vocab_size: int) -> Any:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's Lark dialect. Raises InvalidRequest if it has no alternative, or an empty one."""
+    """The grammar in llguidance's Lark dialect. Raises ValueError if it has no alternative, or an empty one."""
     if not grammar.alternatives or not all(grammar.alternatives):
-        raise InvalidRequest("tools: the grammar has no alternatives, or an empty one", param="tools")
+        raise ValueError("the grammar has no alternatives, or an empty one")
     rules: list[str] = []
     choices = [_sequence(parts, rules) for parts in grammar.alternatives]
     item = "item: " + " | ".join(choices)
@@ -169,6 +173,12 @@ def _sequence(parts: tuple[GrammarPart, ...], rules: list[str]) -> str:
         if part.schema is not None:
             rules.append(f"json_{len(rules)}: %json {_schema_text(part.schema)}")
             terms.append(f"json_{len(rules) - 1}")
+        elif part.regex is not None:
+            rules.append(f"regex_{len(rules)}: /{_regex_text(part.regex)}/")
+            terms.append(f"regex_{len(rules) - 1}")
+        elif part.ebnf is not None:
+            rules.append(f"ebnf_{len(rules)}: %lark {{\n{_lark_text(part.ebnf)}\n}}")
+            terms.append(f"ebnf_{len(rules) - 1}")
         elif part.token_id is not None:
             terms.append(f"<[{part.token_id}]>")
         elif part.text:
@@ -178,6 +188,38 @@ def _sequence(parts: tuple[GrammarPart, ...], rules: list[str]) -> str:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _regex_text(pattern: str) -> str:
+    """A regular expression between slashes, on one line."""
+    return _SLASH.sub(lambda found: found[1] or r"\/", pattern).replace("\n", r"\n").replace("\r", r"\r")
+
+
+def _lark_text(ebnf: str) -> str:
+    """A grammar in EBNF as llguidance's Lark dialect. Raises ValueError if it is malformed."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    lines: list[str] = []
+    for line in ebnf.splitlines():
+        # xgrammar lets an alternative begin on the next line, llguidance does not.
+        if line.lstrip().startswith("|") and lines and "#" not in lines[-1]:
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line.strip())
+    try:
+        return str(gbnf_to_lark("\n".join(lines)))
+    except Exception as error:  # besides its own class, it raises bare ones
+        raise ValueError(str(error)) from None
+
+
+def _invalid(grammar: Grammar, message: str) -> InvalidRequest:
+    return InvalidRequest(f"'{grammar.param}' {message}", param=grammar.param)
+
+
+def _reason(error: str) -> str:
+    """The reason in an error of llguidance: the line after a quoted regular expression, else the first line."""
+    lines = [line.strip() for line in error.split("<state>")[0].strip().splitlines()]
+    return next((line for line in lines if line.startswith("error: ")), lines[0])
 
 
 def _schema_text(schema: Mapping[str, Any]) -> str:
@@ -190,7 +232,12 @@ def _marker_ids(grammar: Grammar) -> tuple[int, ...]:
 
 
 def _skeletons(grammar: Grammar) -> tuple[str, ...]:
-    """An estimate of the longest output of each alternative, for which tokens are reserved."""
+    """An estimate of the longest output of each alternative, for which tokens are reserved.
+
+    Empty with a pattern: the steering to the end is for JSON.
+    """
+    if any(part.regex is not None or part.ebnf is not None for parts in grammar.alternatives for part in parts):
+        return ()
     return tuple(
         "".join(skeleton(part.schema) if part.schema is not None else part.text for part in parts)
         for parts in grammar.alternatives

@@ -4,13 +4,16 @@ honoured  model messages stream stream_options.include_usage tools tool_choice m
           temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
           logprobs top_logprobs response_format and the engine extensions top_k min_p repetition_penalty
           chat_template_kwargs return_token_ids return_tokens_as_token_ids return_completion_text stop_token_ids
-          include_stop_str_in_output min_tokens (refused by name if the engine does not support them);
+          include_stop_str_in_output min_tokens structured_outputs (json json_object regex choice grammar) regex ebnf
+          (refused by name if the engine does not support them);
           continue_final_message: a last message from the assistant (prefill), whose text the answer continues; it
           excludes add_generation_prompt true
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
-refused   audio, modalities with audio, functions, function_call, web_search_options; image parts unless it is a vision
-          model (a legacy `function_call` in the history, and the role `function`, are a tool call and its result)
+refused   audio, modalities with audio, functions, function_call, web_search_options; vLLM's former guided_json
+          guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern; image parts
+          unless it is a vision model (a legacy `function_call` in the history, and the role `function`, are a tool call
+          and its result)
 """
 
 from __future__ import annotations
@@ -19,16 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
+from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format, parse_response_format
 from proxy.protocols.chat.input_messages import parse_messages
 from proxy.protocols.chat.reply import ChatStream, completion_json
 from proxy.protocols.chat.request_body import chat_body
-from proxy.protocols.common_fields import (
-    effort_options,
-    ignored_fields,
-    parse_include_usage,
-    parse_model,
-    parse_response_format,
-)
+from proxy.protocols.common_fields import effort_options, ignored_fields, parse_include_usage, parse_model
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -62,6 +60,7 @@ HONOURED = frozenset(
         *("logprobs", "top_logprobs", "response_format", "modalities", "return_token_ids"),
         *("return_tokens_as_token_ids", "return_completion_text", "stop_token_ids", "min_tokens"),
         *("continue_final_message", "add_generation_prompt", "include_stop_str_in_output"),
+        *FORMAT_FIELDS,
     }
 )
 IGNORED = frozenset(
@@ -70,7 +69,8 @@ IGNORED = frozenset(
         *("prompt_cache_retention", "verbosity", "prediction", "moderation"),
     }
 )
-REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
+_REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
+REFUSED = _REFUSED | FORMER_FIELDS
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
 
@@ -107,7 +107,9 @@ class ChatProtocol:
             logprobs=logprobs,
             top_logprobs=top_logprobs,
             n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
-            response_format=parse_response_format(body.get("response_format"), "response_format"),
+            response_format=parse_answer_format(
+                body, parse_response_format(body.get("response_format"), "response_format")
+            ),
             dropped=(*ignored_fields(body, HONOURED), *dropped_tools),
             return_token_ids=return_token_ids,
             return_completion_text=optional_bool(body, "return_completion_text"),
@@ -131,8 +133,8 @@ class ChatProtocol:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    if not REFUSED.isdisjoint(body):
-        for name in sorted(REFUSED & body.keys()):
+    if not _REFUSED.isdisjoint(body):
+        for name in sorted(_REFUSED & body.keys()):
             if body[name]:
                 raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     modalities = body.get("modalities")

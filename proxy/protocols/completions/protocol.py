@@ -2,10 +2,11 @@
 
 honoured  model prompt stream stream_options.include_usage max_tokens stop temperature top_p seed presence_penalty
           frequency_penalty logit_bias n logprobs echo, and vLLM's extensions top_k min_p repetition_penalty min_tokens
-          stop_token_ids add_special_tokens response_format return_token_ids return_tokens_as_token_ids
+          stop_token_ids add_special_tokens response_format return_token_ids return_tokens_as_token_ids and
+          structured_outputs, regex, ebnf (`answer_format`)
 ignored   user, and every field not named here (recorded as dropped)
 refused   several prompts; suffix, best_of above n, prompt_logprobs, and echo with logprobs: a turn has the logprobs of
-          sampled tokens only
+          sampled tokens only; vLLM's former guided_* fields
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
-from proxy.protocols.common_fields import ignored_fields, parse_include_usage, parse_model, parse_response_format
+from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format, parse_response_format
+from proxy.protocols.common_fields import ignored_fields, parse_include_usage, parse_model
 from proxy.protocols.completions.reply import ECHO, CompletionStream, completion_json
 from proxy.protocols.fields import expect_object, json_type, optional_bool, optional_int, parse_token_ids
 from proxy.protocols.sampling_params import parse_sampling, sampling_json
@@ -28,10 +30,11 @@ HONOURED = frozenset(
         *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "echo", "top_k", "min_p", "min_tokens"),
         *("repetition_penalty", "stop_token_ids", "add_special_tokens", "response_format", "return_token_ids"),
         *("return_tokens_as_token_ids", "include_stop_str_in_output"),
+        *FORMAT_FIELDS,
     }
 )
 IGNORED = frozenset({"user"})
-REFUSED = frozenset({"suffix", "best_of", "prompt_logprobs"})
+REFUSED = frozenset({"suffix", "best_of", "prompt_logprobs"}) | FORMER_FIELDS
 _DEFAULT_MAX_TOKENS = 16
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
@@ -69,7 +72,9 @@ class CompletionsProtocol:
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
             n=number,
-            response_format=parse_response_format(body.get("response_format"), "response_format"),
+            response_format=parse_answer_format(
+                body, parse_response_format(body.get("response_format"), "response_format")
+            ),
             dropped=tuple(ignored_fields(body, HONOURED | REFUSED)),
             echo={ECHO: prompt.text if isinstance(prompt, PromptText) else self._decode(prompt)} if echo else {},
             input_ids=None if isinstance(prompt, PromptText) else prompt,

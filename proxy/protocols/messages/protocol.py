@@ -4,7 +4,8 @@ honoured  model messages system max_tokens stop_sequences stream temperature top
           tools (name description input_schema type; defer_loading drops the tool; of the tools that Anthropic defines
           and clients run also display_width_px display_height_px enable_zoom) tool_choice (type name
           disable_parallel_tool_use) output_config.format output_format (its older name), and the engine
-          extensions return_token_ids return_completion_text stop_token_ids min_tokens
+          extensions return_token_ids return_completion_text stop_token_ids min_tokens and structured_outputs (json
+          json_object regex choice grammar) regex ebnf
           thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
           because template options are part of a tree root's identity and clients vary the rest of the field;
           a last message from the assistant (prefill), whose text the answer continues
@@ -15,8 +16,10 @@ ignored   cache_control (anywhere) metadata (a hint for the session) context_man
           tools.max_characters; betas user_profile_id workspace_id
           (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
           (top-level ones are recorded as dropped)
-refused   mcp_servers container compaction thread; other tools without an input_schema; documents and blocks of server
-          tools; images outside of the user's messages and tool results, and all images unless it is a vision model
+refused   mcp_servers container compaction thread; vLLM's former guided_json guided_regex guided_choice guided_grammar
+          guided_decoding_backend guided_whitespace_pattern; other tools without an input_schema; documents and blocks
+          of server tools; images outside of the user's messages and tool results, and all images unless it is a vision
+          model
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
+from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format
 from proxy.protocols.common_fields import ignored_fields, parse_model
 from proxy.protocols.fields import (
     expect_list,
@@ -65,6 +69,7 @@ HONOURED = frozenset(
         *("tool_choice", "tool_choice.type", "tool_choice.name", "tool_choice.disable_parallel_tool_use"),
         *("output_config", "output_config.format", "output_format", "thinking", "thinking.type"),
         *("return_token_ids", "return_completion_text", "stop_token_ids", "min_tokens"),
+        *FORMAT_FIELDS,
     }
 )
 # The prefixes of their types. Providers run these tools, clients only request them.
@@ -79,7 +84,8 @@ IGNORED = frozenset(
         *("tools.allowed_callers", "tools.display_number", "tools.max_characters"),
     }
 )
-REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
+_REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
+REFUSED = _REFUSED | FORMER_FIELDS
 
 # Anthropic's tool runners try a thread first. After this error, they send the whole conversation with every turn.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -130,7 +136,7 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
     if body.get("thread"):
         message = "'thread' is not supported: this server keeps no threads; send the whole conversation in 'messages'"
         raise UnsupportedParameter(message, param="thread", details=_NO_THREADS)
-    for name in sorted(REFUSED & body.keys()):
+    for name in sorted(_REFUSED & body.keys()):
         if body[name]:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     dropped = ignored_fields(body, HONOURED)
@@ -150,7 +156,7 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
         stream=optional_bool(body, "stream"),
         return_token_ids=optional_bool(body, "return_token_ids"),
         return_completion_text=optional_bool(body, "return_completion_text"),
-        response_format=_parse_format(body, dropped),
+        response_format=parse_answer_format(body, _parse_format(body, dropped)),
         dropped=tuple(dropped),
     )
     if request.messages[-1].role is Role.ASSISTANT:
@@ -280,4 +286,4 @@ def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat
     wanted = expect_object(value, at)
     if wanted.get("type") != "json_schema":
         raise InvalidRequest(f"'{at}.type' must be json_schema", param=f"{at}.type")
-    return ResponseFormat(expect_object(wanted.get("schema"), f"{at}.schema"))
+    return ResponseFormat(expect_object(wanted.get("schema"), f"{at}.schema"), param=at)

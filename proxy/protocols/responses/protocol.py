@@ -6,13 +6,15 @@ honoured  model input instructions tools (functions, also those in a namespace) 
           metadata stream truncation (disabled; auto is recorded as dropped: a prompt that is too long is an error, as
           always), and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
           logit_bias seed stop include_stop_str_in_output chat_template_kwargs return_token_ids return_completion_text
-          stop_token_ids min_tokens (refused by name if the engine does not support them)
+          stop_token_ids min_tokens structured_outputs (json json_object regex choice grammar) regex ebnf (refused by
+          name if the engine does not support them)
 ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
           client_metadata stream_options max_tool_calls access_programs background_options context_management image
           moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
           like tools and items of other types)
 refused   background, conversation, prompt; a tool choice that names a hosted tool;
-          input other than text or, for a vision model, images
+          input other than text or, for a vision model, images; vLLM's former guided_json guided_regex guided_choice
+          guided_grammar guided_decoding_backend guided_whitespace_pattern
 
 `store` has no effect except that it is repeated: any response can be continued by its id.
 """
@@ -24,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
-from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model, parse_response_format
+from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format, parse_response_format
+from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -61,6 +64,7 @@ HONOURED = frozenset(
         *("stop_token_ids", "min_tokens"),
         "include_stop_str_in_output",
         "truncation",
+        *FORMAT_FIELDS,
     }
 )
 IGNORED = frozenset(
@@ -70,7 +74,7 @@ IGNORED = frozenset(
         *("background_options", "context_management", "moderation"),
     }
 )
-REFUSED = frozenset({"background", "conversation", "prompt"})
+REFUSED = frozenset({"background", "conversation", "prompt"}) | FORMER_FIELDS
 _MAX_TOP_LOGPROBS = 20
 # Ignored fields that the reply repeats if they have the type that clients expect.
 _REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
@@ -110,7 +114,7 @@ class ResponsesProtocol:
             top_logprobs=top_logprobs,
             dropped=(*_unhonoured_fields(body), *tools.dropped, *dropped_items),
             previous_id=optional_text(body, "previous_response_id"),
-            response_format=_parse_format(body),
+            response_format=parse_answer_format(body, _parse_format(body)),
             return_token_ids=optional_bool(body, "return_token_ids"),
             return_completion_text=optional_bool(body, "return_completion_text"),
             echo={**_parse_echo(body), "include": include, "namespaces": tools.namespaces},

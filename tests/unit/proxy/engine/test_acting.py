@@ -27,7 +27,7 @@ from proxy.types import (
     TurnRequest,
 )
 from tests.support import tiny_renderer
-from tokengrove.errors import ConfigurationError
+from tokengrove.errors import ConfigurationError, UnsupportedParameter
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("get_weather", "", CITY)
@@ -98,6 +98,15 @@ def test_json_fits_its_schema() -> None:
     turn = asking('Invent "Ada", 36 years old.', response_format=ResponseFormat(schema))
     assert json.loads(played(turn).content) == {"name": "Ada", "age": 36}
     assert isinstance(json.loads(played(replace(turn, response_format=ResponseFormat())).content), dict)
+
+
+def test_a_choice_is_the_mentioned_one_or_the_first_and_patterns_are_refused() -> None:
+    choices = ResponseFormat(choices=("red", "blue"), param="structured_outputs.choice")
+    assert played(asking("Is the sky blue?", response_format=choices)).content == "blue"
+    assert played(asking("Which?", response_format=choices)).content == "red"
+    for pattern in (ResponseFormat(regex="a+", param="regex"), ResponseFormat(ebnf='root ::= "a"', param="ebnf")):
+        with pytest.raises(UnsupportedParameter, match=f"^'{pattern.param}' is not supported by the scripted engine"):
+            played(asking("Which?", response_format=pattern))
 
 
 def test_markers_in_text_stay_text() -> None:

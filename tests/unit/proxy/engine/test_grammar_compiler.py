@@ -133,9 +133,81 @@ CIRCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref
     [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"pattern": "(?=a)b"}, {"prefixItems": 5}, CIRCLE],
 )
 def test_an_invalid_schema_is_an_invalid_request_about_tools(compiler, end, schema):
-    with pytest.raises(InvalidRequest, match=r"^tools: these schemas cannot be compiled") as refused:
+    with pytest.raises(InvalidRequest, match=r"^'tools' cannot be compiled") as refused:
         compiler.compile(json_grammar(schema), (end,))
     assert refused.value.param == "tools" and "\n" not in refused.value.message
+
+
+def written(compiler: GrammarCompiler, part: GrammarPart, text: str, end: int, tokenizer) -> bool:
+    """Return whether `text` is a whole output of `part`."""
+    state = compiler.compile(Grammar(((part,),)), (end,))
+    try:
+        for token in [*tokenizer.encode(text, add_special_tokens=False).ids, end]:
+            state.accept(token)
+    except ValueError:
+        return False
+    return state.ended
+
+
+REGEXES = [
+    (r"\d{4}-\d{2}", "2024-05", "2024-5"),
+    (r"^yes|no$", "no", "nope"),
+    (r"a/b", "a/b", "ab"),
+    (r'"[^"/\\]+\/"', '"x/"', '"x"'),
+    ("a\nb", "a\nb", "a b"),
+    (r"é+|(?i)ja", "JA", "é!"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "fits", "differs"), REGEXES)
+def test_a_regular_expression_matches_the_whole_output(compiler, tokenizer, end, pattern, fits, differs):
+    part = GrammarPart(regex=pattern)
+    assert written(compiler, part, fits, end, tokenizer) and not written(compiler, part, differs, end, tokenizer)
+
+
+ARITHMETIC = """
+# sums of small numbers
+    root ::= term (("+" | "-") term)*
+    term ::= [0-9]{1,3}
+        | "(" root ")"
+        | "{" [ \\t]* "}"
+"""
+GRAMMARS = [
+    (ARITHMETIC, "1+(23-{ })", "1+"),
+    ('root ::= "\\"" [^"\\\\\\n]* "\\"" | "x/y"', '"a b"', "x"),
+    ('root ::= "a" # one\nother ::= root', "a", "b"),
+]
+
+
+@pytest.mark.parametrize(("ebnf", "fits", "differs"), GRAMMARS)
+def test_a_grammar_in_ebnf_matches_the_whole_output(compiler, tokenizer, end, ebnf, fits, differs):
+    part = GrammarPart(ebnf=ebnf)
+    assert written(compiler, part, fits, end, tokenizer) and not written(compiler, part, differs, end, tokenizer)
+
+
+MALFORMED = [
+    (GrammarPart(regex="a{2"), "unclosed counted repetition"),
+    (GrammarPart(regex="(?=a)b"), "look-around"),
+    (GrammarPart(ebnf="root ::= ("), "line 1"),
+    (GrammarPart(ebnf="root ::= other"), "other"),
+    (GrammarPart(ebnf='root ::= "a" # one\n | "b"'), "line 2"),
+    (GrammarPart(ebnf='other ::= "a"'), "root|start"),
+]
+
+
+@pytest.mark.parametrize(("part", "reason"), MALFORMED)
+def test_a_malformed_pattern_is_an_invalid_request_about_its_field(compiler, end, part, reason):
+    grammar = Grammar(((part,),), param="structured_outputs.regex")
+    with pytest.raises(InvalidRequest, match=rf"^'structured_outputs.regex' cannot be compiled.*({reason})") as refused:
+        compiler.compile(grammar, (end,))
+    assert refused.value.param == "structured_outputs.regex" and "\n" not in refused.value.message
+
+
+def test_a_pattern_is_sampled_to_its_end(compiler, tokenizer, end):
+    for seed in range(20):
+        state = compiler.compile(Grammar(((GrammarPart(regex="[ab]{3,5}"),),)), (end,))
+        ids = sample(state, end, seed, 10)
+        assert ids[-1] == end and set(tokenizer.decode(ids[:-1])) <= {"a", "b"}
 
 
 @pytest.mark.parametrize("depth", [120, 900, 5000])

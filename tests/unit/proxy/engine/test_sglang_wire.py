@@ -262,6 +262,8 @@ def test_grammars_as_structural_tags() -> None:
     both = tag((text, token), (schema,))
     assert both["type"] == "or" and both["elements"][0]["elements"] == [said, {"type": "token", "token": 7}]
     assert both["elements"][1]["json_schema"] == {"type": "object"}
+    patterns = tag((GrammarPart(regex="a+"),), (GrammarPart(ebnf='root ::= "a"'),))["elements"]
+    assert patterns == [{"type": "regex", "pattern": "a+"}, {"type": "grammar", "grammar": 'root ::= "a"'}]
     again = tag((text,), repeat=True, separator=",")
     star = {"type": "star", "content": {"type": "sequence", "elements": [{"type": "const_string", "value": ","}, said]}}
     assert again == {"type": "sequence", "elements": [said, star]}

@@ -191,7 +191,8 @@ def test_sampling_is_honoured() -> None:
 def test_a_response_schema_is_read_from_both_places(at: str) -> None:
     wanted = {"type": "json_schema", "schema": SCHEMA}
     request = parse(body(**{at: {"format": wanted} if at == "output_config" else wanted}))
-    assert request.response_format == ResponseFormat(SCHEMA)
+    field = "output_config.format" if at == "output_config" else at
+    assert request.response_format == ResponseFormat(SCHEMA, param=field)
     assert request.dropped == ()
 
 

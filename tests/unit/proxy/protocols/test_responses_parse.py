@@ -235,9 +235,9 @@ def test_logprobs_are_asked_for_by_include_or_by_their_number() -> None:
 def test_the_text_format_is_a_response_format() -> None:
     schema = {"type": "object"}
     assert request(text={"format": {"type": "text"}, "verbosity": "low"}).response_format is None
-    assert request(text={"format": {"type": "json_object"}}).response_format == ResponseFormat()
+    assert request(text={"format": {"type": "json_object"}}).response_format == ResponseFormat(param="text.format")
     wanted = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
-    assert request(text=wanted).response_format == ResponseFormat(schema)
+    assert request(text=wanted).response_format == ResponseFormat(schema, param="text.format")
     with pytest.raises(InvalidRequest) as caught:
         request(text={"format": {"type": "json_schema", "name": "n"}})
     assert caught.value.param == "text.format.schema"
