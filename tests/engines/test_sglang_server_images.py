@@ -23,7 +23,6 @@ from tests.engines.test_sglang_server import Server
 
 pytestmark = [pytest.mark.engines, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-TOLERANCE = 1e-3
 RED, BLUE, PHOTO = drawn(1), drawn(2), drawn(4, 300, 80, "JPEG")
 
 
@@ -50,6 +49,12 @@ def prompts(folders: list[Path]) -> Prompts:
     return Prompts(folders[0])
 
 
+@pytest.fixture(scope="module")
+def tolerance() -> float:
+    """The largest difference of a logprob from that of a forward pass."""
+    return 1e-3
+
+
 def plain(folder: Path, prompt: Ids, images: Sequence[ImageFile], output: Sequence[int]) -> list[float]:
     """The logprobs that a server gives: placeholders, of which it samples none, have no part in them."""
     return seen_logprobs(folder, prompt, images, output, without=placeholder_ids(folder))
@@ -68,7 +73,7 @@ async def seeing(server: Server, folder: Path) -> AsyncIterator[Pool]:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_it_runs_on_our_ids_and_sees_our_pixels(server, prompts, folders, streamed: bool) -> None:
+async def test_it_runs_on_our_ids_and_sees_our_pixels(server, prompts, folders, tolerance, streamed: bool) -> None:
     async with seeing(server, folders[0]) as pool:
         assert Capability.IMAGES in pool.info().capabilities
         ids, placed = prompts.of("Look: ", RED, " and then ", PHOTO)
@@ -78,12 +83,12 @@ async def test_it_runs_on_our_ids_and_sees_our_pixels(server, prompts, folders, 
         request.whole = not streamed
         reply = await complete(pool, request)
         assert len(reply.ids) == 24
-        assert reply.logprobs == pytest.approx(plain(folders[0], ids, (RED, PHOTO), reply.ids), abs=TOLERANCE)
+        assert reply.logprobs == pytest.approx(plain(folders[0], ids, (RED, PHOTO), reply.ids), abs=tolerance)
         others = plain(folders[0], ids, (BLUE, PHOTO), reply.ids)
-        assert max(abs(one - other) for one, other in zip(reply.logprobs, others, strict=True)) > 0.01
+        assert max(abs(one - other) for one, other in zip(reply.logprobs, others, strict=True)) > 5 * tolerance
 
 
-async def test_equal_texts_with_other_images_do_not_share_the_cache(server, prompts, folders) -> None:
+async def test_equal_texts_with_other_images_do_not_share_the_cache(server, prompts, folders, tolerance) -> None:
     async with seeing(server, folders[0]) as pool:
         await pool.flush_cache()
         ids, placed = prompts.of("Look: ", RED, " What is it?")
@@ -92,12 +97,12 @@ async def test_equal_texts_with_other_images_do_not_share_the_cache(server, prom
             complete(pool, asks(ids, placed, (RED,), 16)), complete(pool, asks(ids, swapped, (BLUE,), 16))
         )
         for reply, image in zip(both, (RED, BLUE), strict=True):
-            assert reply.logprobs == pytest.approx(plain(folders[0], ids, (image,), reply.ids), abs=TOLERANCE)
+            assert reply.logprobs == pytest.approx(plain(folders[0], ids, (image,), reply.ids), abs=tolerance)
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT])
 async def test_images_stay_through_a_weight_update_and_are_seen_by_the_new_weights(
-    server, prompts, folders, mode: PauseMode
+    server, prompts, folders, tolerance, mode: PauseMode
 ) -> None:
     async with seeing(server, folders[0]) as pool:
         gate = AdminGate(pool)
@@ -110,16 +115,16 @@ async def test_images_stay_through_a_weight_update_and_are_seen_by_the_new_weigh
             assert len(reply.ids) == 200 and set(reply.versions) == {0, 1}
             by_version = [plain(folder, ids, (RED, PHOTO), reply.ids) for folder in folders]
             expected = [by_version[version][at] for at, version in enumerate(reply.versions)]
-            assert reply.logprobs == pytest.approx(expected, abs=TOLERANCE)
+            assert reply.logprobs == pytest.approx(expected, abs=tolerance)
         await gate.admin.update_weights(str(folders[0]), 0, PauseMode.DRAIN)
         reply = await gate.read(asks(ids, placed, (RED, PHOTO), 8))
-        assert reply.logprobs == pytest.approx(plain(folders[0], ids, (RED, PHOTO), reply.ids), abs=TOLERANCE)
+        assert reply.logprobs == pytest.approx(plain(folders[0], ids, (RED, PHOTO), reply.ids), abs=tolerance)
 
 
 async def test_a_placeholder_is_never_sampled(server, prompts, folders) -> None:
     async with seeing(server, folders[0]) as pool:
         ids, placed = prompts.of("Look: ", RED)
-        hot = asks(ids, placed, (RED,), 300, temperature=5.0)
-        text = request_for(ids_of(range(40, 60)), 300, temperature=5.0)
+        hot = asks(ids, placed, (RED,), 300, temperature=2.0)  # vLLM's highest
+        text = request_for(ids_of(range(40, 60)), 300, temperature=2.0)
         for reply in await asyncio.gather(complete(pool, hot), complete(pool, text)):
             assert not set(placeholder_ids(folders[0])) & set(reply.ids)

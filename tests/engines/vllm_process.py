@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from proxy.engine.tiny.model import build_tiny_model, write_json
+from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model, save_tiny_weights
 from tests.engines.engine_process import EngineProcess
 
 VARIABLE = "TOKENGROVE_TEST_VLLM_PYTHON"
@@ -19,6 +20,9 @@ _ARGUMENTS = (
     *("--max-num-seqs", "32", "--max-logprobs", "20"),
 )
 FULL = ("--enable-scale-out", "--enable-prompt-tokens-details")
+_SHIM = Path(__file__).with_name("shim")
+"""Lets torchvision be imported beside a torch for CPUs."""
+
 _HEAD = 32
 """The smallest head dimension of vLLM's attention on a CPU."""
 
@@ -29,7 +33,7 @@ class VllmProcess(EngineProcess):
     def __init__(self, folder: Path, log: Path, *flags: str, dev_mode: bool = True, port: int | None = None) -> None:
         command = [os.environ[VARIABLE], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         environment = {**os.environ, **_ENVIRONMENT} | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
-        environment.pop("PYTHONPATH", None)
+        environment["PYTHONPATH"] = str(_SHIM)
         super().__init__([*command, *_ARGUMENTS, *flags], environment, log, "/health", port)
 
 
@@ -43,3 +47,15 @@ def build_wide_model(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(folder)
     write_json(folder / "config.json", config)
+
+
+def build_wide_vision_model(folder: Path, kind: VisionKind, seed: int) -> None:
+    """Build the tiny vision model with fewer heads, which vLLM's CPU kernels have."""
+    from transformers import AutoConfig
+
+    build_tiny_vision_model(folder, kind)
+    config = AutoConfig.from_pretrained(folder)
+    text = config.text_config
+    text.num_attention_heads, text.num_key_value_heads, text.head_dim = text.hidden_size // _HEAD, 1, _HEAD
+    text.rope_parameters = {**text.rope_parameters, "mrope_section": [4, 6, 6]}
+    save_tiny_weights(folder, config, seed)

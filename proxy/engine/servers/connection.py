@@ -17,6 +17,7 @@ import orjson
 
 from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, Unreached, fields_of
 from proxy.images.quoted import without_images
+from proxy.types import SamplingParams
 from tokengrove.errors import EngineBusy, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
 _CONTROL_S = 600.0
@@ -200,8 +201,12 @@ class ServerConnection:
         if status in (404, 405):
             raise EngineUnavailable(f"{self.url} has no {path} ({message})")
         if 400 <= status < 500:
-            shown = None if refused_by is None else f"{refused_by} refused the request"
-            raise InvalidRequest(f"{refused_by or self.url} refused {path}: {message}").showing(shown)
+            refusal = InvalidRequest(f"{refused_by or self.url} refused {path}: {message}")
+            if refused_by is not None:
+                field = _sampling_field(answer.body)
+                refusal.param = field
+                refusal.showing(f"{refused_by} refused the request" + (f" because of its '{field}'" if field else ""))
+            raise refusal
         raise EngineFailed(f"{self.url} failed in {path} with {status}: {message}")
 
 
@@ -297,6 +302,14 @@ def _no_json(content: bytes | bytearray) -> EngineFailed:
     return EngineFailed(f"the server's answer is not JSON: {bytes(content[:80])!r}").showing(
         "the engine's answer is not JSON"
     )
+
+
+def _sampling_field(content: bytearray) -> str | None:
+    """The sampling field that an answer of vLLM refuses; None if it names none."""
+    value = _json(content, {})
+    error = value.get("error") if isinstance(value, dict) else None
+    named = error.get("param") if isinstance(error, dict) else None
+    return named if named in SamplingParams._fields else None
 
 
 def _reason(content: bytearray) -> str:

@@ -21,6 +21,11 @@ MOST_TOKENS = 64
 CONTEXT_LENGTH = 32768
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD = 64, 2, 4, 2, 128
 _VISION_HIDDEN, _VISION_LAYERS, _VISION_HEADS = 32, 2, 2
+# transformers would fill these in; vLLM does not normalise the pixels of a model without them.
+_NORMALIZATION = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 _PARTS = """
 {%- macro written(content) %}
     {%- if content is string %}{{- content }}
@@ -74,7 +79,7 @@ def _image_processor(kind: VisionKind) -> dict[str, Any]:
     patches = _patches(kind)
     token_pixels = (patches["patch_size"] * patches["merge_size"]) ** 2
     size = {"shortest_edge": token_pixels, "longest_edge": token_pixels * MOST_TOKENS}
-    return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **patches}
+    return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **_NORMALIZATION, **patches}
 
 
 def _video_processor(kind: VisionKind) -> dict[str, Any]:

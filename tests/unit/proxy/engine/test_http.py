@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import orjson
 import pytest
 
 from proxy.engine.servers import http
@@ -353,3 +354,25 @@ def test_a_key_that_cannot_stand_in_a_header_is_refused(key: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ServerConnection("http://127.0.0.1:1", Keys(api=key))
     assert key not in raised.value.message
+
+
+REFUSALS = [
+    ({"message": "temperature must be in [0, 2]", "param": "temperature"}, "temperature"),
+    ({"message": "unknown", "param": "prompt_embeds"}, None),
+    ({"message": "no field is named"}, None),
+    ("only a text", None),
+]
+
+
+@pytest.mark.parametrize(("error", "field"), REFUSALS)
+async def test_the_sampling_field_that_a_server_refuses_is_told_to_the_client(error: object, field: str | None) -> None:
+    text = orjson.dumps({"error": error})
+
+    async def refusal(_: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text))
+
+    with pytest.raises(InvalidRequest) as refused:
+        await events_of(refusal)
+    told = f" because of its '{field}'" if field else ""
+    assert refused.value.param == field
+    assert refused.value.shown == f"the engine server refused the request{told}"
