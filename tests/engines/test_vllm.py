@@ -27,7 +27,7 @@ from tests.engines.forward import check_logprobs, logprobs_by, logprobs_over_old
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
 from tests.engines.vllm_fields import CASES, FIELDS
-from tests.engines.vllm_process import FULL, VARIABLE, VllmProcess, build_wide_model
+from tests.engines.vllm_process import FULL, SHIM, VARIABLE, VllmProcess, build_wide_model
 from tests.support import until
 from tokengrove.errors import InvalidRequest
 
@@ -198,7 +198,10 @@ async def test_each_field_of_vllms_sampling_parameters_is_sent_or_listed_with_a_
 ) -> None:
     code = "from vllm.sampling_params import SamplingParams; print(*SamplingParams.__struct_fields__)"
     command = [os.environ[VARIABLE], "-c", code]
-    told = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, cwd="/")
+    variables = {**os.environ, "PYTHONPATH": str(SHIM)}
+    told = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=True, cwd="/", env=variables
+    )
     fields = {name for name in told.stdout.splitlines()[-1].split() if not name.startswith("_")}
     page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
     tables = page.split("### Served", 1)[1].split("\n## ", 1)[0]

@@ -20,7 +20,7 @@ _ARGUMENTS = (
     *("--max-num-seqs", "32", "--max-logprobs", "20"),
 )
 FULL = ("--enable-scale-out", "--enable-prompt-tokens-details")
-_SHIM = Path(__file__).with_name("shim")
+SHIM = Path(__file__).with_name("shim")
 """Lets torchvision be imported beside a torch for CPUs."""
 
 _HEAD = 32
@@ -33,7 +33,7 @@ class VllmProcess(EngineProcess):
     def __init__(self, folder: Path, log: Path, *flags: str, dev_mode: bool = True, port: int | None = None) -> None:
         command = [os.environ[VARIABLE], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         environment = {**os.environ, **_ENVIRONMENT} | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
-        environment["PYTHONPATH"] = str(_SHIM)
+        environment["PYTHONPATH"] = str(SHIM)
         super().__init__([*command, *_ARGUMENTS, *flags], environment, log, "/health", port)
 
 

@@ -14,7 +14,8 @@ class ModelResponse:
     `output_tokens`. `stop_reason` is length, stop, tool_calls or abort. `latency` and `ttft` are the seconds from the
     request to the complete answer and to its first token; infinity if unknown. `tokenizer` is None unless the caller
     sets it. `input_images` are the images of the prompt, in base64 and otherwise unchanged. The server stores neither
-    times between tokens nor routed experts, so `itl` is empty and `routed_experts` is None.
+    times between tokens nor routed experts, so `itl` is empty and `routed_experts` is None. `logprobs_of` is the
+    distribution that `output_logprobs` are of, as in `tokengrove.client.Sample`.
     """
 
     input_tokens: list[int] = field(default_factory=list)
@@ -29,6 +30,7 @@ class ModelResponse:
     ttft: float = float("inf")
     itl: list[float] = field(default_factory=list)
     routed_experts: Any = None
+    logprobs_of: str = "rule"
 
     @property
     def input_len(self) -> int:

@@ -15,6 +15,7 @@ from tokengrove.areal.interaction import InteractionWithTokenLogpReward
 from tokengrove.areal.model_response import ModelResponse
 from tokengrove.client import Export, Sample, SessionTree, TreeNode
 from tokengrove.client.adapters import areal, vision
+from tokengrove.reasons import LogprobsOf
 
 Interactions = dict[str, InteractionWithTokenLogpReward]
 INCLUDE = ("logprobs", "reply", "times")
@@ -102,6 +103,7 @@ def _model_response(node: TreeNode, input_tokens: list[int], output_tokens: list
         output_logprobs=list(node.logprobs or [0.0] * len(output_tokens)),
         output_versions=[version for count, version in node.versions for _ in range(count)],
         stop_reason=_stop_reason(node),
+        logprobs_of=str(node.notes.get("logprobs_of", LogprobsOf.RULE)),
         latency=_seconds(began, ended),
         ttft=_seconds(began, first),
     )

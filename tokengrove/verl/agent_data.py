@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from tokengrove.reasons import LogprobsOf
 from tokengrove.verl.tool_parsers import FunctionCall
 
 
@@ -110,12 +111,18 @@ class AgentData:
             self.turn_rewards[self.interaction_id] = self.turn_rewards.get(self.interaction_id, 0.0) + reward
 
     def _add_fields(self, fields: Mapping[str, Any]) -> None:
-        """Keep the fields of the first answer, with the newest weight version and the sum of the cached tokens."""
+        """Keep the fields of the first answer, with the newest weight version and the sum of the cached tokens.
+
+        `logprobs_of` is that of the answer which is furthest from the rule.
+        """
         cached = self.extra_fields.get("num_cached_tokens", 0)
         if self.assistant_turns == 1:
             self.extra_fields.update(fields)
         if fields.get("num_cached_tokens") is not None:
             self.extra_fields["num_cached_tokens"] = cached + fields["num_cached_tokens"]
+        if (of := fields.get("logprobs_of")) is not None:
+            before = self.extra_fields.get("logprobs_of", of)
+            self.extra_fields["logprobs_of"] = LogprobsOf.furthest((LogprobsOf(before), LogprobsOf(of))).value
         for name in ("global_steps", "max_global_steps"):
             if fields.get(name) is not None:
                 self.extra_fields[name] = fields[name]

@@ -20,7 +20,8 @@ class TokenOutput(list[int]):
     `log_probs`: one for each id; None if they were not requested or are unknown. `stop_reason`: `completed`,
     `aborted` or `content_filter`. `finish_reason`: `stop`, `length`, `abort` or `content_filter`. `versions`: the
     weight version of each id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and
-    `max_global_steps`, None if nothing was sampled, and `num_cached_tokens`. `interaction_id`: the id of the recorded
+    `max_global_steps`, None if nothing was sampled, `num_cached_tokens`, and the distribution that `log_probs` are of,
+    as `logprobs_of`. `interaction_id`: the id of the recorded
     turn, or of the call outside sessions. `num_preempted` and `routed_experts` are None: no engine here reports them.
     """
 

@@ -199,7 +199,7 @@ class AsyncLLMServerManager:
             finish_reason=done.finish_reason,
             versions=done.versions,
             interaction_id=done.id,
-            extra_fields={"num_cached_tokens": done.cached_tokens},
+            extra_fields={"num_cached_tokens": done.cached_tokens, "logprobs_of": done.logprobs_of},
         )
         if isinstance(handle, AsyncSession):
             self.answers.append(output)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proxy.engine.scripted.scripts import Reply, play
 from tests.support import Server, assistant, function_tool, real_server, sampled, says, serving, user
 from tokengrove.areal import ApiType, OpenAIProxyClient
 from tokengrove.client import AsyncClient, ServerUnreachable
 from tokengrove.client.adapters import areal
 from tokengrove.errors import InvalidRequest, NotFound, RequestTimeout, StoreUnavailable
+from tokengrove.reasons import LogprobsOf
 
 KEY = "a-key-of-the-administrator"
 
@@ -379,3 +381,16 @@ async def test_the_times_of_a_turn_are_those_of_its_record(server: Server) -> No
     assert node.times is not None and response is not None
     assert response.latency == node.times["completed_at"] - node.times["created_at"]
     assert response.ttft == node.times["first_token_at"] - node.times["created_at"]
+
+
+async def test_a_response_says_which_distribution_its_logprobs_are_of(tmp_path: Path) -> None:
+    replies = [Reply(sampled("one")), Reply(sampled("two"), logprobs_of=LogprobsOf.SAMPLED)]
+    async with serving(tmp_path, play(replies)) as server:
+        client = OpenAIProxyClient(client=client_of(server), task_id="t")
+        async with client:
+            names = await chain(server, client, 2)
+            await client.set_last_reward(1.0)
+        with pytest.warns(UserWarning, match="logprobs"):
+            found = await client.export_interactions()
+    responses = [found[name].model_response for name in names]
+    assert [response and response.logprobs_of for response in responses] == ["rule", "sampled"]

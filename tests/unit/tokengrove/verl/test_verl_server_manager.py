@@ -48,6 +48,7 @@ async def test_each_call_in_a_session_is_a_turn_with_these_tokens(url: str) -> N
     assert first.log_probs == pytest.approx(sample.logprobs[len(prompt) : len(prompt) + 8].tolist())
     assert (first.stop_reason, first.finish_reason) == ("completed", "length")
     assert first.extra_fields["min_global_steps"] == first.extra_fields["max_global_steps"] == 0
+    assert first.extra_fields["logprobs_of"] == "rule"
     assert sample.interaction_ids == (first.interaction_id, second.interaction_id)
 
 

@@ -437,6 +437,13 @@ def own_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToolParser, "_registry", {})
 
 
+def test_the_logprobs_of_all_answers_are_called_what_the_furthest_from_the_rule_are() -> None:
+    data = AgentData([])
+    for of, told in [("rule", "rule"), ("model", "model"), ("rule", "model")]:
+        data.add_answer(TokenOutput([1], [-0.5], versions=[3], extra_fields={"logprobs_of": of}))
+        assert data.extra_fields["logprobs_of"] == told
+
+
 def test_the_fields_of_all_answers_are_those_of_the_first_with_the_newest_version() -> None:
     data = AgentData([])
     data.add_answer(TokenOutput([1], [-0.5], versions=[3], extra_fields={"num_cached_tokens": 2, "mine": 1}))
