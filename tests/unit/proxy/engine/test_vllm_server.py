@@ -296,6 +296,12 @@ def top(entry: Any) -> dict[str, Any]:
     return whole
 
 
+def spanned(*spans: Any) -> dict[str, Any]:
+    whole = event([1, 2], [-1.0, -1.0])
+    whole["choices"][0]["weight_versions"] = list(spans)
+    return whole
+
+
 def reply(top: int = 0) -> VllmReply:
     return VllmReply(VersionNumbers(), PromptIds(ids_of([1, 2, 3])), top, RULE)
 
@@ -316,6 +322,11 @@ def reply(top: int = 0) -> VllmReply:
         (event([1], [-1.0], "error"), EngineFailed),
         (event([1], [-1.0], "something_new"), EngineFailed),
         ([], EngineFailed),
+        (spanned({"version": "0", "start": 0, "end": 1}), EngineFailed),
+        (spanned({"version": "0", "start": 1, "end": 2}), EngineFailed),
+        (spanned({"version": "0", "start": 0, "end": 2}, {"version": "1", "start": 1, "end": 2}), EngineFailed),
+        (spanned({"start": 0}), EngineFailed),
+        (spanned("0"), EngineFailed),
         ({"error": {"message": "no", "code": 400}}, InvalidRequest),
         ({"error": {"message": "no", "code": 500}}, EngineFailed),
         ({"error": "no"}, InvalidRequest),
@@ -324,6 +335,14 @@ def reply(top: int = 0) -> VllmReply:
 def test_incomplete_or_refused_replies_fail(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         reply(1).read([wrong], 0, 0)
+
+
+@pytest.mark.parametrize(("version", "unsure"), [("0", 0), ("1", 0), ("7", 2)])
+def test_spans_of_a_version_that_was_not_published_are_uncertain(version: str, unsure: int) -> None:
+    read = reply()
+    read.numbers.believed.add(1)
+    chunks = [*read.read([spanned({"version": version, "start": 0, "end": 2})], 0, 1), *read.last()]
+    assert sum(chunk.unsure for chunk in chunks) == unsure
 
 
 @pytest.mark.parametrize("name", ["stop", "length", "abort"])
