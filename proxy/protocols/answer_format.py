@@ -115,7 +115,7 @@ def _parse_schema(value: Any, at: str) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"'{at}' is not a JSON text: {error}", param=at) from None
     return expect_object(value, at)
 

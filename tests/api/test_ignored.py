@@ -20,7 +20,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [user("hi")], "tools": [function_tool("f"), {"type": "web_search"}]},
         "tools[1] of type web_search",
     ),
-    ("responses", {"input": "hi", "user": "u", "guided_regex": "a"}, "guided_regex,user"),
+    ("responses", {"input": "hi", "user": "u", "length_penalty": 1.2}, "length_penalty,user"),
     ("responses", {"input": "hi", "reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.summary"),
     ("responses", {"input": "hi", "text": {"format": {"type": "text"}, "verbosity": "low"}}, "text.verbosity"),
     ("responses", {"input": "hi", "truncation": "auto"}, "truncation"),

@@ -11,7 +11,7 @@ from tests.support import Server, call_text, function_tool, says, serving, user
 
 GREEDY_AGENT = {
     **{"temperature": 0.2, "top_p": 0.5, "top_k": 3, "presence_penalty": 0.5, "logit_bias": {"5": 1.0}, "seed": 7},
-    **{"max_tokens": 50, "min_tokens": 9, "stop": ["STOP"], "repetition_penalty": 1.5, "guided_regex": "a"},
+    **{"max_tokens": 50, "min_tokens": 9, "stop": ["STOP"], "repetition_penalty": 1.5, "length_penalty": 1.2},
 }
 
 
@@ -30,7 +30,7 @@ async def test_the_sessions_sampling_wins_over_the_requests_where_it_says_so(tmp
         await start(server, sampling=trainers, sampling_policy="override")
         response = await server.post("/s/v1/chat/completions", {"messages": [user("a")], "model": "m", **GREEDY_AGENT})
         ignored = response.headers["x-tokengrove-ignored"].replace(" ", "").split(",")
-        expected = ["guided_regex", "logit_bias", "min_tokens", "presence_penalty", "repetition_penalty", "seed"]
+        expected = ["length_penalty", "logit_bias", "min_tokens", "presence_penalty", "repetition_penalty", "seed"]
         expected += ["temperature", "top_p", "max_tokens"]
         assert response.status_code == 200 and ignored == expected
         asked = server.engine.requests[-1].sampling

@@ -183,11 +183,11 @@ def test_failed_turns_say_their_error_in_full_and_keep_what_was_sampled(url: str
 def test_notes_are_said_in_words_and_a_prefill_is_told_apart(url: str, opened: Opened) -> None:
     name = "panel/notes"
     history: list[Any] = [{"role": "user", "content": "Say more."}, {"role": "assistant", "content": "Begun: "}]
-    fields = {"continue_final_message": True, "add_generation_prompt": False, "guided_regex": "x"}
+    fields = {"continue_final_message": True, "add_generation_prompt": False, "length_penalty": 1.2}
     post(url, f"{name}/{CHAT}", {"model": "m", "messages": history, **fields})
     _, panel = turn(opened, url, name, 0)
     notes = panel.locator(".turn-notes")
-    expect(notes).to_contain_text("guided_regex fields of the request that had no effect")
+    expect(notes).to_contain_text("length_penalty fields of the request that had no effect")
     expect(notes).to_contain_text("how many characters of the answer's text the client wrote itself")
     expect(panel.locator(".turn-prefill")).to_have_text("Begun: ")
     expect(panel.locator(".turn-answer")).to_contain_text("the client wrote the first 7 characters of the text")

@@ -62,6 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
     ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
