@@ -191,7 +191,8 @@ def test_a_rollout_that_takes_too_long_is_closed_and_fails() -> None:
     worker = HarnessRolloutWorker(factory, lambda *_: "yes", timeout_s=0.05)
     assert worker.run([["wait"], [asked("one")]])[1][0].reward == 1.0
     [failure] = worker.failures
-    assert isinstance(failure.error, RolloutTimeout) and factory.made[0].closed == 2
+    assert isinstance(failure.error, RolloutTimeout)
+    assert sorted(made.closed for made in factory.made) == [1, 2]  # made in any order, by two threads
 
 
 def test_after_max_turns_a_rollout_is_scored_as_it_is() -> None:
