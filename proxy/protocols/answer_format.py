@@ -5,9 +5,10 @@ OpenAI's `response_format` (`text.format`), vLLM's `structured_outputs`, SGLang'
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
 
 from proxy.protocols.fields import expect_list, expect_object, expect_text, json_type, optional_bool
 from proxy.types import ResponseFormat
@@ -114,8 +115,8 @@ def _parse_schema(value: Any, at: str) -> Mapping[str, Any]:
     """Return a JSON schema, which may be a JSON text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = orjson.loads(value)
+        except ValueError as error:
             raise InvalidRequest(f"'{at}' is not a JSON text: {error}", param=at) from None
     return expect_object(value, at)
 

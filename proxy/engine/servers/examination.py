@@ -13,7 +13,7 @@ from proxy.engine.servers.vllm_server import VllmServer
 from tokengrove.errors import ProxyError
 
 _WORDS = {
-    Capability.GRAMMAR: "forced tools and JSON schemas",
+    Capability.GRAMMAR: "forced tools, JSON schemas and other formats",
     Capability.TOP_LOGPROBS: "logprobs of alternatives",
     Capability.PENALTIES: "penalties",
     Capability.LOGIT_BIAS: "logit_bias",

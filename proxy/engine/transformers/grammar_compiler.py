@@ -22,7 +22,9 @@ from tokengrove.errors import ConfigurationError, InvalidRequest
 # At most one space, as models write JSON. Otherwise a random model could write white space forever.
 _JSON_OPTIONS = {"whitespace_pattern": " ?"}
 
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+# What a regular expression between slashes, on one line, has instead; escaped characters are one piece.
+_PIECES = re.compile(r"\\.|[/\n\r]", re.DOTALL)
+_INSTEAD = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 
 _SLACK_TOKENS = 16
 """Tokens added to the reserve, for an incomplete character or key, the end token, and finer tokenisation."""
@@ -192,7 +194,7 @@ def _literal(text: str) -> str:
 
 def _regex_text(pattern: str) -> str:
     """A regular expression between slashes, on one line."""
-    return _SLASH.sub(lambda found: found[1] or r"\/", pattern).replace("\n", r"\n").replace("\r", r"\r")
+    return _PIECES.sub(lambda found: _INSTEAD.get(found[0], found[0]), pattern)
 
 
 def _lark_text(ebnf: str) -> str:

@@ -46,7 +46,7 @@ async def test_a_vllm_server_is_described() -> None:
     told = facts(done.stdout)
     assert (done.exit_code, told["server"], told["usable"]) == (0, [url], ["yes"])
     assert (told["engine"], told["model"], told["weights"]) == (["vLLM 0.0"], ["wire"], ["version 0"])
-    assert {"forced tools and JSON schemas", "weight updates"} <= set(told["can"]) and told["cannot"] == ["nothing"]
+    assert {"forced tools, JSON schemas and other formats", "weight updates"} <= set(told["can"]) and told["cannot"] == ["nothing"]
     assert told["logprobs"][0].startswith("raw_logprobs: of temperature 1") and "logprobs_of: model" in done.stdout
     assert [sentence.split()[1] for sentence in told["missing"]] == ["--logprobs-mode"]
     assert told["paused"][0].startswith("no") and told["samples"][0].startswith("a token in ")
@@ -57,7 +57,7 @@ async def test_flags_that_a_server_lacks_are_told_with_their_cost() -> None:
         wire.scale_out = wire.controls = False
         told = facts((await doctor("--engine", url)).stdout)
     assert [sentence.split()[1] for sentence in told["missing"]] == ["--enable-scale-out", "VLLM_SERVER_DEV_MODE=1"]
-    assert {"forced tools and JSON schemas", "weight updates"} <= set(told["cannot"])
+    assert {"forced tools, JSON schemas and other formats", "weight updates"} <= set(told["cannot"])
     assert told["logprobs"][0].startswith("processed_logprobs: ")
 
 
