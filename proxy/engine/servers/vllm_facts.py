@@ -13,7 +13,7 @@ from typing import Any
 from proxy.engine.interface import Capability
 from proxy.engine.servers.connection import ServerConnection
 from proxy.engine.servers.vllm_wire import COMPLETIONS, GENERATE, tokens_of
-from tokengrove.errors import EngineFailed, EngineUnavailable, InvalidRequest
+from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
 _DEFAULT_CONTEXT = 32_768
 _PROBE_S = 20.0
@@ -150,6 +150,8 @@ async def read_facts(connection: ServerConnection) -> VllmFacts:
         return replace(facts, processed=facts.configured_mode == "processed_logprobs")
     try:
         return replace(facts, generates=True, processed=await _processes(connection, facts.model, GENERATE))
+    except EngineLost:  # it is late, and may have the endpoint
+        raise
     except (EngineUnavailable, InvalidRequest):  # it lacks the endpoint, or has it switched off
         processed = await _processes(connection, facts.model, COMPLETIONS)
         return replace(facts, generates=False, processed=processed)

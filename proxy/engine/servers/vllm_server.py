@@ -118,7 +118,8 @@ class VllmServer:
             names = {"model": facts.model}
             self.compared = await is_same(self._connection, self._own, names, facts.model, facts.model_path)
         if self._eyes is not None:
-            self.blind = await blindness(self._connection, self._facts.model)
+            lacks = "" if facts.generates else "it was started without --enable-scale-out, or is too old for it"
+            self.blind = lacks or await blindness(self._connection, facts.model)
         self._info = self._described()
 
     @property

@@ -69,6 +69,7 @@ async def test_without_top_logprobs_only_the_logprob_of_the_sampled_token_is_tol
         ({"takes_parts": None}, "openapi"),
         ({"takes_parts": False}, "newer vLLM"),
         ({"sees": False}, "not a multimodal model"),
+        ({"scale_out": False}, "--enable-scale-out"),
     ],
 )
 async def test_a_server_that_cannot_says_so_at_start_and_refuses_images(wire_is: dict[str, Any], why: str) -> None:

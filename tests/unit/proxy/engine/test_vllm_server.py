@@ -13,8 +13,9 @@ import pytest
 from proxy.engine.contract import complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, PauseMode, WeightTransfer
+from proxy.engine.servers.connection import ServerConnection
 from proxy.engine.servers.vllm_server import VllmServer
-from proxy.engine.servers.vllm_wire import VllmReply, logprobs_of
+from proxy.engine.servers.vllm_wire import GENERATE, VllmReply, logprobs_of
 from proxy.engine.version_names import VersionNumbers
 from proxy.prompt_ids import PromptIds
 from proxy.types import SamplingParams, ids_of
@@ -23,8 +24,10 @@ from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import VllmWire, serving_wire
 from tests.support import until
 from tokengrove.errors import (
+    EngineBusy,
     EngineFailed,
     EngineIncapable,
+    EngineLost,
     EngineUnavailable,
     InvalidRequest,
     ProxyError,
@@ -111,6 +114,28 @@ async def test_a_paused_server_is_not_sampled_to_find_its_mode_out() -> None:
         await engine.start()
         assert await engine.rests() and not wire.asked
         assert any("processed_logprobs" in what for what in engine.missing)
+        await engine.close()
+
+
+@pytest.mark.parametrize("late", [EngineLost("it does not answer within 20 s"), EngineBusy("its queue is full")])
+async def test_a_server_whose_first_token_is_late_is_lost_and_does_not_lack_the_endpoint(
+    late: EngineLost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ServerConnection.call
+
+    async def call_late(self: ServerConnection, path: str, *arguments: Any, **options: Any) -> Any:
+        if path == GENERATE:
+            raise late
+        return await call(self, path, *arguments, **options)
+
+    async with serving_wire("vllm") as (url, _):
+        engine = VllmServer(url, VOCABULARY)
+        monkeypatch.setattr(ServerConnection, "call", call_late)
+        with pytest.raises(type(late)):
+            await engine.start()
+        monkeypatch.setattr(ServerConnection, "call", call)
+        await engine.start()
+        assert engine.missing == []
         await engine.close()
 
 
