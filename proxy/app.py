@@ -32,7 +32,7 @@ from proxy.api.wrong_keys import WrongKeys
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Capability, Engine, ServerPool, SessionEngine
+from proxy.engine.interface import Capability, Engine, EngineInfo, ServerPool, SessionEngine
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
@@ -62,6 +62,7 @@ from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, codes
+from tokengrove.options.start import Replay
 from tokengrove.tracing import start_tracing
 
 if TYPE_CHECKING:
@@ -147,7 +148,12 @@ def build_app(
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
     forget = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
-    sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version, forget)
+    sessions = SessionParts(
+        *(store, settings, metrics),
+        lambda: gate.info().weight_version,
+        lambda asked: gate.info().why_unrecorded(asked),
+        forget,
+    )
     images = ImagePool(store.images.read, settings.image_memory_bytes)
     prompts = Prompts(renderer, pool)
     turns = Turns(
@@ -317,6 +323,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         await parts.engine.start()
         info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
         logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})
+        _check_replay(parts.settings, info)
         if parts.renderer.has_vision and Capability.IMAGES not in info.capabilities:
             logger.warning(
                 "the engine takes no images, so they are refused", {"engine": info.name, "model": info.model}
@@ -341,6 +348,13 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             yield
         finally:
             app.running_loop = None
+
+
+def _check_replay(settings: Settings, info: EngineInfo) -> None:
+    """Raise ConfigurationError if the engine does not record what `--replay` asks for."""
+    fault = info.why_unrecorded(map(Replay, settings.replay))
+    if fault is not None:
+        raise ConfigurationError(f"--replay {fault[0]}: {fault[1]}")
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -402,7 +402,8 @@ class Interaction:
     `malformed_calls`: tool calls that could not be parsed and were left as text. `uncertain`: `versions` contains a
     version that was only assumed, namely the last known one, because the engine reported a version that nobody
     published, or because the weights changed within a part of the output. `logprobs_of`: the distribution that
-    `logprobs` are of; if it changed within the output, the one furthest from the rule.
+    `logprobs` are of; if it changed within the output, the one furthest from the rule. `replay`: the side columns that
+    it recorded, and the number of missing rows of each (`proxy.side_columns`).
     """
 
     id: str
@@ -455,6 +456,7 @@ class Interaction:
     images: tuple[PlacedImage, ...] = ()
     uncertain: bool = False
     logprobs_of: LogprobsOf = LogprobsOf.RULE
+    replay: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:

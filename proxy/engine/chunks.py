@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.engine.versions import LARGEST_VERSION
+from proxy.side_columns import Columns
 from proxy.types import Ids, Logprobs, VersionRuns
 from tokengrove.errors import EngineFailed
 from tokengrove.reasons import FinishReason, LogprobsOf
@@ -33,6 +34,7 @@ class TokenChunk:
     logprobs by the rule but without the grammar mask, from an engine that is configured to report them. `unsure`: the
     change in the number of tokens with an uncertain version, negative if the chunk settles versions of earlier tokens.
     Uncertain tokens carry the last version that is believed. `logprobs_of`: the distribution that `logprobs` are of.
+    `columns`: rows of side columns by name, at positions counted from the start of the prompt; None: no rows.
     """
 
     ids: Ids
@@ -47,6 +49,7 @@ class TokenChunk:
     unmasked: Logprobs | None = None
     unsure: int = 0
     logprobs_of: LogprobsOf = LogprobsOf.RULE
+    columns: Columns | None = None
 
 
 LARGEST_LOGPROB = 1e-3

@@ -23,6 +23,7 @@ from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine,
 from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
+from proxy.side_columns import EXPERTS
 from proxy.telemetry.groups import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (
@@ -56,7 +57,7 @@ class _InFlight:
       because it was cut. `again`: it was resubmitted after its first token.
     - `expired`: no token came in time, so `task` was cancelled. `cancels`: the number of earlier cancellations of
       `task` by others. `retried_elsewhere`: it expired once and was resubmitted to another server.
-    - `vocab_size`: the vocabulary size of the model.
+    - `vocab_size`: the vocabulary size of the model. `held`: the position after the last token whose experts are known.
     """
 
     request: GenerateRequest
@@ -74,6 +75,7 @@ class _InFlight:
     interrupted: bool = False
     expired: bool = False
     retried_elsewhere: bool = False
+    held: int = 0
 
     @property
     def continuable(self) -> bool:
@@ -86,11 +88,14 @@ class _InFlight:
         check_chunk(chunk, self.vocab_size, self.left)
         self.output += chunk.ids
         self.left -= len(chunk.ids)
+        if chunk.columns is not None and (experts := chunk.columns.get(EXPERTS)) is not None:
+            self.held = max(self.held, experts.end)
         if self.again and chunk.cached_tokens is not None:  # later submissions also count the output so far
             chunk = replace(chunk, cached_tokens=None)
         if chunk.finish is FinishReason.ABORT and self.cut:
             self.interrupted = True
-            return self.take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected or chunk.unsure else None
+            told = chunk.ids or chunk.corrected or chunk.unsure or chunk.columns
+            return self.take(replace(chunk, finish=None)) if told else None
         return self.take(chunk)
 
     def expire(self) -> None:
@@ -322,7 +327,7 @@ class Gate:
             flight.running, flight.cut, flight.interrupted = True, False, False
             flight.again, wait_s, cause = bool(flight.output), 0.0, "pause"
             try:
-                finish = await self._sample(rest_of(flight.request, flight.output), flight.receive)
+                finish = await self._sample(rest_of(flight.request, flight.output, flight.held), flight.receive)
                 if not (flight.interrupted and finish is FinishReason.ABORT):
                     if finish is not None:
                         return finish

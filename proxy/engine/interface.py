@@ -6,13 +6,14 @@ Every chunk has one logprob per id; the last chunk, and only the last, has `fini
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import Failure, GenerateRequest
+from tokengrove.options.start import Replay
 
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 """Kinds of memory that an engine may release, under SGLang's names."""
@@ -94,7 +95,8 @@ class EngineInfo:
     `vocab_size`: input ids are below it. `context_length`: the maximum of prompt plus output, in tokens.
     `weight_version`: the version that newly sampled tokens carry. `detail`: free text for people, for example device
     and dtype. `max_running_requests`: the number of requests that it runs at once, while others are queued; None if
-    unknown.
+    unknown. `records`: the side columns that it can record. `unrecorded`: why it cannot record others, with the way
+    out. `dense`: the model is known to have no experts.
     """
 
     name: str
@@ -105,6 +107,19 @@ class EngineInfo:
     capabilities: frozenset[Capability]
     detail: str = ""
     max_running_requests: int | None = None
+    records: frozenset[Replay] = frozenset()
+    unrecorded: tuple[tuple[Replay, str], ...] = ()
+    dense: bool = False
+
+    def why_unrecorded(self, asked: Iterable[Replay]) -> tuple[Replay, str] | None:
+        """The first of `asked` that the engine does not record, and why; None if it records them all.
+
+        A dense model has no experts to record.
+        """
+        for each in sorted(asked):
+            if each not in self.records and not (self.dense and each is Replay.EXPERTS):
+                return each, dict(self.unrecorded).get(each, f"the engine {self.name!r} does not report them")
+        return None
 
 
 class EngineControl(Protocol):

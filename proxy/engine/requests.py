@@ -8,6 +8,7 @@ from typing import NamedTuple
 from proxy.engine.grammar import Grammar
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
+from proxy.side_columns import ColumnRequest
 from proxy.telemetry.timeline import Timeline
 from proxy.types import Ids, SamplingParams, TurnRequest
 from tokengrove.errors import ContextLengthExceeded, InvalidRequest
@@ -38,7 +39,8 @@ class GenerateRequest:
     `whole`: the caller reads the output only when it is complete; ignored if `turn` is set, since its `stream` then
     decides. `failures`: earlier failures on engine servers, recorded by the pool for the resubmission of the rest.
     `timeline`: the time of admission, and events in the engine. `images`: the images of the prompt, which already has
-    their placeholder tokens as the model's own processor writes them; None without images.
+    their placeholder tokens as the model's own processor writes them; None without images. `columns`: the side columns
+    to record; None: none.
     """
 
     request_id: str
@@ -55,6 +57,7 @@ class GenerateRequest:
     failures: list[Failure] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     images: PromptImages | None = None
+    columns: ColumnRequest | None = None
 
     @property
     def input_ids(self) -> Ids:
@@ -99,8 +102,13 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
         raise InvalidRequest("repetition_penalty must be positive", param="repetition_penalty")
 
 
-def rest_of(request: GenerateRequest, output: Ids) -> GenerateRequest:
-    """Return the rest of an interrupted request: `output` is appended to the prompt and reduces the token limits."""
+def rest_of(request: GenerateRequest, output: Ids, held: int = 0) -> GenerateRequest:
+    """Return the rest of an interrupted request: `output` is appended to the prompt and reduces the token limits.
+
+    `held`: the position after the last token whose experts are known.
+    """
+    if request.columns is not None and held > request.columns.start:
+        request = replace(request, columns=replace(request.columns, start=held))
     if not output:
         return request
     most, least = request.sampling.max_tokens, request.sampling.min_tokens

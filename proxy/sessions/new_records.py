@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from proxy.settings import Settings
 from proxy.types import SessionRecord
+from tokengrove.errors import UnsupportedParameter
 from tokengrove.options.option import options_of
-from tokengrove.options.start import Delivery, TurnOptions
+from tokengrove.options.start import Delivery, Replay, TurnOptions
+
+WhyUnrecorded = Callable[[Iterable[Replay]], tuple[Replay, str] | None]
 
 
 class NewRecords:
-    """Builds records of new sessions. `weight_version` returns the engine's current weight version."""
+    """Builds records of new sessions.
 
-    def __init__(self, settings: Settings, weight_version: Callable[[], int]) -> None:
+    `weight_version` returns the engine's current weight version. `why_unrecorded` returns the first of some side
+    columns that the engine does not record, and why; None if it records them all.
+    """
+
+    def __init__(
+        self, settings: Settings, weight_version: Callable[[], int], why_unrecorded: WhyUnrecorded = lambda _: None
+    ) -> None:
+        self._why_unrecorded = why_unrecorded
         self._discount, self._credit, self._weight_version = settings.discount, settings.credit, weight_version
+        self._recording = {
+            "replay": settings.replay,
+            "max_kept": settings.max_kept,
+            "alternatives": settings.alternatives,
+        }
 
     def build(self, session_id: str, task_id: str, body: Mapping[str, Any]) -> SessionRecord:
-        """The record of a session that starts now with the validated fields of `body`."""
+        """The record of a session that starts now with the validated fields of `body`.
+
+        Raises UnsupportedParameter if it asks for side columns that the engine does not record.
+        """
         now = time.time()
         return SessionRecord(
             session_id=session_id,
@@ -27,7 +45,7 @@ class NewRecords:
             group_id=body.get("group_id"),
             group_size=body.get("group_size"),
             sampling=body.get("sampling") or {},
-            turn_options={name: body[name] for name in options_of(TurnOptions) if name in body},
+            turn_options=self._turn_options(body),
             limits=body.get("limits") or {},
             metadata=body.get("metadata") or {},
             discount=self._discount if body.get("discount") is None else body["discount"],
@@ -38,3 +56,11 @@ class NewRecords:
             created_at=now,
             updated_at=now,
         )
+
+    def _turn_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of turns, with the server's recording if the session records anything."""
+        if body.get("replay") and (fault := self._why_unrecorded(body["replay"])) is not None:
+            raise UnsupportedParameter(f"'replay' asks for {fault[0]}: {fault[1]}", param="replay")
+        given = {name: body[name] for name in options_of(TurnOptions) if name in body}
+        replay = given.pop("replay", self._recording["replay"])
+        return {**self._recording, **given, "replay": sorted(replay)} if replay else given

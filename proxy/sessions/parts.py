@@ -11,7 +11,7 @@ from proxy.sessions.idle_sweep import IdleSweep
 from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Keyring
 from proxy.sessions.named_sessions import NamedSessions
-from proxy.sessions.new_records import NewRecords
+from proxy.sessions.new_records import NewRecords, WhyUnrecorded
 from proxy.sessions.registry import Registry
 from proxy.sessions.rewards import Scores
 from proxy.sessions.session_memory import SessionMemory
@@ -32,11 +32,14 @@ class SessionParts:
         settings: Settings,
         metrics: Metrics,
         weight_version: Callable[[], int],
+        why_unrecorded: WhyUnrecorded = lambda _: None,
         forget: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`forget` is called with the id of each session that was ended or deleted here."""
+        """`why_unrecorded`: see NewRecords. `forget` is called with the id of each session that was ended or deleted
+        here.
+        """
         keys = Keyring(store.keys, settings.admin_key)
-        limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version)
+        limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version, why_unrecorded)
         self.registry = Registry(store.news, keys, metrics)
         self.named = NamedSessions(self.registry, store.starts, limits, records)
         self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)

@@ -13,6 +13,7 @@ from proxy.settings import checks
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
+from tokengrove.options.start import Replay
 
 # Pillow treats a larger image as a decompression bomb.
 _MOST_PIXELS = 89_000_000
@@ -117,6 +118,14 @@ class Settings:
     strict_sampling: bool = option(
         False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."
     )
+    replay: tuple[str, ...] = option(
+        (),
+        "What turns record for training, unless their session says otherwise: kept (sets of ids that sampling left), "
+        "experts, top_logprobs; may be repeated.",
+        choices=tuple(Replay),
+    )
+    max_kept: int = option(512, "Size of the largest kept set, or complement of one, that is recorded.", above=0)
+    alternatives: int = option(5, "Alternatives of each token that --replay top_logprobs records.", least=1, most=20)
     max_context_tokens: int | None = option(None, "Limit of prompt plus output tokens; none: the model's.", above=0)
     max_tokens_per_turn: int | None = option(None, "Limit of sampled tokens in one turn.", above=0)
     max_body_bytes: int = option(32 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.", above=0)

@@ -35,6 +35,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["version"] = "uncertain"
     if node.malformed_calls:
         notes["malformed_calls"] = node.malformed_calls
+    if node.replay:
+        notes["replay"] = dict(node.replay)
     return notes
 
 
@@ -52,4 +54,5 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "logprobs_of": LogprobsOf(notes.get("logprobs_of", LogprobsOf.RULE)),
         "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
+        "replay": notes.get("replay", {}),
     }

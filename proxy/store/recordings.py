@@ -8,10 +8,12 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from proxy.side_columns import DECLARED, SideShape, loaded, shape_of
+from proxy.side_rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import outlines, reads, recent, writes
+from proxy.store.sql import outlines, reads, recent, side_columns, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
 from tokengrove.options.session import SessionStatus
@@ -81,6 +83,18 @@ class SessionReads:
     async def load_tokens(self, session_id: str) -> list[Interaction]:
         """All interactions by seq, messages only on roots: decoding messages takes most of the time."""
         return await self._database.read(reads.load_tokens, session_id)
+
+    async def load_columns(self, session_id: str, names: Collection[str]) -> dict[str, dict[str, SideColumn]]:
+        """The side columns of these names of a session, by interaction id and name."""
+        found: dict[str, dict[str, SideColumn]] = {}
+        for interaction_id, column in await self._database.read(side_columns.load_columns, session_id, names):
+            found.setdefault(interaction_id, {})[column.name] = loaded(column)
+        return found
+
+    async def column_kinds(self, session_ids: Collection[str]) -> list[SideShape]:
+        """The kinds of rows of the side columns of sessions, each once."""
+        kinds = await self._database.read(side_columns.column_kinds, session_ids)
+        return [shape_of(*kind) for kind in kinds if kind[0] in DECLARED]
 
     async def load_steps(self, session_ids: Collection[str], *, roots: bool) -> dict[str, list[Interaction]]:
         """Interactions without tokens and texts, by session and by seq, of at most 10,000 sessions.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.side_columns import NO_COLUMNS, Columns
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import begun, writes
@@ -33,19 +34,25 @@ class TurnLog:
         return self._database.shared
 
     async def append(
-        self, interaction: Interaction, seen: Seen | None = None, files: Sequence[ImageFile] = ()
+        self,
+        interaction: Interaction,
+        seen: Seen | None = None,
+        files: Sequence[ImageFile] = (),
+        columns: Columns = NO_COLUMNS,
     ) -> int | None:
         """Commit an interaction; set its seq and return it. Cancelling the caller does not prevent the commit.
 
-        `files`: its images, except for the ones that its session certainly has.
+        `files`: its images, except for the ones that its session certainly has. `columns`: its side columns.
 
         With `seen`, returns None and commits nothing if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        change = writes.Append(interaction, seen, files)
+        change = writes.Append(interaction, seen, files, columns)
         size = 4 * len(interaction.prompt_suffix) + 8 * len(interaction.output_ids)
         if files:
             size += sum(len(file.data) for file in files)
+        if columns:
+            size += sum(column.rows.nbytes for column in columns.values())
         seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
         if seq is not None:
             interaction.seq = seq

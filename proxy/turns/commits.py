@@ -24,6 +24,7 @@ from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.rewards import Scores
+from proxy.side_columns import NO_COLUMNS
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
@@ -72,6 +73,7 @@ class Commits:
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
         turn.prove()
+        turn.recorded = turn.side_columns()
         if turn.order is not None:
             # The choice is completely sampled, so it is kept even if the choices that it waits for are cancelled.
             turn.committing = True
@@ -115,7 +117,7 @@ class Commits:
         session.cache.reserve(node)
         try:
             files = await self._files(turn) if interaction.images else ()
-            seq = await self._log.append(interaction, self._registry.seen(session), files)
+            seq = await self._log.append(interaction, self._registry.seen(session), files, turn.recorded)
         except ProxyError:
             session.cache.release(node)
             note_doubt(session, interaction.id)
@@ -134,6 +136,7 @@ class Commits:
     def _committed(self, turn: Turn, node: Node) -> None:
         """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
+        turn.recorded = NO_COLUMNS  # they are stored, and large
         session.cache.publish(node)
         session.record_commit(turn.interaction)
         turn.release()

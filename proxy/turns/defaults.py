@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
+from proxy.side_columns import ColumnRequest
+from proxy.turns.prompts import Prompt
 from proxy.types import Api, SamplingParams, SessionRecord, ToolChoiceMode, TurnRequest
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
-from tokengrove.options.start import SamplingPolicy
+from tokengrove.options.start import Replay, SamplingPolicy
 
 _MOST_SEED = 2**63 - 1
 _NO_PENALTIES = (0.0, 0.0, 1.0)
@@ -166,3 +168,18 @@ def _take_sampling(request: TurnRequest, record: SessionRecord) -> None:
         request.sampling = request.sampling._replace(max_tokens=most)
         without_effect.append("max_tokens")
     request.dropped = (*request.dropped, *without_effect)
+
+
+def columns_of(record: SessionRecord, prompt: Prompt, info: EngineInfo) -> ColumnRequest | None:
+    """The side columns that a turn records; None: none. Experts start at the first token without any in the session.
+
+    The last token of the parent is the first: it has none before a forward pass takes it in.
+    """
+    asked = frozenset(map(Replay, record.turn_options.get("replay", ())))
+    if info.dense:
+        asked -= {Replay.EXPERTS}
+    if not asked:
+        return None
+    parent = prompt.match.parent if prompt.bridged else None
+    start = 0 if parent is None else max(parent.length - 1, 0)
+    return ColumnRequest(asked, record.turn_options["max_kept"], start)

@@ -17,14 +17,17 @@ from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
+from proxy.side_columns import ColumnRequest
 from proxy.trajectory.matching import messages_hash
 from proxy.turns.choice import ChoiceOrder
+from proxy.turns.column_log import ColumnLog
 from proxy.turns.defaults import sampling_of_choice, stop_tokens
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
 from proxy.turns.reply_options import reply_options_of
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
+from tokengrove.options.start import Replay
 from tokengrove.reasons import Reason, Status
 
 _NO_ANSWER = Message(Role.ASSISTANT)
@@ -34,7 +37,7 @@ _NO_ANSWER = Message(Role.ASSISTANT)
 class ReplyPlan:
     """The data that the `n` choices of one reply share. `sampling` includes the session's defaults and the budgets.
 
-    `pool`: the images of the prompt that did not come with the request.
+    `pool`: the images of the prompt that did not come with the request. `columns`: the side columns to record.
     """
 
     session: LiveSession
@@ -46,6 +49,7 @@ class ReplyPlan:
     attempt: Attempt
     reply_id: str
     pool: ImagePool
+    columns: ColumnRequest | None = None
 
 
 def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
@@ -66,13 +70,14 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         sampling=sampling,
         stop_token_ids=stop_tokens(request, renderer.stop_token_ids),
         grammar=plan.grammar,
-        top_logprobs=request.top_logprobs,
+        top_logprobs=max(request.top_logprobs, _alternatives(plan)),
         session_id=plan.session.id,
         group_id=plan.session.record.group_id or "",
         turn=request,
         turn_number=plan.session.turns_taken + k,
         timeline=request.timeline if k == 0 else copy(request.timeline),
         images=PromptImages(prompt.images, plan.pool, request.files) if prompt.images else None,
+        columns=plan.columns,
     )
     make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
     parser = new_parser(renderer, request, sampling, prompt.ids.tail(TAIL), make_id)
@@ -85,11 +90,20 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         order=order,
         prompt=prompt,
         generate=generate,
+        columns=None if plan.columns is None else ColumnLog(plan.columns, _alternatives(plan)),
         parser=parser,
         report=new_report(request, generate.stop_token_ids, renderer.piece) if request.logprobs else None,
         encode=renderer.encode,
         raw_text=renderer.raw_text,
     )
+
+
+def _alternatives(plan: ReplyPlan) -> int:
+    """How many alternatives of each token the turns of a reply record."""
+    if plan.columns is None or Replay.TOP_LOGPROBS not in plan.columns.replay:
+        return 0
+    alternatives: int = plan.session.record.turn_options["alternatives"]
+    return alternatives
 
 
 def new_parser(

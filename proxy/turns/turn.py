@@ -19,8 +19,10 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
+from proxy.side_columns import NO_COLUMNS, Columns
 from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice import ChoiceOrder
+from proxy.turns.column_log import ColumnLog
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of
@@ -34,10 +36,11 @@ class Turn:
     """A `Choice` that is being generated: the interaction that it records, and its output so far.
 
     `index`: its index among the choices of the reply. `order`: the commit order of the choices; None for the only
-    choice. `encode` tokenizes text from engines that return no token ids. `raw_text` returns the text of an output,
-    markup included. `begun`: its task has started. `unwanted`: it was cancelled, possibly before it started. `placed`:
-    it has one of the `Places`. `committing`: it is being committed and can no longer be cancelled. `timeline`: the
-    times of its phases; complete once the turn has `ended`.
+    choice. `columns`: its side columns while it runs, if it records any. `recorded`: the side columns of the ended
+    turn, until they are committed. `encode` tokenizes text from engines that return no token ids. `raw_text` returns
+    the text of an output, markup included. `begun`: its task has started. `unwanted`: it was cancelled, possibly before
+    it started. `placed`: it has one of the `Places`. `committing`: it is being committed and can no longer be
+    cancelled. `timeline`: the times of its phases; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -48,6 +51,8 @@ class Turn:
     order: ChoiceOrder | None = None
     prompt: Prompt
     generate: GenerateRequest
+    columns: ColumnLog | None = None
+    recorded: Columns = NO_COLUMNS
     parser: OutputParser
     report: LogprobReport | None
     encode: Callable[[str], Ids]
@@ -118,6 +123,8 @@ class Turn:
         if chunk.unsure:
             self._unsure += chunk.unsure
             interaction.uncertain = self._unsure > 0
+        if self.columns is not None:
+            self.columns.add(chunk, self.prompt_tokens + len(interaction.output_ids))
         finish = chunk.finish
         tokens = ids.tolist()  # read several times; an array creates its integers again on each read
         if not self._ends.isdisjoint(tokens):
@@ -184,8 +191,10 @@ class Turn:
         """
         before, self._reasoning_tokens = self._reasoning_tokens, self.parser.reasoning_tokens
         if chunk.sampled and (self._reasoning_tokens == before or self.request.per_token):
+            most = self.request.top_logprobs  # the engine may report more alternatives, to be recorded
             for index, token in enumerate(ids, at):
-                report.add(token, chunk.logprobs[index], chunk.top_logprobs[index] if chunk.top_logprobs else ())
+                top = chunk.top_logprobs[index][:most] if chunk.top_logprobs else ()
+                report.add(token, chunk.logprobs[index], top)
 
     def prove(self) -> None:
         """Set `aligned` by comparing token ids, and split the prompt. An aligned parent's tokens are not stored again.
@@ -200,6 +209,14 @@ class Turn:
         interaction.prompt_suffix = prompt.ids.last if aligned else prompt.ids.joined
         if prompt.images:
             interaction.images = tuple([each for each in prompt.images if each.start >= interaction.prefix_length])
+
+    def side_columns(self) -> Columns:
+        """The side columns of the output as it was cut; sets `replay` of the interaction."""
+        if self.columns is None:
+            return {}
+        found, self.interaction.replay = self.columns.taken(self.prompt_tokens, len(self.interaction.output_ids))
+        self.columns = None
+        return found
 
     def publish(self, deltas: list[Delta]) -> None:
         """Show deltas to readers. Once a tool call is closed, hold them until the commit (`release`).

@@ -38,7 +38,7 @@ from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, check_images, context_of, fits, most_in_prompt
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
-from proxy.turns.defaults import best_effort, check_capabilities, follow_session, with_defaults
+from proxy.turns.defaults import best_effort, check_capabilities, columns_of, follow_session, with_defaults
 from proxy.turns.earlier import EarlierAttempts
 from proxy.turns.history import identified, with_history, with_messages
 from proxy.turns.plan import ReplyPlan, make_turns
@@ -189,6 +189,7 @@ class Turns:
             attempt=Attempt(key, request.idempotency_key),
             reply_id=new_id(),
             pool=self._images,
+            columns=columns_of(session.record, prompt, info),
         )
         choices = make_turns(plan, self._renderer)
         if isinstance(decision, NewSample):

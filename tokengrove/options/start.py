@@ -18,6 +18,19 @@ class SamplingPolicy(StrEnum):
     OVERRIDE = "override"
 
 
+class Replay(StrEnum):
+    """What the turns of a session record for training, beside tokens and logprobs.
+
+    `kept`: the ids that truncation and grammar left for each sampled token, and its logprob among them. `experts`: the
+    experts that each token was routed to, in a mixture-of-experts model. `top_logprobs`: the likeliest alternatives of
+    each sampled token.
+    """
+
+    KEPT = "kept"
+    EXPERTS = "experts"
+    TOP_LOGPROBS = "top_logprobs"
+
+
 class Delivery(StrEnum):
     """Who gives a session to trainers: the queue of claims, or whoever runs it, who exports it by its id."""
 
@@ -60,6 +73,25 @@ class TurnOptions:
     parallel_tool_calls: bool | None = option(None, "False ends each answer after its first call.", otherwise="true")
     chat_template_kwargs: Mapping[str, Any] = option(
         {}, "Options of the chat template for all turns, such as `enable_thinking`."
+    )
+    replay: frozenset[Replay] | None = option(
+        None,
+        "What turns record for training: kept sets, routed experts, alternatives. The agent's replies do not have it.",
+        otherwise="the server's",
+        note="[Replay columns](replay.md).",
+    )
+    max_kept: int | None = option(
+        None,
+        "Size of the largest kept set that is recorded, or of the largest complement of one.",
+        least=1,
+        otherwise="the server's",
+    )
+    alternatives: int | None = option(
+        None,
+        "Alternatives of each sampled token that `top_logprobs` records.",
+        least=1,
+        most=20,
+        otherwise="the server's",
     )
 
 

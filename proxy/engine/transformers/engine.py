@@ -47,6 +47,7 @@ from tokengrove.errors import (
     UnsupportedParameter,
     how_to_get,
 )
+from tokengrove.options.start import Replay
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +178,7 @@ class TransformersEngine:
             capabilities=frozenset(Capability) - self._missing(),
             detail=f"{builtin}{self._model.dtype} on {self._device}" + self._eyesight(),
             max_running_requests=_RUNNING_ON_CPU if self._device is not None and self._device.type == "cpu" else None,
+            records=frozenset({Replay.KEPT, Replay.TOP_LOGPROBS}),
         )
 
     async def close(self) -> None:
@@ -208,6 +210,7 @@ class TransformersEngine:
             keeps_unmasked=keeps,
             ends=tuple(stops),
             banned=() if self._sight is None else self._sight.placeholders.all,
+            keeps_sets=request.columns is not None and Replay.KEPT in request.columns.replay,
         )
         with self._lock:
             flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())

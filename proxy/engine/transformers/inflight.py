@@ -11,10 +11,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
+from proxy.kept_sets import kept_row
+from proxy.side_columns import KEPT, KEPT_LOGPROBS, Columns
+from proxy.side_rows import SideColumn, SideRows
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import ProxyError
 from tokengrove.reasons import FinishReason
@@ -44,7 +49,7 @@ class InFlight:
 
     def take(self, drawn: Drawn, version: int) -> TokenChunk:
         """Append a sampled token to the output; return its chunk."""
-        first = not self.output
+        first, position = not self.output, len(self.request.prompt) + len(self.output)
         self.output.append(drawn.token)
         finish = self._finish_after(drawn.token)
         self.finished = finish is not None
@@ -56,7 +61,17 @@ class InFlight:
             unmasked=None if drawn.unmasked is None else Logprobs("f", (drawn.unmasked,)),
             top_logprobs=(drawn.top,) if self.request.top_logprobs else (),
             cached_tokens=max(len(self.request.prompt) - self.processed, 0) if first else None,
+            columns=self._columns(drawn, position),
         )
+
+    def _columns(self, drawn: Drawn, position: int) -> Columns | None:
+        """The rows of a sampled token."""
+        wanted = self.request.columns
+        if wanted is None or drawn.kept is None:
+            return None
+        logprob = SideRows(np.array([drawn.kept_logprob], np.float32))
+        rows = {KEPT: kept_row(drawn.kept, wanted.max_kept), KEPT_LOGPROBS: logprob}
+        return {name: SideColumn(position, each) for name, each in rows.items()}
 
     def _finish_after(self, token: int) -> FinishReason | None:
         if token in self.stop_token_ids:

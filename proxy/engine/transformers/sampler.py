@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from proxy.types import Ids, SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 
 class TokenMask(Protocol):
@@ -32,8 +34,9 @@ class TokenMask(Protocol):
 class SamplingRow:
     """Sampling parameters and state of one request. `drawn`: the number of tokens so far; `counts`: how often per id.
 
-    `keeps_unmasked`: also report the logprob without the grammar's mask. `ends`: the end tokens, which are forbidden
-    until `min_tokens` are drawn. `banned`: tokens that are never drawn, but keep their share of the distribution.
+    `keeps_unmasked`: also report the logprob without the grammar's mask. `keeps_sets`: also report the kept set.
+    `ends`: the end tokens, which are forbidden until `min_tokens` are drawn. `banned`: tokens that are never drawn, but
+    keep their share of the distribution.
     """
 
     params: SamplingParams
@@ -44,6 +47,7 @@ class SamplingRow:
     keeps_unmasked: bool = False
     ends: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
+    keeps_sets: bool = False
     drawn: int = 0
     counts: dict[int, int] = field(default_factory=dict)
 
@@ -58,6 +62,8 @@ class Drawn:
     """A sampled token, its logprob and the top alternatives, highest first. `failure`: the reason if sampling failed.
 
     `unmasked`: its logprob by the same rule but without the grammar mask, if the row keeps it and has a grammar.
+    `kept`: the tokens that it was drawn from, bool [vocabulary], if the row keeps sets. `kept_logprob`: its logprob
+    among them.
     """
 
     token: int
@@ -65,6 +71,8 @@ class Drawn:
     top: tuple[tuple[int, float], ...] = ()
     failure: str | None = None
     unmasked: float | None = None
+    kept: NDArray[np.bool_] | None = None
+    kept_logprob: float = 0.0
 
 
 def new_row(
@@ -76,6 +84,7 @@ def new_row(
     keeps_unmasked: bool = False,
     ends: tuple[int, ...] = (),
     banned: tuple[int, ...] = (),
+    keeps_sets: bool = False,
 ) -> SamplingRow:
     """The row of a new request. Without a seed in `params`, the operating system seeds the generator."""
     import torch
@@ -85,7 +94,7 @@ def new_row(
         generator.seed()
     else:
         generator.manual_seed(params.seed % 2**63)
-    return SamplingRow(params, prompt_ids, generator, top_logprobs, grammar, keeps_unmasked, ends, banned)
+    return SamplingRow(params, prompt_ids, generator, top_logprobs, grammar, keeps_unmasked, ends, banned, keeps_sets)
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
@@ -103,8 +112,25 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
         failure = failures[index] or _note(row, token, chosen[index])
         top = _best(logprobs[index], row.top_logprobs) if row.top_logprobs and failure is None else ()
         free = unmasked[index][token].item() if index in unmasked else None
-        drawn.append(Drawn(token, chosen[index], top, failure, free))
+        kept = _kept(logprobs[index], row) if row.keeps_sets and failure is None else None
+        beyond = 0.0 if kept is None else logprobs[index].double()[kept].logsumexp(-1).item()
+        mask = None if kept is None else kept.cpu().numpy()
+        drawn.append(Drawn(token, chosen[index], top, failure, free, mask, min(chosen[index] - beyond, 0.0)))
     return drawn
+
+
+def _kept(logprobs: torch.Tensor, row: SamplingRow) -> torch.Tensor:
+    """The tokens that one row may draw from its `logprobs` [vocabulary], bool [vocabulary].
+
+    At temperature 0 these are all tokens that a grammar allows: the logprob is that of temperature 1.
+    """
+    probs = logprobs.double().exp()
+    if row.banned:
+        probs[list(row.banned)] = 0.0
+        probs /= probs.sum().clamp(min=1e-300)
+    if row.params.temperature > 0.0:
+        _truncate(probs, row.params)
+    return probs > 0.0
 
 
 def drawing_device(device: torch.device) -> torch.device:

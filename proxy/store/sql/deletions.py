@@ -14,7 +14,15 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from proxy.store.sql.images import drop_images
 from proxy.store.sql.starts import give_back_of_live, note_pruned
-from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import (
+    intents,
+    interactions,
+    returns,
+    sessions,
+    side_columns,
+    unreplied,
+    withdrawn_keys,
+)
 from tokengrove.errors import SessionNotFound, brief
 
 _NOBODY = ""
@@ -32,7 +40,7 @@ def delete_rows(connection: Connection, names: Collection[str]) -> None:
     note_pruned(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
-    for table in (intents, unreplied, withdrawn_keys, interactions, sessions):
+    for table in (intents, unreplied, withdrawn_keys, side_columns, interactions, sessions):
         connection.execute(delete(table).where(table.c.session_id.in_(names)))
     drop_images(connection, names)
 

@@ -236,6 +236,22 @@ session_images = Table(
     sqlite_with_rowid=False,
 )
 
+# Rows beside tokens, too large for a column of the interaction. No foreign key, as for images.
+side_columns = Table(
+    "side_columns",
+    metadata,
+    Column("interaction_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True, comment="routed_experts, kept, ..."),
+    Column("session_id", Text, nullable=False, index=True),
+    Column("start", Integer, nullable=False, comment="position of the token of the first row"),
+    Column("number", Integer, nullable=False, comment="of rows"),
+    Column("dtype", Text, nullable=False, comment="of the values, or of the ids of sets"),
+    Column("shape", Text, nullable=False, comment="of a row: sizes with commas"),
+    Column("checksum", LargeBinary, nullable=False, comment="XXH3-128 of the other columns"),
+    # The last column, so that SQLite reads the others without it.
+    Column("data", LargeBinary, nullable=False, comment="the rows, little-endian"),
+)
+
 # One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
 commit_marks = Table(
     "commit_marks",

@@ -32,12 +32,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from proxy.side_columns import NO_COLUMNS, Columns
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
 from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
+from proxy.store.sql.side_columns import column_rows, insert_columns
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
@@ -53,12 +55,13 @@ BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 class Append:
     """A node, and the session state on which its place in the tree is based (None: no other replica exists).
 
-    `files`: its images that the session may not have yet.
+    `files`: its images that the session may not have yet. `columns`: its side columns.
     """
 
     node: Interaction
     seen: Seen | None = None
     files: Sequence[ImageFile] = ()
+    columns: Columns = NO_COLUMNS
 
     @property
     def session_id(self) -> str:
@@ -213,6 +216,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
     seqs: list[int | None] = []
     refused: dict[str, int] = defaultdict(int)
     files: list[tuple[str, ImageFile]] = []
+    beside: list[rows.RowValues] = []
     for each in batch:
         name = each.node.session_id
         next_seq, revision = state = states[name]
@@ -225,6 +229,8 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         new.append(rows.interaction_row(each.node, next_seq))
         if each.files:
             files += [(name, file) for file in each.files]
+        if each.columns:
+            beside += column_rows(name, each.node.id, each.columns)
     if refused:
         _advance(connection, refused)
     if new:
@@ -232,6 +238,8 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         mark_answered(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
     if files:
         insert_images(connection, files)
+    if beside:
+        insert_columns(connection, beside)
     return seqs
 
 

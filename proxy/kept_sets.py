@@ -1,0 +1,107 @@
+"""Kept sets: the ids that truncation and a grammar left to draw a token from, one ragged row per sampled token.
+
+A row lists the set or its complement, whichever is smaller. A set for which both are larger than the given limit is
+missing: it is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.side_rows import SideRows
+
+ALL = -1
+"""The count of a row with an empty complement: nothing was excluded."""
+
+
+def kept_row(kept: NDArray[np.bool_], max_kept: int) -> SideRows:
+    """One row for the mask `kept`, bool [vocabulary]."""
+    number = int(kept.sum())
+    inverted = 2 * number > len(kept)
+    if min(number, len(kept) - number) > max_kept:
+        return _row(np.zeros(0, np.uint32), 0)
+    ids = np.flatnonzero(~kept if inverted else kept).astype(np.uint32)
+    return _row(ids, -len(ids) - 1 if inverted else len(ids))
+
+
+def kept_rows(sets: Iterable[Sequence[int] | None], vocab_size: int, max_kept: int) -> SideRows:
+    """Rows for lists of kept ids, in any order. None: the set is not known."""
+    ids, counts = [np.zeros(0, np.uint32)], []
+    for each in sets:
+        listed = np.unique(np.asarray(each if each is not None else (), np.uint32))
+        number, count = len(listed), len(listed)
+        if 2 * number > vocab_size:
+            count = -(vocab_size - number) - 1
+        if min(number, vocab_size - number) > max_kept:
+            listed, count = listed[:0], 0
+        elif count < 0:
+            listed = np.setdiff1d(np.arange(vocab_size, dtype=np.uint32), listed, assume_unique=True)
+        ids.append(listed)
+        counts.append(count)
+    return SideRows(np.concatenate(ids), np.array(counts, np.int32))
+
+
+def _row(ids: NDArray[np.uint32], count: int) -> SideRows:
+    return SideRows(ids, np.array([count], np.int32))
+
+
+def packed(rows: SideRows) -> bytes:
+    """The rows as bytes: each as ids or as a set of bits, whichever is smaller.
+
+    One byte with the size of a count, then the counts, then one bit per row that says whether it is a set of bits, then
+    the rows. A set of bits begins with its length in bytes, uint32. All integers are little-endian.
+    """
+    assert rows.counts is not None
+    width = rows.values.dtype.itemsize
+    counts = rows.counts.astype(
+        np.min_scalar_type(int(min(rows.counts.min(initial=0), -rows.counts.max(initial=0), -1)))
+    )
+    parts, flags = [], np.zeros(len(rows), bool)
+    for number, ids in enumerate(rows.sets()):
+        bits_size = 4 + int(ids[-1]) // 8 + 1 if len(ids) else 0
+        flags[number] = len(ids) > 0 and bits_size < len(ids) * width
+        parts.append(_bits(ids) if flags[number] else _little(ids))
+    head = bytes([counts.dtype.itemsize]) + _little(counts) + np.packbits(flags).tobytes()
+    return head + b"".join(parts)
+
+
+def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
+    """The `number` rows that `packed` wrote, with ids of `dtype`. Raises ValueError for other bytes."""
+    size = data[0] if data else 0
+    if size not in (1, 2, 4, 8):
+        raise ValueError("not a column of kept sets")
+    at = 1 + size * number
+    counts = np.frombuffer(data[1:at], f"<i{size}").astype(np.int32)
+    flags = np.unpackbits(np.frombuffer(data[at : at + (number + 7) // 8], np.uint8), count=number).astype(bool)
+    at += (number + 7) // 8
+    found = [np.zeros(0, dtype)]
+    for count, as_bits in zip(counts.tolist(), flags.tolist(), strict=True):
+        length = -count - 1 if count < 0 else count
+        if as_bits:
+            end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+            ids = np.flatnonzero(np.unpackbits(np.frombuffer(data[at + 4 : end], np.uint8), bitorder="little"))
+            if len(ids) != length:
+                raise ValueError("a set of bits has another number of ids")
+        else:
+            end = at + length * dtype.itemsize
+            ids = np.frombuffer(data[at:end], dtype.newbyteorder("<"))
+        found.append(ids.astype(dtype))
+        at = end
+    if at != len(data):
+        raise ValueError(f"the rows end at byte {at} of {len(data)}")
+    return SideRows(np.concatenate(found), counts)
+
+
+def _bits(ids: NDArray[Any]) -> bytes:
+    mask = np.zeros(int(ids[-1]) + 1, bool)
+    mask[ids] = True
+    bits = np.packbits(mask, bitorder="little").tobytes()
+    return len(bits).to_bytes(4, "little") + bits
+
+
+def _little(values: NDArray[Any]) -> bytes:
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -1,0 +1,104 @@
+"""The side columns of a turn: which there are, what they have rows for, and how they are stored as bytes.
+
+A new column is a new entry of `DECLARED`, and rows from an engine; storage, dumps, exports and readers follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from proxy import kept_sets
+from proxy.side_rows import SideColumn, SideRows
+from tokengrove.options.start import Replay
+
+KEPT, KEPT_LOGPROBS, EXPERTS, TOP_IDS, TOP_LOGPROBS = (
+    *("kept", "kept_logprobs", "routed_experts"),
+    *("top_token_ids", "top_logprobs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A column. `of`: what records it. `of_output`: it has one row per sampled token; otherwise one row per token that
+    a forward pass took in, which the last token of a sequence does not have. `ragged`: a row is a set of ids.
+    """
+
+    of: Replay
+    of_output: bool = True
+    ragged: bool = False
+
+
+DECLARED: Mapping[str, Declared] = {
+    KEPT: Declared(Replay.KEPT, ragged=True),
+    KEPT_LOGPROBS: Declared(Replay.KEPT),
+    EXPERTS: Declared(Replay.EXPERTS, of_output=False),
+    TOP_IDS: Declared(Replay.TOP_LOGPROBS),
+    TOP_LOGPROBS: Declared(Replay.TOP_LOGPROBS),
+}
+
+Columns = Mapping[str, SideColumn]
+"""Side columns by name."""
+NO_COLUMNS: Columns = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRequest:
+    """The columns that a request asks of the engine.
+
+    `max_kept`: the largest kept set, or complement of one, that is recorded. `start`: the position of the first token
+    whose experts are wanted.
+    """
+
+    replay: frozenset[Replay]
+    max_kept: int = 512
+    start: int = 0
+
+
+class SideShape(NamedTuple):
+    """The kind of a column's rows. `dtype`: of its values, or of the ids of its sets. `inner`: the shape of a row."""
+
+    name: str
+    dtype: np.dtype[Any]
+    inner: tuple[int, ...] = ()
+
+    @property
+    def ragged(self) -> bool:
+        return DECLARED[self.name].ragged
+
+
+class StoredColumn(NamedTuple):
+    """A column as the database stores it. `shape`: sizes with commas."""
+
+    name: str
+    start: int
+    number: int
+    dtype: str
+    shape: str
+    data: bytes
+
+
+def stored(name: str, column: SideColumn) -> StoredColumn:
+    """Encode a column in the smallest dtype."""
+    rows = column.rows.smallest()
+    values = rows.values
+    data = kept_sets.packed(rows) if rows.ragged else values.astype(values.dtype.newbyteorder("<")).tobytes()
+    return StoredColumn(name, column.start, len(rows), values.dtype.name, ",".join(map(str, rows.inner)), data)
+
+
+def shape_of(name: str, dtype: str, shape: str) -> SideShape:
+    """The kind of rows of a stored column."""
+    return SideShape(name, np.dtype(dtype), tuple(int(size) for size in shape.split(",") if size))
+
+
+def loaded(column: StoredColumn) -> SideColumn:
+    """Decode a column. Raises ValueError if its bytes do not fit its number of rows."""
+    shape = shape_of(column.name, column.dtype, column.shape)
+    if column.name in DECLARED and shape.ragged:
+        return SideColumn(column.start, kept_sets.unpacked(column.data, column.number, shape.dtype))
+    values = np.frombuffer(column.data, shape.dtype.newbyteorder("<")).reshape(column.number, *shape.inner)
+    return SideColumn(column.start, SideRows(values.astype(shape.dtype, copy=False)))

@@ -1,0 +1,71 @@
+"""Side columns: written with their turn, deleted with their session, and read by session."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, exists, insert, select
+from xxhash import xxh3_128_digest
+
+from proxy.side_columns import Columns, StoredColumn, stored
+from proxy.store.sql.statement import Named, Statement, json_list
+from proxy.store.sql.tables import sessions, side_columns
+
+_FIELDS = [side_columns.c[name] for name in StoredColumn._fields]
+_INSERT = Statement(insert(side_columns))
+_LOAD = Statement(
+    select(side_columns.c.interaction_id, *_FIELDS).where(
+        side_columns.c.session_id == bindparam("of_session"), Named(side_columns.c.name)
+    )
+)
+_KINDS = Statement(
+    select(side_columns.c.name, side_columns.c.dtype, side_columns.c.shape)
+    .where(Named(side_columns.c.session_id))
+    .distinct()
+)
+
+
+def column_rows(session_id: str, interaction_id: str, columns: Columns) -> list[dict[str, Any]]:
+    """The rows of the columns of an interaction, with their checksums."""
+    ids = {"session_id": session_id, "interaction_id": interaction_id}
+    rows = [{**ids, **stored(name, column)._asdict()} for name, column in columns.items()]
+    return [{**row, "checksum": checksum_of(row)} for row in rows]
+
+
+def checksum_of(row: Mapping[str, Any]) -> bytes:
+    """The checksum of a row of `side_columns`, from its values."""
+    told = [row["interaction_id"], *(str(row[name]) for name in ("name", "start", "number", "dtype", "shape"))]
+    return xxh3_128_digest(" ".join(told).encode() + b" " + row["data"])
+
+
+def insert_columns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Store rows of columns."""
+    _INSERT.run(connection, rows)
+
+
+def load_columns(connection: Connection, session_id: str, names: Collection[str]) -> list[tuple[str, StoredColumn]]:
+    """The columns of these names of a session, each with the id of its interaction."""
+    found = _LOAD.fetch(connection, {"of_session": session_id, "names": json_list(names)})
+    return [(interaction_id, StoredColumn(*row)) for interaction_id, *row in found]
+
+
+def column_kinds(connection: Connection, session_ids: Collection[str]) -> list[tuple[str, str, str]]:
+    """Name, dtype and shape of the columns of sessions, each once."""
+    found = _KINDS.fetch(connection, {"names": json_list(session_ids)})
+    return [(name, dtype, shape) for name, dtype, shape in found]
+
+
+def drop_stray_columns(connection: Connection, most: int) -> int:
+    """Delete at most `most` columns of deleted sessions, which older servers leave behind; return their number."""
+    there = exists().where(sessions.c.session_id == side_columns.c.session_id)
+    query = select(side_columns.c.interaction_id).where(~there).limit(most)
+    found = list(connection.execute(query).scalars())
+    if found:
+        connection.execute(delete(side_columns).where(side_columns.c.interaction_id.in_(found), ~there))
+    return len(found)
+
+
+def drop_columns(connection: Connection, session_ids: Collection[str]) -> int:
+    """Delete the columns of sessions, and keep their turns; return the number of columns."""
+    return connection.execute(delete(side_columns).where(side_columns.c.session_id.in_(session_ids))).rowcount
