@@ -57,9 +57,8 @@ def packed(rows: SideRows) -> bytes:
     """
     assert rows.counts is not None
     width = rows.values.dtype.itemsize
-    counts = rows.counts.astype(
-        np.min_scalar_type(int(min(rows.counts.min(initial=0), -rows.counts.max(initial=0), -1)))
-    )
+    furthest = min(int(rows.counts.min(initial=0)), -int(rows.counts.max(initial=0)) - 1)
+    counts = rows.counts.astype(np.min_scalar_type(furthest))
     parts, flags = [], np.zeros(len(rows), bool)
     for number, ids in enumerate(rows.sets()):
         bits_size = 4 + int(ids[-1]) // 8 + 1 if len(ids) else 0
@@ -72,9 +71,9 @@ def packed(rows: SideRows) -> bytes:
 def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
     """The `number` rows that `packed` wrote, with ids of `dtype`. Raises ValueError for other bytes."""
     size = data[0] if data else 0
-    if size not in (1, 2, 4, 8):
-        raise ValueError("not a column of kept sets")
     at = 1 + size * number
+    if size not in (1, 2, 4) or number < 0 or len(data) < at + (number + 7) // 8:
+        raise ValueError(f"not a column of {number} kept sets")
     counts = np.frombuffer(data[1:at], f"<i{size}").astype(np.int32)
     flags = np.unpackbits(np.frombuffer(data[at : at + (number + 7) // 8], np.uint8), count=number).astype(bool)
     at += (number + 7) // 8
