@@ -38,7 +38,7 @@ def test_a_set_is_kept_whole_unless_it_and_its_complement_are_too_large(
     masks: list[NDArray[np.bool_]], max_kept: int
 ) -> None:
     expected = [
-        each.tolist() if 0 < each.sum() and min(each.sum(), VOCABULARY - each.sum()) <= max_kept else None
+        each.tolist() if each.sum() > 0 and min(each.sum(), VOCABULARY - each.sum()) <= max_kept else None
         for each in masks
     ]
     rows = [kept_row(each, max_kept) for each in masks]
