@@ -1,8 +1,8 @@
 """Run a mixture-of-experts model of transformers with given experts, as routing replay (R3) does.
 
-In each layer the router's choice is replaced by the recorded experts of each token, and their weights are computed again
-from the router's own logits, so that gradients reach the router. It works for routers that choose by softmax or sigmoid
-and weight what they chose by its scores: Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral, DeepSeek-V2 and V3, GLM-MoE, gpt-oss.
+In each layer the router's choice is replaced by the recorded experts of each token. Their weights are computed again
+from the router's own logits, so that gradients reach the router. It works for routers that weight what they choose by
+its softmax or sigmoid: Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral, DeepSeek-V2 and V3, GLM-MoE, gpt-oss.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class _Replay:
 
     def _rule(self, logits: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> tuple[bool, bool]:
         """How the router computes weights: the rule that gives its own for its own choice."""
-        rules = [*product((False, True), repeat=2)]
+        own, rules = weights.detach(), [*product((False, True), repeat=2)]
         with torch.no_grad():
             again = [self._weights(logits, chosen, *rule) for rule in rules]
-            errors = [float((each - weights).abs().max()) for each in again]
+            errors = [float((each - own).abs().max()) for each in again]
         best = min(range(len(rules)), key=errors.__getitem__)
-        if errors[best] > _ROUNDING * max(float(weights.abs().max()), 1e-6):
+        if errors[best] > _ROUNDING * max(float(own.abs().max()), 1e-6):
             raise ValueError("the router computes the weights of its experts in an unknown way")
         return rules[best]
 

@@ -1,4 +1,4 @@
-"""Tiny models with random weights whose routers and samplers have something to choose: with experts, and a dense one."""
+"""Tiny models, with experts and without, whose random weights give routers and samplers something to choose."""
 
 from __future__ import annotations
 
