@@ -125,7 +125,7 @@ def _binary(column: Column, values: Sequence[Any]) -> pa.Array:
 
     little = column.dtype.newbyteorder("<")
     offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    data = b"".join(value.astype(little, copy=False).tobytes() for value in values)
+    data = np.concatenate([value.reshape(-1) for value in values] or [np.zeros(0, little)]).astype(little, copy=False)
     kind = pa.binary(_row_bytes(column))
     arrays = pa.FixedSizeBinaryArray.from_buffers(kind, int(offsets[-1]), [None, pa.py_buffer(data)])
     return pa.ListArray.from_arrays(pa.array(offsets), arrays)
