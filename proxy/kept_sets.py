@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.side_rows import SideRows
+from tokengrove.rows_beside import set_sizes
 
 ALL = -1
 """The count of a row with an empty complement: nothing was excluded."""
@@ -57,14 +58,19 @@ def packed(rows: SideRows) -> bytes:
     """
     assert rows.counts is not None
     width = rows.values.dtype.itemsize
-    counts = rows.counts.astype(
-        np.min_scalar_type(int(min(rows.counts.min(initial=0), -rows.counts.max(initial=0), -1)))
-    )
-    parts, flags = [], np.zeros(len(rows), bool)
-    for number, ids in enumerate(rows.sets()):
-        bits_size = 4 + int(ids[-1]) // 8 + 1 if len(ids) else 0
-        flags[number] = len(ids) > 0 and bits_size < len(ids) * width
-        parts.append(_bits(ids) if flags[number] else _little(ids))
+    furthest = min(int(rows.counts.min(initial=0)), -int(rows.counts.max(initial=0)) - 1)
+    counts = rows.counts.astype(np.min_scalar_type(furthest))
+    sizes = set_sizes(rows.counts)
+    ends = np.cumsum(sizes)
+    last = rows.values[np.maximum(ends - 1, 0)].astype(np.int64) if len(rows.values) else np.zeros(len(rows), np.int64)
+    flags = (sizes > 0) & (4 + last // 8 + 1 < sizes * width)
+    parts, done = [], 0
+    for number in np.flatnonzero(flags).tolist():
+        end = int(ends[number])
+        start = end - int(sizes[number])
+        parts += [_little(rows.values[done:start]), _bits(rows.values[start:end])]
+        done = end
+    parts.append(_little(rows.values[done:]))
     head = bytes([counts.dtype.itemsize]) + _little(counts) + np.packbits(flags).tobytes()
     return head + b"".join(parts)
 
@@ -72,25 +78,23 @@ def packed(rows: SideRows) -> bytes:
 def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
     """The `number` rows that `packed` wrote, with ids of `dtype`. Raises ValueError for other bytes."""
     size = data[0] if data else 0
-    if size not in (1, 2, 4, 8):
-        raise ValueError("not a column of kept sets")
     at = 1 + size * number
+    if size not in (1, 2, 4) or number < 0 or len(data) < at + (number + 7) // 8:
+        raise ValueError(f"not a column of {number} kept sets")
     counts = np.frombuffer(data[1:at], f"<i{size}").astype(np.int32)
     flags = np.unpackbits(np.frombuffer(data[at : at + (number + 7) // 8], np.uint8), count=number).astype(bool)
     at += (number + 7) // 8
-    found = [np.zeros(0, dtype)]
-    for count, as_bits in zip(counts.tolist(), flags.tolist(), strict=True):
-        length = -count - 1 if count < 0 else count
-        if as_bits:
-            end = at + 4 + int.from_bytes(data[at : at + 4], "little")
-            ids = np.flatnonzero(np.unpackbits(np.frombuffer(data[at + 4 : end], np.uint8), bitorder="little"))
-            if len(ids) != length:
+    found, sizes, done = [np.zeros(0, dtype)], set_sizes(counts), 0
+    for row in [*np.flatnonzero(flags).tolist(), number]:  # the rows from `done` to each of these are ids
+        end = at + int(sizes[done:row].sum()) * dtype.itemsize
+        found.append(np.frombuffer(data[at:end], dtype.newbyteorder("<")).astype(dtype))
+        at, done = end, row + 1
+        if row < number:
+            at = end + 4 + int.from_bytes(data[end : end + 4], "little")
+            ids = np.flatnonzero(np.unpackbits(np.frombuffer(data[end + 4 : at], np.uint8), bitorder="little"))
+            if len(ids) != sizes[row]:
                 raise ValueError("a set of bits has another number of ids")
-        else:
-            end = at + length * dtype.itemsize
-            ids = np.frombuffer(data[at:end], dtype.newbyteorder("<"))
-        found.append(ids.astype(dtype))
-        at = end
+            found.append(ids.astype(dtype))
     if at != len(data):
         raise ValueError(f"the rows end at byte {at} of {len(data)}")
     return SideRows(np.concatenate(found), counts)
