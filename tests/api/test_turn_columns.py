@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ async def test_rows_that_the_engine_did_not_report_are_null_and_counted(
     monkeypatch.setattr("tests.recording.RecordingEngine.lost", staticmethod(lambda position: position % 5 == 2))
     async with recording(tmp_path, "an answer") as server:
         await server.answer(HEAD)
-        ids, prompt = await ids_of(server, 0)
+        ids, _ = await ids_of(server, 0)
         rows = [None if at % 5 == 2 else experts_at(at) for at in range(len(ids) - 1)]
         assert (await columns(server, 0, start=0, limit=256))["experts"] == [*rows, None]
         turn = await shown(server, 0, include="replay")
@@ -175,7 +175,7 @@ async def test_only_the_columns_of_turns_whose_tokens_are_shown_are_read(
 
     monkeypatch.setattr(SessionReads, "load_turn_columns", noted)
     nodes = await session.tree()
-    ids, prompt = await ids_of(session, 1)
+    _, prompt = await ids_of(session, 1)
     await columns(session, 1)
     await columns(session, 1, start=0, limit=3)
     await columns(session, 1, start=prompt - 30, limit=60)
