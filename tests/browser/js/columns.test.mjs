@@ -58,5 +58,7 @@ test("what a turn recorded is said with what is missing", () => {
   assert.deepEqual(experts(540, 12, false), ["routed experts: removed since", false]);
   assert.deepEqual(experts(0, 0, false), ["routed experts: no positions", true]);
   assert.deepEqual(said({ a_third_column: { rows: 1, missing: 0, stored: true } }), [["a third column: all 1 token", true]]);
+  const row = { rows: 3, missing: 0, stored: true };
+  assert.deepEqual(said({ top_token_ids: row, top_logprobs: row }), [["alternatives: all 3 tokens", true]]);
   assert.deepEqual(said(undefined), []);
 });

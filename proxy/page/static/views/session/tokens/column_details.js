@@ -15,9 +15,12 @@ export function ColumnDetails({ model, recorded, page, at }) {
     ${recorded.includes("kept") && html`<${Kept} row=${row("kept")} size=${size} state=${state} sampled=${model.sampled[at]} />`}
     ${recorded.includes("top_logprobs") && html`<${Alternatives} row=${row("alternatives")} state=${state} sampled=${model.sampled[at]} />`}
     ${recorded.includes("routed_experts") && html`<div class="tokens-experts"><dt>Experts</dt>
-      <dd><${Experts} row=${row("experts")} state=${state} at=${at} count=${model.count} /></dd></div>`}
+      <dd style=${{ minHeight: heightOf(page) }}><${Experts} row=${row("experts")} state=${state} at=${at} count=${model.count} /></dd></div>`}
   </dl></section>`;
 }
+
+/** The height of a strip and its words, kept for tokens without experts, so that nothing jumps as the pointer moves. */
+const heightOf = (page) => `${8 * (page?.columns?.experts?.find((row) => row !== null)?.[0]?.length ?? 2) + 24}px`;
 
 /** Why there is no row: it is being read, or could not be; the token was not sampled; or it is missing. */
 const without = (state, sampled) => html`<span class="quiet">${state ?? (sampled ? html`<span class="warn">missing</span>` : "not sampled")}</span>`;

@@ -7,9 +7,10 @@ const KNOWN = {
   kept: ["kept sets", "token"],
   kept_logprobs: ["logprobs among kept ids", "token"],
   routed_experts: ["routed experts", "position"],
-  top_token_ids: ["alternatives", "token"],
-  top_logprobs: ["logprobs of alternatives", "token"],
+  top_logprobs: ["alternatives", "token"],
 };
+/** Columns that have a row wherever another one has. */
+const BESIDE = ["top_token_ids"];
 
 /**
  * [{name, words, whole}] of `replay`: {column: {rows, missing, stored}}. `whole`: nothing is missing.
@@ -17,7 +18,8 @@ const KNOWN = {
  * "kept sets: all 120 tokens", "routed experts: 12 of 540 positions missing".
  */
 export function recordedWords(replay) {
-  return Object.entries(replay ?? {}).map(([column, { rows, missing, stored }]) => {
+  const columns = Object.entries(replay ?? {}).filter(([column]) => !BESIDE.includes(column));
+  return columns.map(([column, { rows, missing, stored }]) => {
     const [name, unit] = KNOWN[column] ?? [inWords(column), "token"];
     const left = rows > missing && !stored;
     return { name, words: left ? "removed since" : wordsOf(rows, missing, unit), whole: missing === 0 && !left };
