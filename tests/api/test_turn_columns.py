@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy.store.recordings import SessionReads
 from tests.recording import RecordingEngine, experts_at, gap_at, kept_at, recording
-from tests.support import Server, assistant, system, user
+from tests.support import Server, assistant, real_server, system, user
 from tokengrove.reasons import LogprobsOf
 
 HEAD = [system("Be brief."), user("one")]
@@ -223,3 +224,23 @@ async def test_a_page_is_a_slice_of_the_whole(session: Server) -> None:
         for name in ("kept", "experts", "alternatives"):
             assert page[name] == whole[name][start : start + 7]
     assert (await columns(session, 2, start=len(ids)))["kept"] == []
+
+
+@pytest.mark.engines
+def test_the_mass_of_a_set_is_the_probability_of_its_ids_under_the_model(tmp_path: Path) -> None:
+    with real_server(tmp_path, engine="transformers", replay=("kept", "top_logprobs"), alternatives=8) as url:
+        given: dict[str, dict[str, Any]] = {
+            "k": {"top_k": 3},
+            "p": {"top_p": 0.004},
+            "t": {"top_k": 5, "temperature": 0.5},
+        }
+        for name, fields in given.items():
+            body = {"model": "m", "max_tokens": 12, "messages": HEAD, **fields}
+            assert httpx.post(f"{url}/{name}/v1/chat/completions", json=body, timeout=60).status_code == 200
+            turn = httpx.get(f"{url}/rl/sessions/{name}/interactions/0?include=columns").json()
+            rows = list(zip(turn["columns"]["kept"], turn["columns"]["alternatives"], strict=True))
+            assert len(rows) == turn["output_tokens"] > 0 and turn["notes"]["replay"]["kept"] == 0
+            for row, alternatives in rows:
+                known = {token: math.exp(logprob) for token, _, logprob in alternatives}
+                assert row["ids"] == [token for token in known if token in row["ids"]]
+                assert row["mass"] == pytest.approx(sum(known[token] for token in row["ids"]), rel=1e-4)

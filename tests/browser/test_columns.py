@@ -47,7 +47,7 @@ async def _fill(folder: Path) -> None:
 
 def columns(url: str, name: str, turn: int) -> Any:
     """The columns of all tokens of a turn."""
-    query = {"include": "columns", "start": 0, "limit": MOST}
+    query: dict[str, Any] = {"include": "columns", "start": 0, "limit": MOST}
     return httpx.get(f"{url}/rl/sessions/{name}/interactions/{turn}", params=query).json()["columns"]
 
 

@@ -56,7 +56,7 @@ def told(columns: PathColumns, name: str, stored: dict[str, Columns]) -> list[in
     if rows is None:
         return [MISSING] * (columns.end - columns.start)
     values = np.nan_to_num(rows.values.reshape(len(rows)).astype(np.float64))
-    return np.where(rows.missing, MISSING, values).astype(int).tolist()
+    return list(map(int, np.where(rows.missing, MISSING, values)))
 
 
 @given(forests(), st.sampled_from(Drift), st.data())
