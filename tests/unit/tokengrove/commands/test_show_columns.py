@@ -83,3 +83,12 @@ def test_a_turn_that_recorded_nothing_has_no_columns(served: tuple[str, str]) ->
     for place in served:
         assert "columns" not in json.loads(_show(place, "plain --turn 0 --tokens --json"))
         assert "experts" not in _show(place, "plain --turn 0 --tokens")
+
+
+def test_a_turn_says_what_it_recorded_and_what_is_missing(served: tuple[str, str]) -> None:
+    for place in served:
+        missing = json.loads(_show(place, "s --turn 0 --json"))["notes"]["replay"]["kept"]
+        (line,) = [line for line in _show(place, "s --turn 0").splitlines() if line.startswith("recorded")]
+        assert f"kept ({missing} missing), kept logprobs, routed experts, top token ids, top logprobs" in line
+        assert missing > 0
+        assert "recorded" not in _show(place, "plain --turn 0")
