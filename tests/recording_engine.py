@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +38,17 @@ def kept_of(token: int) -> list[int]:
 
 
 class RecordingEngine(ScriptedEngine):
-    """Reports N-1 rows of experts, with the last chunk. `made`: the arrays of its columns while `remembers` is set."""
+    """Reports N-1 rows of experts, with the last chunk. `made`: weak references to the rows so far."""
 
     def __init__(self, script: Script, **given: Any) -> None:
         super().__init__(script, **given)
-        self.made: list[NDArray[Any]] = []
-        self.remembers = False
+        self.made: list[ref[NDArray[Any]]] = []
+
+    @property
+    def rows_in_memory(self) -> int:
+        """How many of the arrays of rows that were reported are still in memory."""
+        gc.collect()
+        return sum(each() is not None for each in self.made)
 
     def info(self) -> EngineInfo:
         """As the scripted engine, with all columns."""
@@ -55,9 +62,11 @@ class RecordingEngine(ScriptedEngine):
                 at = len(request.prompt) + len(output)
                 output += chunk.ids
                 columns = {**self._kept(chunk, request, at), **self._experts(chunk, request, output)}
-                if self.remembers:
-                    self.made += [each.rows.values for each in columns.values()]
-                yield replace(chunk, columns=columns or None)
+                self.made += [ref(each.rows.values) for each in columns.values()]
+                told = replace(chunk, columns=columns or None)
+                del columns, chunk
+                yield told
+                del told
 
     def _kept(self, chunk: TokenChunk, request: GenerateRequest, at: int) -> dict[str, SideColumn]:
         if request.columns is None or Replay.KEPT not in request.columns.replay:

@@ -24,6 +24,17 @@ _LOAD = Statement(
         side_columns.c.session_id == bindparam("of_session"), Named(side_columns.c.name)
     )
 )
+_LOAD_TURNS = Statement(
+    select(side_columns.c.interaction_id, *_FIELDS).where(
+        side_columns.c.session_id == bindparam("of_session"), Named(side_columns.c.interaction_id)
+    )
+)
+_SIZES = Statement(
+    select(side_columns.c.name, side_columns.c.number).where(
+        side_columns.c.session_id == bindparam("of_session"),
+        side_columns.c.interaction_id == bindparam("of_interaction"),
+    )
+)
 _KINDS = Statement(
     select(side_columns.c.name, side_columns.c.dtype, side_columns.c.shape)
     .where(Named(side_columns.c.session_id))
@@ -53,6 +64,20 @@ def load_columns(connection: Connection, session_id: str, names: Collection[str]
     """The columns of these names of a session, each with the id of its interaction."""
     found = _LOAD.fetch(connection, {"of_session": session_id, "names": json_list(names)})
     return [(interaction_id, StoredColumn(*row)) for interaction_id, *row in found]
+
+
+def load_turn_columns(
+    connection: Connection, session_id: str, interaction_ids: Collection[str]
+) -> list[tuple[str, StoredColumn]]:
+    """All columns of some interactions of a session, each with the id of its interaction."""
+    found = _LOAD_TURNS.fetch(connection, {"of_session": session_id, "names": json_list(interaction_ids)})
+    return [(interaction_id, StoredColumn(*row)) for interaction_id, *row in found]
+
+
+def column_sizes(connection: Connection, session_id: str, interaction_id: str) -> dict[str, int]:
+    """The number of rows of each stored column of an interaction, by name."""
+    found = _SIZES.fetch(connection, {"of_session": session_id, "of_interaction": interaction_id})
+    return {name: number for name, number in found}
 
 
 def column_kinds(connection: Connection, session_ids: Collection[str]) -> list[tuple[str, str, str]]:

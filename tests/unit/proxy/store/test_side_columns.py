@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from proxy.commands.audit import Audit, audit
 from proxy.side_columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, SideShape, loaded
 from proxy.side_rows import SideColumn, SideRows
+from proxy.store import schema
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals, entries, reading
 from proxy.store.inspection import inspecting
@@ -265,6 +267,34 @@ async def test_the_columns_of_a_session_are_dumped_and_imported_one_by_one_each_
     done, _ = import_all(url, path, Conflict.REFUSE, quiet, 41_000)
     assert (done.sessions, done.columns) == (1, 5)
     assert stored_rows(url) == stored_rows(database_url)
+
+
+async def test_dumps_and_imports_take_no_more_memory_for_more_columns(
+    store: Store, session: SessionRecord, database_url: str, node: Build, tmp_path: Path
+) -> None:
+    peaks = []
+    for numbers in (range(4), range(4, 20)):
+        for at in numbers:
+            rows = SideRows(np.random.default_rng(at).integers(0, 200, (4, 50_000, 1)).astype(np.uint8))
+            turn = node(f"n{at}", reason=Reason.NEW_ROOT if at else Reason.FIRST, replay={EXPERTS: 0})
+            await store.turns.append(turn, columns={EXPERTS: SideColumn(0, rows)})
+        path, url = tmp_path / "dump.jsonl", f"sqlite:///{tmp_path / f'{len(peaks)}.db'}"
+        schema.upgrade(url)
+        exported = peak_of(lambda path=path: export_all(database_url, str(path), quiet))
+        imported = peak_of(lambda path=path, url=url: import_all(url, path, Conflict.REFUSE, quiet))
+        peaks.append((exported, imported))
+        assert stored_rows(url) == stored_rows(database_url)
+    assert peaks[1][0] < 1.25 * peaks[0][0] and peaks[1][1] < 1.25 * peaks[0][1], peaks
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes that Python allocates during `work`."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 # `db check`.
