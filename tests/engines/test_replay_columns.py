@@ -65,7 +65,7 @@ class Reply(NamedTuple):
 
 
 class Reader:
-    """Takes the chunks of one request as a turn does: the first row that arrives for a token counts."""
+    """Takes the chunks of one request, as a turn does."""
 
     def __init__(self, request: GenerateRequest) -> None:
         assert request.columns is not None
@@ -91,7 +91,8 @@ class Reader:
         columns = {}
         for name, parts in self._parts.items():
             start, stop = (self._start, end - 1) if name == EXPERTS else (self._prompt, end)
-            assert min(each.start for each in parts) >= start and max(each.end for each in parts) == stop
+            assert min(each.start for each in parts) == start and max(each.end for each in parts) == stop
+            assert sum(len(each.rows) for each in parts) == stop - start  # no row comes twice
             columns[name] = SideColumn(start, spread(parts, start, stop))
         missing = {name: int(column.rows.missing.sum()) for name, column in columns.items()}
         return Reply(self._ids, columns, missing, self._cached or 0, self._versions)
