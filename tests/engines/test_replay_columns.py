@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import PauseMode
@@ -20,7 +22,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.engine import TransformersEngine
 from proxy.settings import Settings
 from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
-from proxy.turns.column_log import ColumnLog
+from proxy.side_rows import SideColumn, spread
 from proxy.types import SamplingParams, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.replay_oracle import check_experts, check_kept, forward, masks
@@ -63,11 +65,12 @@ class Reply(NamedTuple):
 
 
 class Reader:
-    """Takes the chunks of one request as a turn does."""
+    """Takes the chunks of one request, as a turn does."""
 
     def __init__(self, request: GenerateRequest) -> None:
         assert request.columns is not None
-        self._log, self._prompt = ColumnLog(request.columns, 0), len(request.prompt)
+        self._start, self._prompt = request.columns.start, len(request.prompt)
+        self._parts: dict[str, list[SideColumn]] = defaultdict(list)
         self._cached: int | None = None
         self._ids: list[int] = []
         self._versions: list[int] = []
@@ -75,16 +78,24 @@ class Reader:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def take(self, chunk: Any) -> FinishReason | None:
-        self._log.add(chunk, self._prompt + len(self._ids))
+    def take(self, chunk: TokenChunk) -> FinishReason | None:
+        for name, column in (chunk.columns or {}).items():
+            self._parts[name].append(column)
         self._ids += chunk.ids
         self._versions += [chunk.version] * len(chunk.ids)
         self._cached = chunk.cached_tokens if self._cached is None else self._cached
         return chunk.finish
 
     def reply(self) -> Reply:
-        columns, missing = self._log.taken(self._prompt, len(self._ids))
-        return Reply(self._ids, columns, dict(missing), self._cached or 0, self._versions)
+        end = self._prompt + len(self._ids)
+        columns = {}
+        for name, parts in self._parts.items():
+            start, stop = (self._start, end - 1) if name == EXPERTS else (self._prompt, end)
+            assert min(each.start for each in parts) == start and max(each.end for each in parts) == stop
+            assert sum(len(each.rows) for each in parts) == stop - start  # no row comes twice
+            columns[name] = SideColumn(start, spread(parts, start, stop))
+        missing = {name: int(column.rows.missing.sum()) for name, column in columns.items()}
+        return Reply(self._ids, columns, missing, self._cached or 0, self._versions)
 
 
 def asking(prompt: Sequence[int], tokens: int, start: int = 0, sampling: SamplingParams | None = None) -> Any:
@@ -211,7 +222,7 @@ def tokenizer(mixtures: dict[str, Path]) -> Any:
 def test_a_set_beyond_the_limit_is_missing_and_its_logprob_is_kept(shared) -> None:
     request = asking(PROMPT, 5, sampling=SamplingParams(temperature=3.0, top_p=0.6))
     reply = asyncio.run(read(shared("qwen3"), replace(request, columns=ColumnRequest(ALL, 3))))
-    assert reply.missing == {KEPT: 5, KEPT_LOGPROBS: 0, EXPERTS: len(PROMPT) + 4}
+    assert reply.missing == {KEPT: 5, KEPT_LOGPROBS: 0}
 
 
 async def test_each_turn_of_a_session_brings_the_rows_of_its_new_tokens(engine, kind: str, mixtures) -> None:

@@ -167,6 +167,31 @@ def test_a_router_of_an_unknown_kind_is_named_and_a_dense_model_has_none() -> No
     assert unrecognised_experts(nn.Sequential(nn.Linear(2, 2))) == ""
 
 
+def without_memory(kind: str, **more: Any) -> Any:
+    """A model of a kind with two layers, whose weights have no memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, **more)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "olmoe"]
+)
+def test_layers_of_the_usual_kinds_with_experts_are_recognised(kind: str) -> None:
+    first = {"first_k_dense_replace": 0} if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe") else {}
+    model = without_memory(kind, **first)
+    assert len(expert_modules(model)) == 2 and ExpertHooks(expert_modules(model)).dtype.itemsize <= 2
+
+
+@pytest.mark.parametrize(("kind", "named"), [("llama4_text", "Llama4"), ("jetmoe", "JetMoe"), ("qwen3", "")])
+def test_other_kinds_are_named_unless_they_are_dense(kind: str, named: str) -> None:
+    model = without_memory(kind)
+    assert expert_modules(model) == [] and named in unrecognised_experts(model)
+    assert bool(unrecognised_experts(model)) == bool(named)
+
+
 def test_only_the_text_model_is_recorded() -> None:
     text = nn.Sequential(Experts(8))
     model = SimpleNamespace(get_decoder=lambda: text, vision=Experts(4))
