@@ -174,7 +174,7 @@ def _unsigned(values: NDArray[Any]) -> NDArray[Any]:
     """The ids as unsigned integers, of which the largest stays free, as it marks a missing row."""
     if values.min(initial=0) < 0:
         raise EngineFailed(f"the engine gave a routed expert {values.min()}, which no model has")
-    dtype = values.dtype if values.dtype.kind == "u" else np.dtype(np.uint32)
+    dtype = values.dtype.newbyteorder("=") if values.dtype.kind == "u" else np.dtype(np.uint32)
     if values.max(initial=0) == np.iinfo(dtype).max:
         dtype = np.dtype(np.uint32)
     return values.astype(dtype, copy=False)
