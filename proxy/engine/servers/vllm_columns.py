@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import binascii
 import io
-from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 _EXPERTS = ("uint8", "uint16", "int32")
 _DIMENSIONS = 3
 
-Masks = list[NDArray[Any] | None]
+Masks = list[Sequence[int] | None]
 
 
 def first_experts(request: GenerateRequest) -> int | None:
@@ -97,8 +96,7 @@ class ReplyColumns:
         found: dict[str, SideColumn] = {}
         first = self.prompt + tokens - len(logprobs)
         if any(mask is not None for mask in masks):
-            listed = [None if mask is None else mask.tolist() for mask in masks]
-            found[KEPT] = SideColumn(first, kept_rows(listed, self.vocab_size, self.wanted.max_kept))
+            found[KEPT] = SideColumn(first, kept_rows(masks, self.vocab_size, self.wanted.max_kept))
         if self.keeps and self.exact and len(logprobs):
             found[KEPT_LOGPROBS] = SideColumn(first, SideRows(np.minimum(np.array(logprobs, np.float32), 0.0)))
         if self.experts is not None and not self._given:
@@ -121,9 +119,11 @@ class ReplyColumns:
         if told is None or (isinstance(told, list) and len(told) != len(ids)):
             self.unmasked += len(ids)
             return [None] * len(ids)
-        return [self._mask(token, mask) for token, mask in zip(ids, told, strict=True)]
+        for token, mask in zip(ids, told, strict=True):
+            self._check_mask(token, mask)
+        return list(told)
 
-    def _mask(self, token: int, told: Any) -> NDArray[Any]:
+    def _check_mask(self, token: int, told: Any) -> None:
         mask = np.array(told if isinstance(told, list) else None)
         if mask.dtype.kind != "i" or mask.ndim != 1:
             raise EngineFailed("the engine gave a sampling mask that is no list of token ids")
@@ -135,7 +135,6 @@ class ReplyColumns:
             )
         if token not in mask:
             raise EngineFailed(f"the engine sampled token {token}, which its sampling mask does not have")
-        return mask
 
     def _add_experts(self, values: NDArray[Any], start: int, length: int) -> None:
         """Add the rows from `start` of a sequence of `length` tokens.
@@ -154,7 +153,7 @@ def read_experts(told: Any) -> NDArray[Any]:
     Raises EngineFailed for anything else.
     """
     try:
-        content = b64decode(told, validate=True)
+        content = binascii.a2b_base64(told, strict_mode=True)
         file = io.BytesIO(content)
         shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
         values = np.frombuffer(content, dtype, offset=file.tell())
