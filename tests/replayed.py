@@ -22,9 +22,11 @@ def experts(length: int, missing: Sequence[int] = (), dtype: type[np.unsignedint
     return rows
 
 
-def kept(length: int, sets: Mapping[int, Sequence[int]], outside: Mapping[int, Sequence[int]] = {}) -> dict[str, Array]:
+def kept(
+    length: int, sets: Mapping[int, Sequence[int]], outside: Mapping[int, Sequence[int]] | None = None
+) -> dict[str, Array]:
     """`kept_counts` and `kept_ids`: the sets of some tokens, and of others the ids outside of theirs."""
-    counts, ids = np.zeros(length, np.int32), []
+    counts, ids, outside = np.zeros(length, np.int32), [], outside or {}
     for token in range(length):
         if token in sets:
             counts[token] = len(sets[token])

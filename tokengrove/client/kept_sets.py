@@ -60,6 +60,13 @@ class KeptSets:
         listed = set_sizes(self.counts)
         return np.where(self.counts < 0, vocab_size - listed, listed)
 
+    def contain(self, tokens: NDArray[np.integer[Any]]) -> Mask:
+        """Whether the set of each token contains the id in `tokens`, bool [L]; False for a missing set."""
+        rows = np.repeat(np.arange(len(self)), set_sizes(self.counts))
+        listed = np.zeros(len(self), np.bool_)
+        listed[rows[self.ids == np.asarray(tokens)[rows]]] = True
+        return np.where(self.counts < 0, ~listed, listed)
+
     def of(self, token: int, vocab_size: int) -> NDArray[np.int64]:
         """The ids of the set of one token, ascending. Raises InvalidRequest if it is missing."""
         [kept] = self[token : token + 1].masks(vocab_size)

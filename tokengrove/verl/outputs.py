@@ -22,8 +22,9 @@ class TokenOutput(list[int]):
     weight version of each id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and
     `max_global_steps`, None if nothing was sampled, `num_cached_tokens`, and the distribution that `log_probs` are of,
     as `logprobs_of`. `interaction_id`: the id of the recorded
-    turn, or of the call outside sessions. `num_preempted` is None: no engine here reports it. `routed_experts` is None:
-    the experts of a session are read once, at its end, for its AgentLoopOutput.
+    turn, or of the call outside sessions. `num_preempted` is None: no engine here reports it. `routed_experts` is None
+    unless a server manager of one's own sets it: the experts of a session are read once, at its end, for its
+    AgentLoopOutput.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class TokenOutput(list[int]):
         self.versions = list(versions)
         self.interaction_id = interaction_id
         self.num_preempted: int | None = None
-        self.routed_experts: None = None
+        self.routed_experts: Any = None
         newest, oldest = max(self.versions, default=None), min(self.versions, default=None)
         self.extra_fields: dict[str, Any] = {
             "global_steps": newest,

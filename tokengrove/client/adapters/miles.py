@@ -27,7 +27,8 @@ def fields(
     As `slime.fields`, without `rollout_id` and `session_id`, which Miles does not have, and with
     `rollout_sampling_mask` in place of the kept ids of top-p: `ids` int32 and `offsets` int64 [R + 1], the arguments of
     `RolloutSamplingMask`. A token of the response without a recorded set is one that is not trained: its set is the
-    token itself, as Miles has it for tokens of the environment. Raises InvalidRequest as `slime.fields`, and without `vocab_size` for a set of all ids.
+    token itself, as Miles has it for tokens of the environment. Raises InvalidRequest as `slime.fields`, and without
+    `vocab_size` for a set of all ids.
     """
     found = slime.base(samples, on_missing)
     for made in found:

@@ -118,9 +118,10 @@ def torch_dtype(experts: Sequence[Array]) -> type[np.generic]:
 
 
 def trained_sets(sample: Sample, on_missing: OnMissing = "refuse") -> KeptSets | None:
-    """The kept sets of a sample: each trained token has one, which contains the token.
+    """The kept sets of a sample, of which each trained token has one.
 
-    Otherwise InvalidRequest, or None with `leave_out` if a set is missing.
+    Otherwise InvalidRequest, or None with `leave_out`. Raises InvalidRequest if the set of a sampled token does not
+    contain it, because such sets are those of other tokens.
     """
     sets = kept_sets(sample)
     if sets is None:
@@ -131,6 +132,9 @@ def trained_sets(sample: Sample, on_missing: OnMissing = "refuse") -> KeptSets |
         why = f"trained token {absent[0]} has none, the first of {len(absent)}"
         _refuse(sample, _KEPT, why, on_missing)
         return None
+    if (outside := ~sets.missing & ~sets.contain(sample.input_ids)).any():
+        message = f"the kept set of token {int(outside.argmax())} of sample {sample.interaction_id!r} does not have it"
+        raise InvalidRequest(message, param="samples")
     return sets
 
 
@@ -176,8 +180,8 @@ def bounded_sets(
 ) -> NDArray[np.int32]:
     """The sets as int32 [L, K], with the sampled token first in its row, then ascending, and -1 after the last id.
 
-    K is the size of the largest set. A missing set is a row of -1. Raises InvalidRequest for a set of more than
-    `max_support` ids, and for a set without the sampled token.
+    K is the size of the largest set. A missing set is a row of -1. The sets contain their tokens, as those of
+    `trained_sets` do. Raises InvalidRequest for a set of more than `max_support` ids.
     """
     ids, sizes = flat_sets(sets, vocab_size, list_all=True)
     width = int(sizes.max(initial=0))
@@ -186,11 +190,13 @@ def bounded_sets(
         raise InvalidRequest(message, param="max_support")
     found = np.full((len(sets), width), -1, np.int32)
     found[np.arange(width) < sizes[:, None]] = ids
-    is_token = found == np.asarray(tokens)[:, None]
-    if (outside := (sizes > 0) & ~is_token.any(axis=1)).any():
-        raise InvalidRequest(f"the kept set of token {int(outside.argmax())} does not have it", param="samples")
-    order = np.argsort(~is_token, axis=1, kind="stable")
-    return np.take_along_axis(found, order, axis=1)
+    if not width:
+        return found
+    at = (found == np.asarray(tokens)[:, None]).argmax(axis=1)  # 0 in a row of -1
+    moved = np.empty_like(found)
+    moved[:, 0] = found[np.arange(len(found)), at]
+    moved[:, 1:] = np.where(np.arange(1, width) <= at[:, None], found[:, :-1], found[:, 1:])
+    return moved
 
 
 def _sampled_turns(sample: Sample) -> Mask:

@@ -83,7 +83,7 @@ def _support(
         _of_response(sets, sample, start, vocab_size, max_support)
         for sets, sample, start in zip(found, samples, starts, strict=True)
     ]
-    width = max(each.shape[1] for each in rows)
+    width = max(1, *(each.shape[1] for each in rows))
     return [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in rows]
 
 

@@ -59,6 +59,13 @@ def test_a_log_softmax_within_the_sets_is_that_of_the_kept_logits_alone() -> Non
     assert found[5, 7] == 0.0
 
 
+def test_sets_contain_the_tokens_that_their_masks_let_through() -> None:
+    for seed in range(20):
+        tokens = np.random.default_rng(seed).integers(0, VOCABULARY, 6)
+        within = sets().mask(VOCABULARY)[np.arange(6), tokens] & ~sets().missing
+        assert sets().contain(tokens).tolist() == within.tolist()
+
+
 def test_logits_of_large_size_do_not_overflow() -> None:
     logits = np.full((6, VOCABULARY), 1e4)
     assert np.allclose(sets().log_softmax(logits)[1, [2, 5]], -np.log(2))

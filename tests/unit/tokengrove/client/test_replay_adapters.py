@@ -237,9 +237,15 @@ def test_a_set_too_large_for_skyrls_support_is_refused_by_name() -> None:
     assert support[0].tolist() == [3, 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
-def test_a_set_without_its_sampled_token_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="does not have it"):
-        skyrl.generator_output([replayed(**kept(7, {**SETS, 3: [1, 9]}))])
+@pytest.mark.parametrize("convert", ALL.values(), ids=ALL)
+def test_sets_that_are_those_of_other_tokens_are_refused(convert: Converter) -> None:
+    for columns in (
+        kept(7, {**SETS, 3: [1, 9]}),
+        kept(7, SETS | {4: [7]}),
+        kept(7, {2: [3], 5: [5], 6: [6]}, {3: [4]}),
+    ):
+        with pytest.raises(InvalidRequest, match=r"the kept set of token [34] of sample 's-1' does not have it"):
+            convert([replayed(**columns)], on_missing="leave_out")
 
 
 # slime and Miles
