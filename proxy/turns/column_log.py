@@ -23,7 +23,6 @@ class ColumnLog:
     def __init__(self, wanted: ColumnRequest, alternatives: int) -> None:
         self._names = [name for name, column in DECLARED.items() if column.of in wanted.replay]
         self._alternatives = alternatives if Replay.TOP_LOGPROBS in wanted.replay else 0
-        self._start = wanted.start
         self._parts: dict[str, list[SideColumn]] = defaultdict(list)
 
     def add(self, chunk: TokenChunk, at: int) -> None:
@@ -35,17 +34,16 @@ class ColumnLog:
             for name, rows in _alternatives(chunk.top_logprobs, self._alternatives).items():
                 self._parts[name].append(SideColumn(at, rows))
 
-    def taken(self, prompt_tokens: int, output_tokens: int) -> tuple[Columns, Mapping[str, int]]:
+    def taken(self, prefix_tokens: int, prompt_tokens: int, output_tokens: int) -> tuple[Columns, Mapping[str, int]]:
         """The columns of a turn with these numbers of tokens, and the number of missing rows of each column.
 
-        A column without any row is left out, and all its rows are missing.
+        `prefix_tokens`: of the prompt, those of its parent. A column without any row is left out, and all its rows are
+        missing.
         """
         found: dict[str, SideColumn] = {}
         missing: dict[str, int] = {}
         for name in self._names:
-            whole = prompt_tokens + output_tokens
-            start, end = (prompt_tokens, whole) if DECLARED[name].of_output else (self._start, max(whole - 1, 0))
-            end = max(start, end)
+            start, end = DECLARED[name].span(prefix_tokens, prompt_tokens, output_tokens)
             missing[name] = end - start
             if self._parts[name]:
                 rows = spread(self._parts[name], start, end)

@@ -330,6 +330,8 @@ class SampleOptions(TypedDict, total=False):
         references.
     `multi_modal_inputs`: Also what the model's processor made of images, and the positions of vision models; auto: if
         the model is one.
+    `replay`: Recorded columns that samples have: kept sets, routed experts, alternatives. Default: all that were
+        recorded; none in json, jsonl and areal.
     `reward_name`: Name of the reward that counts. Default: the unnamed one.
     `reward_granularity`: As in ROLL: the metric of that name is the reward, else the score.
     `reward_scope`: Which rewards are summed into a sample's reward. Default: that of the session's start, else by its
@@ -355,6 +357,7 @@ class SampleOptions(TypedDict, total=False):
     include: str | Sequence[str]
     images: Literal["bytes", "references", "none"]
     multi_modal_inputs: bool | Literal["auto"]
+    replay: str | Sequence[str]
     reward_name: str
     reward_granularity: Literal["pass_rate", "binary"]
     reward_scope: Literal["session", "path", "agent"]
