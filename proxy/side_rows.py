@@ -145,14 +145,16 @@ _MOST_ROWS = 4096
 def merged(columns: Sequence[SideColumn]) -> list[SideColumn]:
     """The same columns, where those that follow each other are joined."""
     runs: list[list[SideColumn]] = []
-    rows = 0
+    rows, end = 0, -1
     for each in columns:
-        if runs and runs[-1][-1].end == each.start and rows + len(each.rows) <= _MOST_ROWS:
+        count = len(each.rows)
+        if end == each.start and rows + count <= _MOST_ROWS:
             runs[-1].append(each)
-            rows += len(each.rows)
+            rows += count
         else:
             runs.append([each])
-            rows = len(each.rows)
+            rows = count
+        end = each.start + count
     return [SideColumn(run[0].start, joined([each.rows for each in run])) for run in runs]
 
 

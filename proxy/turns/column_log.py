@@ -55,7 +55,7 @@ class ColumnLog:
             start, end = DECLARED[name].span(prefix_tokens, prompt_tokens, output_tokens)
             missing[name] = end - start
             if self._parts[name]:
-                rows = spread(self._parts[name], start, end)
+                rows = spread(merged(self._parts[name]), start, end)
                 found[name] = SideColumn(start, rows)
                 missing[name] = int(rows.missing.sum())
         return found, missing

@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -85,11 +86,11 @@ class Rows:
 
 class ColumnEngine(ScriptedEngine):
     """A scripted engine that reports the columns that it is asked for. `dense`: its model has no experts. `delay_s`:
-    before each piece of a reply, so that replies run at once."""
+    before each piece of a reply, so that replies run at once. `piece`: the tokens of each."""
 
-    def __init__(self, tokens: int, *, dense: bool = False, delay_s: float = 0.0) -> None:
+    def __init__(self, tokens: int, *, dense: bool = False, delay_s: float = 0.0, piece: int = PIECE) -> None:
         renderer = tiny_renderer()
-        super().__init__(babble(tokens, renderer.vocab_size, PIECE, delay_s), vocab_size=renderer.vocab_size)
+        super().__init__(babble(tokens, renderer.vocab_size, piece, delay_s), vocab_size=renderer.vocab_size)
         self.keep_requests = False
         self._rows, self._dense = Rows(), dense
 
@@ -117,12 +118,12 @@ class ColumnEngine(ScriptedEngine):
 
 @asynccontextmanager
 async def app(
-    folder: Path, replay: Sequence[str], tokens: int, *, dense: bool, delay_s: float = 0.0
+    folder: Path, replay: Sequence[str], tokens: int, *, dense: bool, **more: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A server in this process, on a new database, and a client of it."""
+    """A server in this process, on a new database, and a client of it. `more`: of the engine."""
     url = f"sqlite:///{folder / 'bench.db'}"
     settings = Settings(database_url=url, migrate=True, replay=tuple(replay), log_level="warning")
-    built = build_app(settings, engine=ColumnEngine(tokens, dense=dense, delay_s=delay_s), renderer=tiny_renderer())
+    built = build_app(settings, engine=ColumnEngine(tokens, dense=dense, **more), renderer=tiny_renderer())
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(app=built), base_url="http://t", headers=JSON, timeout=600.0
     )
@@ -170,12 +171,19 @@ async def turns_case(replay: Sequence[str], *, dense: bool) -> dict[str, float]:
 
 
 async def entries_case(replay: Sequence[str], *, dense: bool) -> dict[str, float]:
-    """Entries of Python functions of a first turn, the server and its client together."""
+    """Entries of Python functions of a first turn, the server and its client together: `entries` if its tokens come in
+    pieces, `single` if they come one by one."""
+    return {
+        name: await entries_of(replay, dense=dense, piece=piece) for name, piece in (("entries", PIECE), ("single", 1))
+    }
+
+
+async def entries_of(replay: Sequence[str], *, dense: bool, piece: int) -> float:
     text, counting = text_of(400), Counting()
     counting.start()
     try:
         with tempfile.TemporaryDirectory() as name:
-            async with app(Path(name), replay, 400, dense=dense) as client:
+            async with app(Path(name), replay, 400, dense=dense, piece=piece) as client:
                 for number in range(10):
                     await Talk(client, f"warm-{number}", 400).turn(text)
                 counting.on = True
@@ -184,7 +192,8 @@ async def entries_case(replay: Sequence[str], *, dense: bool) -> dict[str, float
                 counting.on = False
     finally:
         sys.setprofile(None)
-    return {"entries": counting.entries() / COUNTED_TURNS}
+        threading.setprofile(None)
+    return counting.entries() / COUNTED_TURNS
 
 
 def memory_status() -> str:
@@ -307,14 +316,15 @@ def report_turns(console: Console, rounds: int) -> None:
         "experts": (EXPERTS_ONLY, False),
         "kept and experts": (BOTH, False),
     }
-    table = Table("columns", "CPU ms a turn", "to none", "entries a turn", title_justify="left")
+    columns = ("CPU ms a turn", "to none", f"entries, {PIECE} a piece", "entries, single tokens")
+    table = Table("columns", *columns, title_justify="left")
     best = dict.fromkeys(cases, float("inf"))
     for _ in range(rounds):
         for case, (replay, dense) in cases.items():
             best[case] = min(best[case], in_process("turns", replay, dense=dense)["cpu_ms"])
     for case, (replay, dense) in cases.items():
-        entered = in_process("entries", replay, dense=dense)["entries"]
-        table.add_row(case, f"{best[case]:.2f}", f"{best[case] / best['none']:.2f}", f"{entered:,.0f}")
+        entered = [f"{entries:,.0f}" for entries in in_process("entries", replay, dense=dense).values()]
+        table.add_row(case, f"{best[case]:.2f}", f"{best[case] / best['none']:.2f}", *entered)
     console.print(table)
 
 
