@@ -151,8 +151,8 @@ def build_app(
     sessions = SessionParts(
         *(store, settings, metrics),
         lambda: gate.info().weight_version,
-        lambda asked: gate.info().why_unrecorded(asked),
         forget,
+        lambda asked: gate.info().why_unrecorded(asked),
     )
     images = ImagePool(store.images.read, settings.image_memory_bytes)
     prompts = Prompts(renderer, pool)

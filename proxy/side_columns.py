@@ -66,6 +66,12 @@ class SideShape(NamedTuple):
     dtype: np.dtype[Any]
     inner: tuple[int, ...] = ()
 
+    def blank(self, count: int) -> SideRows:
+        """`count` missing rows of this kind."""
+        if self.ragged:
+            return SideRows(np.zeros(0, self.dtype), np.zeros(count, np.int32))
+        return SideRows(np.zeros((0, *self.inner), self.dtype)).blank(count)
+
     @property
     def ragged(self) -> bool:
         return DECLARED[self.name].ragged

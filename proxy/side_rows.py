@@ -67,6 +67,15 @@ class SideRows:
             return SideRows(self.values[:0], np.zeros(count, np.int32))
         return SideRows(np.full((count, *self.inner), missing_value(self.values.dtype), self.values.dtype))
 
+    def only(self, kept: NDArray[np.bool_]) -> SideRows:
+        """The same rows, without those that are not `kept`, bool [R], which are missing."""
+        if self.counts is not None:
+            listed = np.repeat(kept, set_sizes(self.counts))
+            return SideRows(self.values[listed], np.where(kept, self.counts, 0).astype(np.int32))
+        values = self.values.copy()
+        values[~kept] = missing_value(values.dtype)
+        return SideRows(values)
+
     def smallest(self) -> SideRows:
         """The same rows in the smallest unsigned dtype that can hold them, if they are unsigned integers."""
         if self.values.dtype.kind != "u":

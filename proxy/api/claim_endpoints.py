@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.bodies import Bodies
-from proxy.api.export_endpoint import ExportEndpoint
+from proxy.api.export_endpoint import ExportEndpoint, check_encoder
 from proxy.api.export_request import (
     SAMPLE_FILTERS,
     SAMPLE_OPTIONS,
@@ -34,7 +34,6 @@ from proxy.api.long_polls import LongPolls
 from proxy.api.option_body import made_of, read_given
 from proxy.api.repeated_calls import RepeatableCall, name_of
 from proxy.api.session_json import record_json
-from proxy.export_formats.create_encoder import encoder
 from proxy.protocols.fields import (
     check_text,
     expect_list,
@@ -105,14 +104,12 @@ class ClaimEndpoints:
     async def _export_claimed(self, request: Request, wanted: ParsedClaim, export: ParsedExport) -> Response:
         """Claim, then export the sessions. If they cannot be exported, release the lease at once."""
         export = await self._export.prepared(export)
-        encoding = encoder(export.format, export.options)  # an unsupported format is refused before the claim
+        check_encoder(export)  # an unsupported format is refused before the claim
         claimed = await self._claim(request, wanted)
         try:
             counted = replace(export, ended_by=claimed.ended_by)
             page = await self._records(claimed)
-            response = await self._export.respond(
-                request, page, counted, encoding, {"cursor": None, **_lease_json(claimed)}
-            )
+            response = await self._export.respond(request, page, counted, {"cursor": None, **_lease_json(claimed)})
         except ProxyError:
             await self._queue.claim(replace(wanted.claim, limit=0, lease_s=0.0))
             raise

@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 
 from proxy.api.bodies import Bodies
 from proxy.api.connections import while_connected
+from proxy.api.export_columns import ExportColumns
 from proxy.api.export_images import ExportImages
 from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of
@@ -75,14 +76,14 @@ class ExportEndpoint:
         decode: Decode | None = None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
-        self._recordings, self._images = recordings, images
+        self._recordings, self._images, self._columns = recordings, images, ExportColumns(recordings)
         self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """Stream a page session by session, with one session in memory."""
         self._access.check_admin(key_of(request))
         wanted = await self.prepared(parse_export(await self._bodies.read_object(request)))
-        encoding = encoder(wanted.format, wanted.options)
+        check_encoder(wanted)
         if wanted.page.session_ids and wanted.page.wait_s:
             await self._polls.wait(self._waiter.wait_ended(wanted.page.session_ids, wanted.page.wait_s))
         records = await self._find(wanted)
@@ -90,9 +91,7 @@ class ExportEndpoint:
             request_of(request.scope).enter(records[0].session_id, records[0].metadata)
         left_out = await self._left_out(wanted)
         cursor = records[wanted.page.limit - 1].session_id if len(records) > wanted.page.limit else None
-        return await self.respond(
-            request, records[: wanted.page.limit], wanted, encoding, {"cursor": cursor, **left_out}
-        )
+        return await self.respond(request, records[: wanted.page.limit], wanted, {"cursor": cursor, **left_out})
 
     async def prepared(self, wanted: ParsedExport) -> ParsedExport:
         """The export with options that this server can fulfil. Raises UnsupportedParameter."""
@@ -103,15 +102,16 @@ class ExportEndpoint:
         request: Request,
         page: Sequence[SessionRecord],
         wanted: ParsedExport,
-        encoding: Encoder,
         end: Mapping[str, Any],
     ) -> StreamingResponse:
-        """Stream the samples of these sessions, then the fields `end`. The response closes `encoding`.
+        """Stream the samples of these sessions, then the fields `end`.
 
         The response starts with its first bytes, so a format that is first written to disk fails before it if the disk
         is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse,
         ScratchFull, and ClientDisconnect.
         """
+        wanted = replace(wanted, options=await self._columns.chosen(wanted, page))
+        encoding = encoder(wanted.format, wanted.options)
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
         headers = await self._headers(page, end)
@@ -196,9 +196,9 @@ class ExportEndpoint:
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
-        positions = self._images.positions(options)
+        positions, columns = self._images.positions(options), await self._columns.of(record.session_id, options)
         session_samples = await asyncio.to_thread(
-            lay_out, record, interactions, options, groups, self._decode, positions
+            lay_out, record, interactions, options, groups, self._decode, positions, columns
         )
         return session_samples, {
             **certificate(record, interactions, begun),
@@ -235,7 +235,7 @@ class ExportEndpoint:
         if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
             return
         for record in page:
-            session_samples, _ = await self._pace.work(self._session(record, options, groups))
+            session_samples, _ = await self._pace.work(self._session(record, replace(options, columns=()), groups))
             if session_samples.dropped:
                 raise _too_long(record, session_samples)
 
@@ -254,6 +254,11 @@ class ExportEndpoint:
             if missing and len(records) <= wanted.page.limit:
                 raise SessionNotFound(f"there is no session {brief(min(missing))}", param="session_id")
         return records
+
+
+def check_encoder(wanted: ParsedExport) -> None:
+    """Raise UnsupportedParameter if the library of the format is not installed."""
+    encoder(wanted.format, wanted.options).close()
 
 
 def _add(

@@ -105,6 +105,8 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
             "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
             param="layout",
         )
+    if options.outline and options.replay:
+        raise UnsupportedParameter("'outline' has no recorded columns; leave out 'replay'", param="replay")
     if options.outline and options.images is Images.BYTES:
         raise UnsupportedParameter("'outline' has no bytes of images; use 'images': references", param="images")
     if options.outline and name not in (ExportFormat.JSON, ExportFormat.JSONL):

@@ -30,8 +30,8 @@ class ArealEncoder:
 
     media_type = "application/json"
 
-    def __init__(self, images: ImageTable) -> None:
-        self._images = images
+    def __init__(self, images: ImageTable, side: Sequence[str] = ()) -> None:
+        self._images, self._optional = images, (*_OPTIONAL, *side)
         self._entries: list[Entry] = []
         self._labels = Scratch()
         self._between = b'{"interactions":{'
@@ -44,7 +44,7 @@ class ArealEncoder:
             name = labels["interaction_id"]
             first = self._between != b","
             self._labels.write(dumps(labels) if first else b"," + dumps(labels))
-            yield self._between + dumps(name) + b":" + dumps(_interaction(row, labels))
+            yield self._between + dumps(name) + b":" + dumps(_interaction(row, labels, self._optional))
             self._between = b","
 
     def finish(self, end: Fields) -> Pieces:
@@ -60,12 +60,12 @@ class ArealEncoder:
         self._labels.close()
 
 
-def _interaction(row: SampleRow, labels: Labels) -> dict[str, Any]:
+def _interaction(row: SampleRow, labels: Labels, optional: Sequence[str]) -> dict[str, Any]:
     columns = row.columns()
     tensors: dict[str, NDArray[Any]] = {column: columns[column].astype(np.int64)[None] for column in _INTEGERS}
     tensors |= {column: columns[column][None] for column in ("logprobs", "attention_mask")}
     tensors["rewards"] = columns["rewards"]
-    tensors |= {name: columns[name][None] for name in _OPTIONAL if name in columns}
+    tensors |= {name: columns[name][None] for name in optional if name in columns}
     return {
         "tensor_dict": {column: _tensor(values) for column, values in tensors.items()},
         "reward": float(columns["rewards"][0]),

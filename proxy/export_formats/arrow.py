@@ -1,9 +1,10 @@
 """Arrow IPC streams and Parquet files: one row per sample; arrays are lists, labels are strings, numbers or JSON text.
 
-`sampling` and `turns` are JSON text. `token_rewards`, `unmasked_logprobs` and `images` are null in a row without them.
-In an Arrow stream, a session is one record batch, or several if its rows are large. The custom metadata of its last
-batch contains `sessions` as JSON text (a list of its entry). The last batch of the stream is empty and contains
-`cursor`. A Parquet file contains both in its key-value metadata.
+`sampling`, `turns` and `replay` are JSON text. A column with an array per token has the bytes of each array.
+`token_rewards`, `unmasked_logprobs` and `images` are null in a row without them. In an Arrow stream, a session is one
+record batch, or several if its rows are large. The custom metadata of its last batch contains `sessions` as JSON text
+(a list of its entry). The last batch of the stream is empty and contains `cursor`. A Parquet file contains both in its
+key-value metadata.
 
 Each image appears once in an answer. In an Arrow stream, a second stream with one row per image follows the stream of
 samples; readers of the first do not see it. A Parquet file has a column `image_files`: the images that no earlier row
@@ -12,6 +13,7 @@ contains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 _FILES = "image_files"
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
-_JSON_LABELS = ("sampling", "turns")
+_JSON_LABELS = ("sampling", "turns", "replay")
 # A batch or row group is written at this size in bytes: readers load one at a time, and memory here holds one.
 _GROUP_BYTES = 16 << 20
 # Columns with few distinct values in long runs, for which dictionary encoding is small.
@@ -49,7 +51,7 @@ class RecordBatches:
         self._columns = columns
         self._rows: list[tuple[Labels, Columns]] = []
         self._size = 0
-        labels = {name: pa.string() for name in (*_TEXTS, *_JSON_LABELS)}
+        labels = {name: pa.string() for name in (*_TEXTS, "sampling", "turns")}
         places = {name: pa.int64() for name in ("start", "length", "width", "height")}
         place = pa.struct({"digest": pa.string(), **places, "detail": pa.string()})
         labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
@@ -83,13 +85,16 @@ class RecordBatches:
 
 
 def _flat(labels: Labels) -> Labels:
-    return {"images": None, _FILES: None, **labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
+    texts = {name: dumps(labels[name]).decode() for name in _JSON_LABELS if name in labels}
+    return {"images": None, _FILES: None, **labels, **texts}
 
 
 def _kind(column: Column) -> pa.DataType:
-    """The type of a column: lists of numbers, or of lines of numbers."""
+    """The type of a column: lists of numbers, of lines of numbers, or of the bytes of arrays."""
     import pyarrow as pa
 
+    if column.inner:
+        return pa.list_(pa.binary(_row_bytes(column)))
     values = pa.list_(pa.from_numpy_dtype(column.dtype))
     return values if column.lines is None else pa.list_(values)
 
@@ -101,11 +106,29 @@ def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
     if column.lines is not None:
         lines = _lists(replace(column, lines=None), [line for value in values for line in value])
         return pa.ListArray.from_arrays(pa.array(range(0, len(lines) + 1, column.lines), pa.int32()), lines)
+    if column.inner:
+        return _binary(column, values)
     present = [value for value in values if value is not None]
     offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
     flat = np.concatenate(present) if present else np.zeros(0, column.dtype)
     mask = pa.array([value is None for value in values]) if len(present) < len(values) else None
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(column.dtype, copy=False)), mask=mask)
+
+
+def _row_bytes(column: Column) -> int:
+    return math.prod(column.inner) * column.dtype.itemsize
+
+
+def _binary(column: Column, values: Sequence[Any]) -> pa.Array:
+    """Make a list array of the bytes of each token's array, little-endian: one value a token, however large."""
+    import pyarrow as pa
+
+    little = column.dtype.newbyteorder("<")
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    data = b"".join(value.astype(little, copy=False).tobytes() for value in values)
+    kind = pa.binary(_row_bytes(column))
+    arrays = pa.FixedSizeBinaryArray.from_buffers(kind, int(offsets[-1]), [None, pa.py_buffer(data)])
+    return pa.ListArray.from_arrays(pa.array(offsets), arrays)
 
 
 class ArrowEncoder:

@@ -9,7 +9,7 @@ from proxy.export_formats.image_table import ImageTable
 from proxy.export_formats.npz import NpzEncoder
 from proxy.export_formats.safetensors import SafetensorsEncoder
 from proxy.export_formats.text import JsonEncoder, JsonlEncoder
-from proxy.trajectory.columns import columns_of, text_labels
+from proxy.trajectory.columns import columns_of, side_names, text_labels
 from proxy.trajectory.layout_options import LayoutOptions
 from tokengrove.options.export import ExportFormat
 
@@ -22,7 +22,7 @@ def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:
         case ExportFormat.JSONL:
             return JsonlEncoder(ImageTable(options), outlined=options.outline)
         case ExportFormat.AREAL:
-            return ArealEncoder(ImageTable(options))
+            return ArealEncoder(ImageTable(options), side_names(options))
         case ExportFormat.NPZ:
             return NpzEncoder(columns_of(options), ImageTable(options))
         case ExportFormat.SAFETENSORS:

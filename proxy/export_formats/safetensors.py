@@ -24,6 +24,7 @@ _MAX_HEADER_BYTES = 100_000_000
 # The data section starts at a multiple of the widest dtype. Arrays are sorted by descending width, so all are aligned.
 _ALIGNMENT = 8
 _NAMES = {"int32": "I32", "int64": "I64", "float32": "F32", "bool": "BOOL", "uint8": "U8"}
+_NAMES |= {"uint16": "U16", "uint32": "U32"}
 _NAMES |= {"float16": "F16", "float64": "F64"}  # for arrays that a processor made from images
 
 

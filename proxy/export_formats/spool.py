@@ -73,9 +73,11 @@ class Spooled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[values] for a ragged column, else [rows, width], or [rows, lines, width] for a column with lines."""
+        """[values] for a ragged column, else [rows, width], [rows, lines, width] or [rows, width, *inner]."""
         width, lines = self.column.width, self.column.lines
-        return (self.values,) if width is None else (len(self.lengths), *(() if lines is None else (lines,)), width)
+        if width is None:
+            return (self.values,)
+        return (len(self.lengths), *(() if lines is None else (lines,)), width, *self.column.inner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ class SessionParts:
         settings: Settings,
         metrics: Metrics,
         weight_version: Callable[[], int],
-        why_unrecorded: WhyUnrecorded = lambda _: None,
         forget: Callable[[str], None] = lambda _: None,
+        why_unrecorded: WhyUnrecorded = lambda _: None,
     ) -> None:
         """`why_unrecorded`: see NewRecords. `forget` is called with the id of each session that was ended or deleted
         here.

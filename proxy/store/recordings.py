@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from proxy.side_columns import DECLARED, SideShape, loaded, shape_of
+from proxy.side_columns import DECLARED, SideShape, StoredColumn, loaded, shape_of
 from proxy.side_rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
@@ -86,10 +87,8 @@ class SessionReads:
 
     async def load_columns(self, session_id: str, names: Collection[str]) -> dict[str, dict[str, SideColumn]]:
         """The side columns of these names of a session, by interaction id and name."""
-        found: dict[str, dict[str, SideColumn]] = {}
-        for interaction_id, column in await self._database.read(side_columns.load_columns, session_id, names):
-            found.setdefault(interaction_id, {})[column.name] = loaded(column)
-        return found
+        rows = await self._database.read(side_columns.load_columns, session_id, names)
+        return await asyncio.to_thread(_decoded, rows)
 
     async def column_kinds(self, session_ids: Collection[str]) -> list[SideShape]:
         """The kinds of rows of the side columns of sessions, each once."""
@@ -107,6 +106,13 @@ class SessionReads:
     async def find_incomplete(self, session_ids: Collection[str]) -> set[str]:
         """The sessions, of at most 10,000, with a call that failed, was aborted, or has begun and not ended."""
         return await self._database.read(reads.find_incomplete, session_ids)
+
+
+def _decoded(rows: Iterable[tuple[str, StoredColumn]]) -> dict[str, dict[str, SideColumn]]:
+    found: dict[str, dict[str, SideColumn]] = {}
+    for interaction_id, column in rows:
+        found.setdefault(interaction_id, {})[column.name] = loaded(column)
+    return found
 
 
 class Recordings(SessionReads):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from proxy.side_columns import SideShape
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import MROPE
 from tokengrove.options.export import Images, Include, Layout, Padding
@@ -17,7 +18,8 @@ class Column:
     """One array per row, of shape [width]; `width` None: any length. Rows may lack an `optional` column. With `lines`,
     the shape is [lines, width]; a flat column of any length stores one line after another.
 
-    `instead`: the column whose values fill a row that lacks this one, in formats that need values; None: zeros.
+    `instead`: the column whose values fill a row that lacks this one, in formats that need values; None: zeros. With
+    `inner`, each token has an array of this shape: the shape of the column is [width, *inner].
     """
 
     name: str
@@ -26,6 +28,7 @@ class Column:
     optional: bool = False
     instead: str | None = None
     lines: int | None = None
+    inner: tuple[int, ...] = ()
 
 
 _I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.bool_))
@@ -44,14 +47,26 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
         Column("unmasked_logprobs", _F32, width, optional=True, instead="logprobs"),
     )
     positions = [Column(MROPE, _I64, width, lines=3)] if options.mrope else []
-    return (*own, *ends, *compared, *steps, *positions, *rare)
+    side = (column for shape in options.columns for column in _side(shape, width))
+    return (*own, *ends, *compared, *steps, *positions, *side, *rare)
+
+
+def side_names(options: LayoutOptions) -> list[str]:
+    """The names of the arrays of side columns."""
+    return [column.name for shape in options.columns for column in _side(shape, None)]
+
+
+def _side(shape: SideShape, width: int | None) -> Iterable[Column]:
+    if shape.ragged:
+        return (Column(f"{shape.name}_ids", shape.dtype), Column(f"{shape.name}_counts", _I32, width))
+    return (Column(shape.name, shape.dtype, width, inner=shape.inner),)
 
 
 def text_labels(options: LayoutOptions) -> tuple[str, ...]:
     """The labels that only some options add to a row."""
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
     truncated, images = options.padding is not None, options.images is not Images.NONE
-    told = {"truncated_tokens": truncated, "text": text, "images": images}
+    told = {"truncated_tokens": truncated, "text": text, "images": images, "replay": bool(options.columns)}
     return tuple(name for name, asked in told.items() if asked)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.side_columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.token_arrays import IntArray
 from tokengrove.options.export import Padding, SampleOptions
@@ -54,7 +55,7 @@ class LayoutOptions(SampleOptions):
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
     None: select all turns. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
     arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
-    sampled placeholders are not trained.
+    sampled placeholders are not trained. `columns`: the side columns that samples have.
     """
 
     purposes: frozenset[str] | None = None
@@ -65,6 +66,7 @@ class LayoutOptions(SampleOptions):
     outline: bool = False
     mrope: bool = False
     placeholders: frozenset[int] = frozenset()
+    columns: tuple[SideShape, ...] = ()
 
     @property
     def compares(self) -> bool:

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
+from proxy.side_columns import Columns
 from proxy.trajectory.advantages import Comparison, Groups
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
@@ -26,12 +28,15 @@ from proxy.trajectory.sample_row import MadeRows, PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
 from proxy.trajectory.session_samples import SessionSamples, logprob_warnings
+from proxy.trajectory.side_source import SideSource, replay_warnings
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Interaction, SessionRecord
 from tokengrove.options.export import Drift, Images, Layout
 from tokengrove.reasons import Unrecomputable, Untrained
+
+NO_SIDE: Mapping[str, Columns] = MappingProxyType({})
 
 
 def lay_out(
@@ -41,19 +46,22 @@ def lay_out(
     groups: Groups | None = None,
     decode: Decode | None = None,
     positions: PositionsOf | None = None,
+    columns: Mapping[str, Columns] = NO_SIDE,
 ) -> SessionSamples:
     """Lay out one session. `interactions`: all of the session's, in order of `seq`.
 
     `groups`: the statistics that advantages are computed from. `decode`: required to include text. `positions`: if
-    given, samples have the positions of a vision model.
+    given, samples have the positions of a vision model. `columns`: the side columns of its turns, by interaction id.
     """
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
     shows = options.images is not Images.NONE
-    maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions)
+    side = SideSource(options.columns, columns)
+    maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions, side=side)
     session_samples = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
     warnings = (
         *logprob_warnings((node.interaction for node in scored.nodes.values()), session_samples.ledger),
+        *replay_warnings(options.replay or frozenset(), scored.nodes.values()),
         *comparison.warnings(),
     )
     return replace(session_samples, entry=comparison.entry(), warnings=warnings)
@@ -175,7 +183,8 @@ class _SessionLayout:
                 trained[: kept[0]] = trained[kept[1] :] = False
             cut = window is not None and (window.cuts_context or kept is None)
             context = Unrecomputable.DRIFT if drifted else Unrecomputable.CUT if cut else None
-            places.append(Placement(interaction, turn, start, kept, trained, context))
+            masks = self.maker.side.masks(interaction)
+            places.append(Placement(interaction, turn, start, kept, trained, context, masks))
         return tuple(places)
 
     def _note(self, places: Sequence[Placement], refused: Untrained | None) -> None:

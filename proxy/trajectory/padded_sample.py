@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.side_rows import joined
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import MROPE, Columns, Labels, PositionsOf
+from proxy.trajectory.side_source import SideOf, no_columns, side_arrays, side_labels
 from proxy.trajectory.token_arrays import Placement, Span
 from proxy.types import PlacedImage
 from tokengrove.options.export import Keep, Padding, TooLong
@@ -80,7 +82,8 @@ class PaddedSample:
 
     def labels(self) -> Labels:
         """The sample's labels. The `span` of a turn is the range of its kept output in the padded row."""
-        labels = replace(self.sample, images=self.images).labels()
+        labels = replace(self.sample, images=self.images, side=no_columns).labels()
+        labels |= side_labels(self._side(), {of: self._both(each, 0) for of, each in self.sample.expected.items()})
         shift = self._shift(self.window.response.start)
         for turn in labels["turns"]:
             turn["span"] = None if turn["span"] is None else [at + shift for at in turn["span"]]
@@ -117,12 +120,27 @@ class PaddedSample:
             "versions": self._both(arrays.versions, -1),
             "turn_ids": self._both(arrays.turn_ids, -1),
         }
-        plain = replace(self.sample, positions=None).columns()
+        plain = replace(self.sample, positions=None, side=no_columns).columns()
         found.update({name: plain[name] for name in plain if name in _UNPADDED})
         found.update({name: self._both(plain[name], 0) for name in _OPTIONAL if name in plain})
         if self.sample.positions is not None:
             found[MROPE] = self._positions(self.sample.positions)
-        return found
+        return {**found, **side_arrays(self._side())}
+
+    def _side(self) -> SideOf:
+        """The side columns, padded to [P + R] with missing rows."""
+        prompt, response, padding = self.window.prompt, self.window.response, self.padding
+        return {
+            name: joined(
+                [
+                    rows.blank(padding.prompt_length - len(prompt)),
+                    rows[prompt.start : prompt.stop],
+                    rows[response.start : response.stop],
+                    rows.blank(padding.response_length - len(response)),
+                ]
+            )
+            for name, rows in self.sample.side().items()
+        }
 
     def _both(self, values: NDArray[Any], fill: int) -> NDArray[Any]:
         """Pad an array of the sample to [P + R]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from proxy.trajectory.sample_row import (
     row_labels,
     turn_labels,
 )
-from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
+from proxy.trajectory.side_source import SideOf, no_columns, side_arrays, side_labels
+from proxy.trajectory.token_arrays import BoolArray, FloatArray, Placement, TokenArrays
 from proxy.types import Interaction, PlacedImage, SessionRecord
 
 
@@ -28,7 +30,8 @@ class PathSample:
 
     `returns`, `main` (the main rewards) and `extras` (included messages and text) have one entry per turn. `rewards`
     float32 [1]: in layout individual, the return; in concat, the score of the session, path or agent
-    (`trajectory.scores`). `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none.
+    (`trajectory.scores`). `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none. `side`
+    joins its side columns, which are large, at every call.
     """
 
     session: SessionRecord
@@ -44,6 +47,7 @@ class PathSample:
     text: str | None = None
     images: tuple[PlacedImage, ...] = ()
     positions: PositionsOf | None = None
+    side: Callable[[], SideOf] = no_columns
 
     @property
     def last(self) -> Interaction:
@@ -71,16 +75,24 @@ class PathSample:
             "sampling": last.sampling.to_json(),
             "masked_tokens": self.masked_tokens,
             **image_labels(self.images),
+            **side_labels(self.side(), self.expected),
             "turns": [self._turn(placed) for placed in self.placements],
         }
         return labels if self.text is None else {**labels, "text": self.text}
+
+    @property
+    def expected(self) -> dict[bool, BoolArray]:
+        """The tokens that have a row in columns of outputs (True) and of forward passes (False), bool [L]."""
+        passes = np.ones(len(self.arrays.input_ids), bool)
+        passes[-1:] = False
+        return {True: self.arrays.loss_mask.astype(bool), False: passes}
 
     def columns(self) -> Columns:
         """The columns of L tokens, and the columns of `weighting`.
 
         int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set,
         unmasked_logprobs if the engine gave them for trained tokens. bool [L]: attention_mask, all True. float32 [1]:
-        rewards, raw_rewards. int64 [3, L]: mrope_position_ids, with `positions`.
+        rewards, raw_rewards. int64 [3, L]: mrope_position_ids, with `positions`. The side columns (`side_arrays`).
         """
         arrays = self.arrays
         found: Columns = {
@@ -100,7 +112,7 @@ class PathSample:
             found["token_rewards"] = rewards
         if arrays.unmasked is not None:
             found["unmasked_logprobs"] = arrays.unmasked
-        return found
+        return {**found, **side_arrays(self.side())}
 
     def to_json(self) -> dict[str, Any]:
         """Labels and columns in one dict; the arrays are numpy."""

@@ -75,6 +75,11 @@ def path_nodes(leaf: Branch, drift: Drift) -> list[Branch]:
     return [leaf, *_ancestors(leaf)] if drift is Drift.MASK else _joined(leaf)
 
 
+def joined_above(leaf: Branch) -> list[Branch]:
+    """A node and the ancestors that its prompt begins with token by token, oldest first."""
+    return _joined(leaf)[::-1]
+
+
 def _joined(leaf: Branch) -> list[Branch]:
     """A node and the ancestors that its prompt begins with token by token, nearest first."""
     joined = [leaf]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from proxy.trajectory.advantages import Comparison
 from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
 from proxy.trajectory.path_sample import PathSample
-from proxy.trajectory.paths import Path
+from proxy.trajectory.paths import Path, joined_above
 from proxy.trajectory.sample_row import Labels, PositionsOf, scalar
 from proxy.trajectory.scored_session import ScoredSession
+from proxy.trajectory.side_source import SideSource
 from proxy.trajectory.token_arrays import BoolArray, Placement, fill
 from proxy.trajectory.tree import Branch, images_of, token_ids
 from proxy.trajectory.tree_sample import TreeSample
@@ -32,6 +34,7 @@ Decode = Callable[[Sequence[int]], str]
 class SampleMaker:
     """Makes samples of a session. `include`: what they contain besides tokens; text requires `decode`.
     `shows_images`: they list the places of images. `positions`: they have the positions of a vision model.
+    `side`: the session's side columns.
 
     Samples of paths and trees have weight 0: the weight depends on the session's other samples.
     """
@@ -42,13 +45,15 @@ class SampleMaker:
     decode: Decode | None
     shows_images: bool = True
     positions: PositionsOf | None = None
+    side: SideSource = SideSource()
 
     def of_turn(self, node: Branch, trained: BoolArray, share: float) -> PathSample:
         """The sample of one turn, its whole prompt and output. Its reward is the return; its weight is `share`, or 0
         if nothing is `trained`, bool [output].
         """
         interaction = node.interaction
-        place = Placement(interaction, 0, interaction.prompt_tokens, _whole(interaction), trained)
+        masks = self.side.masks(interaction)
+        place = Placement(interaction, 0, interaction.prompt_tokens, _whole(interaction), trained, masks=masks)
         ends = self.scored.ends_through([interaction.id])
         path = Path((node,), token_ids(node), (interaction.prompt_tokens,), (False,), images_of(node))
         sample = self._path_sample(path, (place,), self.scored.returns[interaction.id], ends)
@@ -61,7 +66,8 @@ class SampleMaker:
 
     def of_tree(self, nodes: Sequence[Branch], trained: Mapping[str, BoolArray]) -> TreeSample:
         """The sample of these nodes, parents first. `trained`: the tokens to train by turn id, bool [output]."""
-        ids, places, offsets = _join(nodes, trained)
+        ids, places, offsets = _join(nodes, trained, self.side)
+        parents = _parents(nodes)
         names = [node.interaction.id for node in nodes]
         return TreeSample(
             session=self.scored.record,
@@ -69,7 +75,7 @@ class SampleMaker:
             purpose=self.scored.purposes[names[-1]],
             arrays=fill(ids, places),
             offsets=offsets,
-            parents=_parents(nodes),
+            parents=parents,
             positions=_positions(nodes, offsets),
             returns=tuple(self.scored.returns[name] for name in names),
             main=tuple(self.scored.main[name] for name in names),
@@ -77,6 +83,7 @@ class SampleMaker:
             extras=self._extras(places, whole=False),
             images=_moved(nodes, offsets) if self.shows_images else (),
             mrope=None if self.positions is None else _mrope(nodes, self.positions),
+            side=partial(self.side.of_tree, nodes, places, offsets, parents),
         )
 
     def _path_sample(
@@ -98,6 +105,7 @@ class SampleMaker:
             text=self._text(path.ids),
             images=path.images if self.shows_images else (),
             positions=self.positions,
+            side=partial(self.side.of_path, joined_above(path.nodes[-1]), places, len(path.ids)),
         )
 
     def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
@@ -131,14 +139,15 @@ def _whole(interaction: Interaction) -> tuple[int, int]:
 
 
 def _join(
-    nodes: Sequence[Branch], trained: Mapping[str, BoolArray]
+    nodes: Sequence[Branch], trained: Mapping[str, BoolArray], side: SideSource
 ) -> tuple[Ids, tuple[Placement, ...], NDArray[np.int32]]:
     """The tokens that `nodes` add, one node after the other; their placements; and node offsets, int32 [N + 1]."""
     ids, places, offsets = ids_of(), [], [0]
     for turn, node in enumerate(nodes):
         interaction = node.interaction
         ids += interaction.prompt_suffix
-        places.append(Placement(interaction, turn, len(ids), _whole(interaction), trained.get(interaction.id)))
+        known, masks = trained.get(interaction.id), side.masks(interaction)
+        places.append(Placement(interaction, turn, len(ids), _whole(interaction), known, masks=masks))
         ids += interaction.output_ids
         offsets.append(len(ids))
     return ids, tuple(places), np.array(offsets, np.int32)

@@ -28,7 +28,7 @@ class Placement:
     `start`: where its output begins in the tokens of its path; None: the path does not contain it. `kept`: the part
     [first, end) of the output that the sample contains; None: nothing. `trained`: the tokens of the output that the
     sample trains, bool [output]; None: nothing. `context`: how the tokens before the output differ from its prompt;
-    None: they are equal.
+    None: they are equal. `masks`: the sample has the kept set of each token of the output.
     """
 
     interaction: Interaction
@@ -37,6 +37,7 @@ class Placement:
     kept: Span | None
     trained: BoolArray | None = None
     context: Unrecomputable | None = None
+    masks: bool = False
 
     @property
     def span(self) -> Span | None:
@@ -66,7 +67,7 @@ class Placement:
     @property
     def recomputable(self) -> Unrecomputable | None:
         """Why the logprobs of the output cannot be recomputed from the sample; None if they can."""
-        return first_reason((self.context, *why_sampled_so(self.interaction)))
+        return first_reason((self.context, *why_sampled_so(self.interaction, masks=self.masks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,10 @@ def token_versions(interaction: Interaction) -> IntArray:
     return np.repeat(np.array([version for _, version in interaction.versions], np.int32), counts)
 
 
-def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:
-    """All reasons that follow from how an answer was sampled."""
+def why_sampled_so(interaction: Interaction, *, masks: bool = False) -> Iterable[Unrecomputable]:
+    """All reasons that follow from how an answer was sampled. `masks`: the kept set of each token is known."""
     sampling = interaction.sampling
-    if interaction.grammar:
+    if interaction.grammar and not masks:
         yield Unrecomputable.GRAMMAR
     if interaction.logprobs_of is LogprobsOf.MODEL:
         yield Unrecomputable.MODEL
@@ -137,6 +138,8 @@ def why_sampled_so(interaction: Interaction) -> Iterable[Unrecomputable]:
         yield Unrecomputable.BIAS
     if (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0):
         yield Unrecomputable.PENALTIES
+    if masks:
+        return
     if interaction.logprobs_of is not LogprobsOf.RULE:
         yield Unrecomputable.SAMPLED
     elif sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0:

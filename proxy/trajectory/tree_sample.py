@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,8 @@ from proxy.trajectory.sample_row import (
     scalar,
     turn_labels,
 )
-from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
+from proxy.trajectory.side_source import SideOf, no_columns, side_arrays, side_labels
+from proxy.trajectory.token_arrays import BoolArray, FloatArray, Placement, TokenArrays
 from proxy.types import PlacedImage, SessionRecord
 from tokengrove.options.session import RewardScope
 
@@ -30,6 +32,7 @@ class TreeSample:
     `parents`: the index of each node's parent, -1 for a root and for a node that is not aligned with its parent.
     `positions`: the position of each token in its own sequence (root to node). A token attends to its own node and to
     the ancestors of that node. `turn_ids` are indexes of nodes. `mrope`: the positions [3, T] of a vision model.
+    `side` joins its side columns, which are large, at every call.
     """
 
     session: SessionRecord
@@ -45,6 +48,7 @@ class TreeSample:
     extras: tuple[Labels, ...] = ()
     images: tuple[PlacedImage, ...] = ()
     mrope: NDArray[np.int64] | None = None
+    side: Callable[[], SideOf] = no_columns
 
     @property
     def is_trained(self) -> bool:
@@ -66,6 +70,7 @@ class TreeSample:
             "sampling": last.sampling.to_json(),
             "masked_tokens": 0,
             **image_labels(self.images),
+            **side_labels(self.side(), self._expected),
             "turns": turns,
         }
 
@@ -101,7 +106,15 @@ class TreeSample:
             found["token_rewards"] = rewards
         if arrays.unmasked is not None:
             found["unmasked_logprobs"] = arrays.unmasked
-        return found
+        return {**found, **side_arrays(self.side())}
+
+    @property
+    def _expected(self) -> dict[bool, BoolArray]:
+        """As in `PathSample.expected`. The last token of a node that no other node continues has no forward pass."""
+        passes = np.ones(len(self.arrays.input_ids), bool)
+        ends = np.setdiff1d(np.arange(len(self.parents)), self.parents)
+        passes[self.offsets[ends + 1] - 1] = False
+        return {True: self.arrays.loss_mask.astype(bool), False: passes}
 
     def _reward(self, main: FloatArray) -> float:
         if self.weighting.scope is RewardScope.PATH:

@@ -19,7 +19,7 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
-from proxy.side_columns import NO_COLUMNS, Columns
+from proxy.side_columns import Columns
 from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog
@@ -52,7 +52,7 @@ class Turn:
     prompt: Prompt
     generate: GenerateRequest
     columns: ColumnLog | None = None
-    recorded: Columns = NO_COLUMNS
+    recorded: Columns = field(default_factory=dict)
     parser: OutputParser
     report: LogprobReport | None
     encode: Callable[[str], Ids]

@@ -391,8 +391,24 @@ def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None
     sequences["images"] = tuple({key: value for key, value in each.items() if value is not None} for each in placed)
     if MROPE in arrays:
         arrays[MROPE] = arrays[MROPE].reshape(3, -1)  # flat in npz and safetensors
+    arrays |= _side(entry)
     sequences["image_table"] = _own(sequences["images"], images or {})
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def _side(entry: Mapping[str, Json]) -> dict[str, NDArray[Any]]:
+    """The side columns of a sample, in the dtype and the shape that its label `replay` says."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, told in entry.get("replay", {}).items():
+        dtype, shape = np.dtype(told["dtype"]), told["shape"]
+        if name in entry:
+            values = np.asarray(entry[name])
+            as_bytes = bool(shape) and values.ndim == 1 and values.dtype == np.uint8  # Arrow, or dtype uint8 in npz
+            arrays[name] = (values.view(dtype) if as_bytes else values.astype(dtype, copy=False)).reshape(-1, *shape)
+        else:
+            arrays[f"{name}_ids"] = np.asarray(entry[f"{name}_ids"], dtype)
+            arrays[f"{name}_counts"] = np.asarray(entry[f"{name}_counts"], np.int32)
+    return arrays
 
 
 def with_images(sample: Sample, images: Mapping[str, ImageBytes]) -> Sample:

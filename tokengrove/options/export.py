@@ -8,6 +8,7 @@ from typing import Literal
 
 from tokengrove.options.option import option
 from tokengrove.options.session import SESSIONS, Credit, Purpose, RewardScope, SessionFilter
+from tokengrove.options.start import Replay
 
 SAMPLES, TRAIN, PADDED = "How samples are made", "What is trained", "Layout padded"
 # A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
@@ -228,6 +229,13 @@ class SampleOptions:
         "one.",
         panel=SAMPLES,
         note="[What the processor made](trajectories.md#what-the-processor-made-of-images).",
+    )
+    replay: frozenset[Replay] | None = option(
+        None,
+        "Recorded columns that samples have: kept sets, routed experts, alternatives.",
+        panel=SAMPLES,
+        otherwise="all that were recorded; none in json, jsonl and areal",
+        note="[Replay columns](replay.md).",
     )
     reward_name: str | None = option(
         None,

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from proxy.side_columns import NO_COLUMNS, Columns
+from proxy.side_columns import Columns
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
@@ -61,7 +61,7 @@ class Append:
     node: Interaction
     seen: Seen | None = None
     files: Sequence[ImageFile] = ()
-    columns: Columns = NO_COLUMNS
+    columns: Columns = field(default_factory=dict)
 
     @property
     def session_id(self) -> str:

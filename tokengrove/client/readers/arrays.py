@@ -20,7 +20,17 @@ from tokengrove.client.readers.page import Page, Source, joined, page_of, parsed
 
 # A safetensors file begins with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
-_DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "?", "U8": "u1", "F16": "<f2", "F64": "<f8"}
+_DTYPES = {
+    "I32": "<i4",
+    "I64": "<i8",
+    "F32": "<f4",
+    "BOOL": "?",
+    "U8": "u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "F16": "<f2",
+    "F64": "<f8",
+}
 
 
 def read_npz(source: Source) -> Page:

@@ -19,7 +19,7 @@ from tokengrove.client.values import Json, by_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_JSON_LABELS = ("sampling", "turns")
+_JSON_LABELS = ("sampling", "turns", "replay")
 
 
 def read_arrow(source: Source) -> Page:
@@ -80,11 +80,20 @@ def _column(name: str, column: pa.Array) -> Sequence[Any]:
     types = library("pyarrow.types")
     if types.is_list(column.type) and types.is_primitive(column.type.value_type):
         return _arrays(column)
+    if types.is_list(column.type) and types.is_fixed_size_binary(column.type.value_type):
+        return _bytes(column)
     if types.is_list(column.type) and types.is_list(column.type.value_type):
         lines: list[Any] = list(_arrays(column.values))
         return [np.stack(lines[start:end]) for start, end in pairwise(column.offsets.to_numpy().tolist())]
     values: list[Any] = column.to_pylist()
     return [orjson.loads(value) for value in values] if name in _JSON_LABELS else values
+
+
+def _bytes(column: pa.ListArray) -> list[NDArray[np.uint8]]:
+    """The bytes of the arrays of each row, one after the other, as a writable array."""
+    width, data = column.type.value_type.byte_width, column.values
+    whole = np.frombuffer(data.buffers()[1], np.uint8)[data.offset * width :]
+    return [whole[start * width : end * width].copy() for start, end in pairwise(column.offsets.to_numpy().tolist())]
 
 
 def _arrays(column: pa.ListArray) -> list[NDArray[Any] | object]:
