@@ -58,6 +58,7 @@ class _InFlight:
     - `expired`: no token came in time, so `task` was cancelled. `cancels`: the number of earlier cancellations of
       `task` by others. `retried_elsewhere`: it expired once and was resubmitted to another server.
     - `vocab_size`: the vocabulary size of the model. `held`: the position after the last token whose experts are known.
+      `before`: the number of tokens that earlier submissions sampled.
     """
 
     request: GenerateRequest
@@ -76,6 +77,7 @@ class _InFlight:
     expired: bool = False
     retried_elsewhere: bool = False
     held: int = 0
+    before: int = 0
 
     @property
     def continuable(self) -> bool:
@@ -89,6 +91,10 @@ class _InFlight:
         self.output += chunk.ids
         self.left -= len(chunk.ids)
         if chunk.columns is not None and (experts := chunk.columns.get(EXPERTS)) is not None:
+            # Tokens that an earlier submission sampled are taken in again: these passes sampled none of them.
+            first = len(self.request.prompt)
+            experts = experts.without(first, first + self.before - 1)
+            chunk = replace(chunk, columns={**chunk.columns, EXPERTS: experts})
             self.held = max(self.held, experts.end)
         if self.again and chunk.cached_tokens is not None:  # later submissions also count the output so far
             chunk = replace(chunk, cached_tokens=None)
@@ -326,6 +332,7 @@ class Gate:
         while True:
             flight.running, flight.cut, flight.interrupted = True, False, False
             flight.again, wait_s, cause = bool(flight.output), 0.0, "pause"
+            flight.before = len(flight.output)
             try:
                 finish = await self._sample(rest_of(flight.request, flight.output, flight.held), flight.receive)
                 if not (flight.interrupted and finish is FinishReason.ABORT):

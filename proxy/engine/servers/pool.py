@@ -786,14 +786,16 @@ def _sum_up(infos: Sequence[EngineInfo], alive: int, every: int) -> EngineInfo:
     """The facts that hold for all servers of `infos`."""
     shared: frozenset[Capability] = reduce(lambda one, other: one & other, (info.capabilities for info in infos))
     running = [info.max_running_requests for info in infos if info.max_running_requests is not None]
+    records = frozenset.intersection(*(info.records for info in infos))
+    unrecorded = {column: why for info in reversed(infos) for column, why in info.unrecorded}
     return replace(
         infos[0],
         context_length=min(info.context_length for info in infos),
         weight_version=max(info.weight_version for info in infos),
         capabilities=shared,
         max_running_requests=sum(running) if len(running) == len(infos) else None,
-        records=reduce(lambda one, other: one & other, (info.records for info in infos)),
-        unrecorded=tuple({each: why for info in infos for each, why in info.unrecorded}.items()),
-        dense=all(info.dense for info in infos),
         detail=f"{alive} of {every} servers: {infos[0].detail}",
+        records=records,
+        unrecorded=tuple((column, why) for column, why in unrecorded.items() if column not in records),
+        dense=all(info.dense for info in infos),
     )

@@ -183,7 +183,9 @@ class SglangServer:
     ) -> FinishReason | None:
         """Sample in one request. `plan`: its side columns. The rest as in `sample`."""
         rid = _new_id()
-        body = self._body(request, rid, plan)
+        body = self._body(request, rid)
+        if plan is not None:
+            body |= plan.fields(len(request.prompt))
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
         prompt_tokens, stopped = len(request.prompt), None
         reply = SglangReply(self._numbers, prompt_tokens, incremental, version=self._version, plan=plan)
@@ -310,8 +312,8 @@ class SglangServer:
             sent = with_prompt(body, "input_ids", prompt)
             await self._connection.stream("/generate", sent, headers, EventStream(read))
 
-    def _body(self, request: GenerateRequest, rid: str, plan: ReplayPlan | None) -> dict[str, Any]:
-        """Return the fields of a request except `input_ids`."""
+    def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
+        """Return the fields of a request except `input_ids` and those of side columns."""
         interval = self._interval(request)
         params = sampling_params(request, interval if self._intervals else None)
         if self._facts and SEEDED not in self._facts:  # an old server fails on a seed
@@ -326,8 +328,6 @@ class SglangServer:
             "top_logprobs_num": request.top_logprobs,
             "stream": interval is not None,
         }
-        if plan is not None:
-            body |= plan.fields(len(request.prompt))
         if request.images is not None and interval in (None, _PIECE_TOKENS):
             body[ASKS] = True
         return body

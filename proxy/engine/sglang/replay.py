@@ -21,7 +21,7 @@ from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.expert_layers import ExpertLayers
 from proxy.kept_sets import ALL, kept_rows
 from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows, joined, spread
+from proxy.side_rows import SideColumn, SideRows, spread
 from proxy.types import Ids
 from tokengrove.errors import EngineFailed
 from tokengrove.options.start import Replay
@@ -122,7 +122,8 @@ class ReplayRows:
     def read(self, meta: Mapping[str, Any], total: int) -> None:
         """Take the rows of experts from a part with `total` tokens. Raises EngineFailed."""
         retractions = meta.get("num_retractions") or 0
-        if retractions != self._retractions:  # the pass of the prompt ran again, over at most all tokens but the last
+        if retractions != self._retractions:
+            # A pass took in sampled tokens again and sampled the next one, so at most all but the last two are wrong.
             self._retractions, self._recomputed = retractions, max(total - 2, 0)
         told, layers = meta.get("routed_experts"), self._plan.layers
         if told is None or layers is None:
@@ -131,7 +132,7 @@ class ReplayRows:
         start = min(self._plan.columns.start, self._prompt_tokens)
         column = expert_rows(_flat(told), layers, start, end)
         if column is not None and len(column.rows):
-            self._add(EXPERTS, self._without_recomputed(column))
+            self._add(EXPERTS, column.without(self._prompt_tokens, self._prompt_tokens + self._recomputed))
 
     def read_sets(
         self, meta: Mapping[str, Any], place: slice, tokens: Sequence[int], sampled: Sequence[Sequence[Any]]
@@ -170,15 +171,6 @@ class ReplayRows:
 
     def _add(self, name: str, column: SideColumn) -> None:
         self._new.setdefault(name, []).append(column)
-
-    def _without_recomputed(self, column: SideColumn) -> SideColumn:
-        """The rows, except those of sampled tokens that a retraction computed again, after they were sampled."""
-        first = min(max(self._prompt_tokens - column.start, 0), len(column.rows))
-        last = min(max(self._prompt_tokens + self._recomputed - column.start, first), len(column.rows))
-        if first == last:
-            return column
-        rows = column.rows
-        return SideColumn(column.start, joined([rows[:first], rows.blank(last - first), rows[last:]]))
 
 
 def expert_rows(flat: NDArray[Any], layers: ExpertLayers, start: int, end: int) -> SideColumn | None:
