@@ -210,7 +210,7 @@ def test_rows_that_a_retraction_has_computed_again_are_missing(at: int, missing:
 
 
 def grammar() -> Grammar:
-    return Grammar((GrammarPart(schema={"type": "object"}),))
+    return Grammar(((GrammarPart("yes"),),))
 
 
 ALL_RECORDED = frozenset(Replay)
