@@ -92,6 +92,7 @@ class SglangServer:
         self._sight: SglangSight | None = None
         self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
         self._seeing: dict[str, EventStream] = {}
+        self._replies: dict[str, EventStream] = {}
         self.blind = ""
         self.compared = False
         self._info = self._described(0)
@@ -194,11 +195,14 @@ class SglangServer:
             nonlocal stopped
             if seen is not None:
                 check_ids(parts, request.prompt)
+            ended_before = stopped is not None
             for chunk in reply.read(parts, self._version, self._newest):
-                if (stopped := take(chunk)) is not None:
-                    break
-            if stopped is not None and reply.finish is None:
-                raise Stopped
+                if stopped is None:
+                    stopped = take(chunk)
+                elif chunk.columns is not None:
+                    take(TokenChunk(ids_of(), Logprobs("f"), chunk.version, columns=chunk.columns))
+            if stopped is not None and reply.finish is None and not ended_before:
+                self._end_soon(rid, reply)
             return reply.finish is not None
 
         self._rids[request.request_id] = rid
@@ -221,10 +225,21 @@ class SglangServer:
             self._streams.running -= request.streamed
             del self._rids[request.request_id]
             self._late.discard(rid)
+            self._replies.pop(rid, None)
             self._seeing.pop(rid, None)
             self._ended.set()
             if reply.finish is None:
                 self._abort_soon(rid)
+
+    def _end_soon(self, rid: str, reply: SglangReply) -> None:
+        """End a reply whose further tokens are not wanted. Experts arrive with its last part, so wait for that a while.
+
+        Raises Stopped if there is nothing to wait for.
+        """
+        if reply.rows is None or not reply.rows.lacks_experts:
+            raise Stopped
+        self._abort_soon(rid)
+        asyncio.get_running_loop().call_later(_LATE_S, self._replies[rid].fail, Stopped())
 
     def _planned(self, request: GenerateRequest) -> ReplayPlan | None:
         """The side columns that the server gives for a request."""
@@ -300,6 +315,7 @@ class SglangServer:
     ) -> None:
         """Pass the parts of the answer to `read`. If the server rejects `stream_interval`, retry without it."""
         sent, reply = with_prompt(body, "input_ids", prompt), EventStream(read)
+        self._replies[body["rid"]] = reply
         if prompt.__class__ is SentPrompt:  # avoids the overhead of a call for text prompts
             self._seeing[body["rid"]] = reply
         try:
@@ -310,7 +326,8 @@ class SglangServer:
             self._intervals = False
             del body["sampling_params"]["stream_interval"]
             sent = with_prompt(body, "input_ids", prompt)
-            await self._connection.stream("/generate", sent, headers, EventStream(read))
+            self._replies[body["rid"]] = reply = EventStream(read)
+            await self._connection.stream("/generate", sent, headers, reply)
 
     def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
         """Return the fields of a request except `input_ids` and those of side columns."""

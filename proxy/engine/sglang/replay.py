@@ -118,6 +118,12 @@ class ReplayRows:
         self._new: dict[str, list[SideColumn]] = {}
         self._retractions: Any = 0
         self._recomputed = 0
+        self._experts = False
+
+    @property
+    def lacks_experts(self) -> bool:
+        """True if experts were asked for and have not arrived."""
+        return self._plan.layers is not None and not self._experts
 
     def read(self, meta: Mapping[str, Any], total: int) -> None:
         """Take the rows of experts from a part with `total` tokens. Raises EngineFailed."""
@@ -128,6 +134,7 @@ class ReplayRows:
         told, layers = meta.get("routed_experts"), self._plan.layers
         if told is None or layers is None:
             return
+        self._experts = True
         end = self._prompt_tokens + total - 1
         start = min(self._plan.columns.start, self._prompt_tokens)
         column = expert_rows(_flat(told), layers, start, end)

@@ -15,6 +15,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.servers import sglang_server
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
@@ -29,6 +30,7 @@ from tests.engines.wire import LiveWire, experts_of, kept_logprob, kept_with
 from tests.support import until
 from tokengrove.errors import ConfigurationError, InvalidRequest
 from tokengrove.options.start import Replay
+from tokengrove.reasons import FinishReason
 
 LAYERS = ExpertLayers(3, (0, 1, 2), 2, 8)
 DENSE = ExpertLayers(3, (), 0)
@@ -257,3 +259,26 @@ async def test_a_pause_that_aborts_requests_loses_no_row_and_asks_for_none_twice
             reply.check_experts()
             starts = [asked["routed_experts_start_len"] for asked in live[0].wire.columns if asked]
             assert starts == [0, len(PROMPT) + sampled - 1]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_turn_that_ends_before_its_reply_gets_its_experts_or_ends_without(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_server, "_LATE_S", 0.2)
+    async with server_of(delay_s=0.01) as (engine, wire):
+        wire.lacks_rows = not answers
+        reply = Recorded(recording(400))
+
+        def take(chunk: TokenChunk) -> FinishReason | None:
+            assert len(reply.ids) < 5 or not chunk.ids, "no token comes after the end"
+            reply.take(chunk)
+            return FinishReason.STOP if len(reply.ids) >= 5 else None
+
+        assert await engine.sample(reply.request, take) is FinishReason.STOP
+        await until(lambda: not wire.engine.running)
+        if answers:
+            reply.check_sets()
+            reply.check_experts()
+        else:
+            assert reply.missing()["routed_experts"] == len(PROMPT) + len(reply.ids) - 1
