@@ -14,13 +14,13 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxy.engine.arguments import parse_arguments
-from proxy.engine.chunks import TokenChunk
+from proxy.engine.callbacks import generated
+from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang.facts import EXPERTS_FLAG, capabilities_by, recorded_by, running_by, unrecorded_by
@@ -53,6 +53,9 @@ logger = logging.getLogger(__name__)
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
 """Added to `max_req_input_len`, which is 5 tokens below SGLang's longest request, of which one token stays free."""
+
+_LATE_S = 2.0
+"""Seconds for the last part of a reply to arrive after its abort."""
 
 _REMEMBERED_SESSIONS = 65_536
 _IMAGE_WORKERS = "mm_processor_worker_num"
@@ -101,29 +104,32 @@ class SglangEngine:
             self._images = ImageInputs(processor, getattr(self._manager.model_config, "dtype", None))
         self._info = self._describe()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The same as `sample`, as a generator."""
+        return generated(self.sample, request)
+
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
         images = None
         if request.images is not None and (images := await self._image_data(request)) is None:
-            yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
-            return
+            aborted = TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
+            return take(aborted) or FinishReason.ABORT
         told = ids_of()
+
+        def collect(chunk: TokenChunk) -> FinishReason | None:
+            told.extend(chunk.ids)
+            return take(chunk)
+
         try:
-            async with aclosing(self._sampled(request, images, self._planned(request))) as chunks:
-                async for chunk in chunks:
-                    told.extend(chunk.ids)
-                    yield chunk
-            return
+            return await self._sampled(request, collect, images, self._planned(request))
         except (InvalidRequest, EngineFailed) as error:
             if not refuses_masks(error.message) or (told and (images is not None or request.grammar is not None)):
                 raise
             self._tell_of_masks(error)
         rest = without_masks(request, told)
-        async with aclosing(self._sampled(rest, images, self._planned(rest))) as chunks:
-            async for chunk in chunks:
-                yield replace(chunk, cached_tokens=None) if told else chunk
+        return await self._sampled(rest, once_counted(take) if told else take, images, self._planned(rest))
 
     def _tell_of_masks(self, error: ProxyError) -> None:
         """Log once that SGLang has refused to report kept sets."""
@@ -141,19 +147,40 @@ class SglangEngine:
         return replay_plan(request, info.records, self._layers, self._facts, vocab_size=info.vocab_size, bans=bans)
 
     async def _sampled(
-        self, request: GenerateRequest, images: list[dict[str, Any]] | None, plan: ReplayPlan | None
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """Sample in one request of SGLang. `plan`: its side columns. Raises InvalidRequest or EngineFailed."""
+        self,
+        request: GenerateRequest,
+        take: TakeChunk,
+        images: list[dict[str, Any]] | None,
+        plan: ReplayPlan | None,
+    ) -> FinishReason | None:
+        """Sample in one request of SGLang. `plan`: its side columns. Raises InvalidRequest or EngineFailed.
+
+        If `take` ends the output, the experts still arrive with the last part, so it is waited for, a while.
+        """
         rank = self._ranks.take(request.session_id)
         answer = SglangReply(self._numbers, len(request.prompt), version=self._version, plan=plan)
         wanted = self._input(request, rank, images, plan)
+        stopped: FinishReason | None = None
         self._readers += 1
         self._streams.running += request.streamed
         try:
-            async with aclosing(self._manager.generate_request(wanted, None)) as parts:
+            async with asyncio.timeout(None) as limit, aclosing(self._manager.generate_request(wanted, None)) as parts:
                 async for part in parts:
+                    ended_before = stopped is not None
                     for chunk in answer.read((part,), self._version, self._newest):
-                        yield chunk
+                        if stopped is None:
+                            stopped = take(chunk)
+                        elif chunk.columns is not None:
+                            take(TokenChunk(ids_of(), Logprobs("f"), chunk.version, columns=chunk.columns))
+                    if stopped is None or ended_before or answer.finish is not None:
+                        continue
+                    if answer.rows is None or not answer.rows.lacks_experts:
+                        break
+                    limit.reschedule(asyncio.get_running_loop().time() + _LATE_S)
+                    self._manager.abort_request(rid=wanted.rid)
+        except TimeoutError:
+            if stopped is None:
+                raise
         except ValueError as error:
             message = f"the engine refused the request: {error}"
             raise InvalidRequest(message).showing("the engine refused the request") from None
@@ -161,6 +188,7 @@ class SglangEngine:
             self._readers -= 1
             self._streams.running -= request.streamed
             self._ranks.give_back(rank)
+        return stopped or answer.finish
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,14 @@ import pytest
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import request_for
 from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.sglang import engine
 from proxy.engine.sglang.facts import recorded_by, unrecorded_by
 from proxy.engine.sglang.replay import ReplayPlan, expert_rows, replay_plan
 from proxy.engine.sglang.wire import SglangReply
 from proxy.engine.version_names import VersionNumbers
 from proxy.expert_layers import ExpertLayers
 from proxy.kept_sets import ALL
+from proxy.settings import Settings
 from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
 from proxy.side_rows import SideColumn, spread
 from proxy.types import ids_of
@@ -290,3 +294,21 @@ def test_what_sglang_does_not_record_has_a_reason_and_a_way_out(facts: Any, kept
 
 def test_a_model_whose_layers_are_not_known_records_no_experts() -> None:
     assert "give --model" in dict(unrecorded_by(WITH_EXPERTS, None, ""))[Replay.EXPERTS]
+
+
+@pytest.mark.parametrize(
+    ("config", "replay", "given", "told"),
+    [
+        ({"num_experts": 8, "num_experts_per_tok": 2}, ("experts",), (), True),
+        ({"num_experts": 8, "num_experts_per_tok": 2}, ("experts",), ("enable_return_routed_experts=false",), False),
+        ({"num_experts": 8, "num_experts_per_tok": 2}, ("kept",), (), None),
+        ({}, ("experts",), (), None),
+    ],
+)
+def test_sglang_inside_the_server_gets_its_flag_from_the_setting(
+    config: Any, replay: Any, given: Any, told: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "m", "num_hidden_layers": 2, **config}))
+    monkeypatch.setattr(engine, "option_names", lambda: frozenset({"enable_return_routed_experts"}))
+    arguments = engine.sglang_arguments(Settings(replay=replay, engine_arg=given), tmp_path)
+    assert arguments.get("enable_return_routed_experts") == told
