@@ -153,6 +153,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         requests=Requests(parts.renderer, protocols, parts.store.images.read),
         texts=TokenTexts(parts.renderer.piece, parts.renderer.is_special),
         pace=Pace(lambda: parts.turns.running.busy),
+        vocab_size=lambda: parts.engine.info().vocab_size,
     )
 
 

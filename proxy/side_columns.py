@@ -32,6 +32,17 @@ class Declared:
     of_output: bool = True
     ragged: bool = False
 
+    def span(self, prefix_tokens: int, prompt_tokens: int, output_tokens: int) -> tuple[int, int]:
+        """The positions [start, end) of the tokens of which a turn has rows. `prefix_tokens`: those of its parent.
+
+        The last token of the parent is the turn's: no forward pass takes it in before.
+        """
+        whole = prompt_tokens + output_tokens
+        if self.of_output:
+            return prompt_tokens, whole
+        start = max(prefix_tokens - 1, 0)
+        return start, max(start, whole - 1)
+
 
 DECLARED: Mapping[str, Declared] = {
     KEPT: Declared(Replay.KEPT, ragged=True),
@@ -102,7 +113,7 @@ def shape_of(name: str, dtype: str, shape: str) -> SideShape:
 
 
 def loaded(column: StoredColumn) -> SideColumn:
-    """Decode a column. Raises ValueError if its bytes do not fit its number of rows."""
+    """Decode a column. Raises ValueError if its bytes do not fit its number of rows, TypeError for an unknown dtype."""
     shape = shape_of(column.name, column.dtype, column.shape)
     if column.name in DECLARED and shape.ragged:
         return SideColumn(column.start, kept_sets.unpacked(column.data, column.number, shape.dtype))

@@ -146,6 +146,24 @@ class SideColumn:
         return SideColumn(first, self.rows[first - self.start : last - self.start])
 
 
+_MOST_ROWS = 4096
+"""Columns with more rows are not copied again to join others to them."""
+
+
+def merged(columns: Sequence[SideColumn]) -> list[SideColumn]:
+    """The same columns, where those that follow each other are joined."""
+    runs: list[list[SideColumn]] = []
+    rows = 0
+    for each in columns:
+        if runs and runs[-1][-1].end == each.start and rows + len(each.rows) <= _MOST_ROWS:
+            runs[-1].append(each)
+            rows += len(each.rows)
+        else:
+            runs.append([each])
+            rows = len(each.rows)
+    return [SideColumn(run[0].start, joined([each.rows for each in run])) for run in runs]
+
+
 def spread(columns: Sequence[SideColumn], start: int, end: int) -> SideRows:
     """The rows of the tokens [start, end) from columns, at least one. The first present row of a token counts."""
     owner = np.full(end - start, -1)

@@ -169,7 +169,11 @@ def default_url(folder: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, script: Script, renderer: Renderer | None = None, **settings: Any
+    folder: Path,
+    script: Script,
+    renderer: Renderer | None = None,
+    engine_type: type[ScriptedEngine] = ScriptedEngine,
+    **settings: Any,
 ) -> AsyncIterator[Server]:
     """Run an app on the scripted engine with a database in `folder`, and an HTTP client for it.
 
@@ -177,7 +181,7 @@ async def serving(
     """
     configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     renderer = renderer or tiny_renderer(configured.thinking_retention)
-    engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
+    engine = engine_type(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)
     app.wrong_keys = None  # tests of refusals send many
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

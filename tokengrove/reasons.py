@@ -166,6 +166,7 @@ class Note(Explained):
     )
     VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
+    REPLAY = "replay", "the side columns that the turn recorded, each with its number of missing rows"
 
 
 class Differs(Explained):

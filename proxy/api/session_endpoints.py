@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import ending_rewards
 from proxy.api.session_json import addressed, running_json, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start, parse_withdrawal
+from proxy.api.turn_columns import PAGE_OPTIONS, Vocabulary, parse_page, read_columns, read_replay
 from proxy.api.turn_json import OF_A_SESSION, Part, digests_of, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
@@ -70,6 +71,7 @@ class SessionEndpoints:
         decode: Decode,
         texts: TokenTexts,
         pace: Pace,
+        vocab_size: Callable[[], int],
         images: StoredImages,
         repeated: RepeatedCalls,
         placeholders: frozenset[int] = frozenset(),
@@ -82,6 +84,7 @@ class SessionEndpoints:
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
         self._decode, self._requests = decode, requests
         self._texts, self._pace, self._one_at_a_time = texts, pace, asyncio.Lock()
+        self._vocab_size = vocab_size
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let `n` more sessions start (default: 1), or fewer if negative. AReaL's clients call it before each start."""
@@ -191,13 +194,14 @@ class SessionEndpoints:
         return JsonResponse(shown if running is None else {**shown, "running": running})
 
     async def show_turn(self, request: Request) -> JsonResponse:
-        """One turn, by id or number. `include` adds parts. The other parameters are export options for `tokens`."""
+        """One turn, by id or number. `include` adds parts. The other parameters are export options for `tokens`, and
+        the page of `columns`."""
         self._access.check_admin(key_of(request))
-        check_known(request.query_params, ("include", *TOKEN_OPTIONS))
+        check_known(request.query_params, ("include", *TOKEN_OPTIONS, *PAGE_OPTIONS))
         include = parse_include(request.query_params.get("include"))
         options = replace(parse_token_options(request.query_params), placeholders=self._placeholders)
-        if Part.TOKENS not in include:
-            refuse(request.query_params, TOKEN_OPTIONS, "applies only with include=tokens")
+        page = parse_page(request.query_params, options.drift)
+        _refuse_unused(request.query_params, include)
         session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
@@ -212,6 +216,11 @@ class SessionEndpoints:
             of_turn = (session.record, interactions, turn, options, self._texts)
             async with self._one_at_a_time:  # a layout needs the memory of the session's samples
                 shown["tokens"] = await self._pace.work(asyncio.to_thread(encoded_tokens, *of_turn))
+        if Part.REPLAY in include:
+            shown["replay"] = await read_replay(self._recordings, turn)
+        if Part.COLUMNS in include:
+            told = Vocabulary(self._texts, self._vocab_size())
+            shown["columns"] = await read_columns(self._recordings, interactions, turn, page, told)
         return JsonResponse(shown)
 
     async def delete(self, request: Request) -> JsonResponse:
@@ -241,3 +250,12 @@ class SessionEndpoints:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await self._bodies.read_object(request)
+
+
+def _refuse_unused(query: Mapping[str, str], include: Collection[Part]) -> None:
+    """Raise InvalidRequest for a parameter that no part of the reply uses."""
+    if Part.TOKENS not in include:
+        unused = [name for name in TOKEN_OPTIONS if name != "drift" or Part.COLUMNS not in include]
+        refuse(query, unused, "applies only with include=tokens")
+    if Part.COLUMNS not in include:
+        refuse(query, PAGE_OPTIONS, "applies only with include=columns")

@@ -56,6 +56,11 @@ class Part(Explained):
         "`tokens`: every token of prompt and output with its text, logprob and weight version, and what becomes of it "
         "in an export",
     )
+    REPLAY = "replay", "`replay`: the side columns that the turn recorded, each with its number of rows"
+    COLUMNS = (
+        "columns",
+        "`columns`: the rows of side columns of at most 256 tokens: kept sets, routed experts and alternatives",
+    )
 
 
 OF_A_SESSION = (
@@ -97,7 +102,7 @@ def turn_json(
     decode: Decode | None = None,
     pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A turn with the wanted parts, except for `reply` and `tokens`.
+    """A turn with the wanted parts, except for `reply`, `tokens`, `replay` and `columns`.
 
     `interactions`: all of its session, in order of `seq`. `decode`: decodes token ids to text; without it, tokens that
     differ have no text. `pixels`: see `Comparisons`.

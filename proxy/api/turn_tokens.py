@@ -47,6 +47,7 @@ def tokens_json(
         "meanings": {run.state.value: _meaning(run) for run in states},
         "sections": [_section(section, numbers, texts) for section in path.sections],
         "images": [image.to_json() for image in images],
+        "recorded": sorted({name for part in path.parts for name in part.interaction.replay}),
         "lost": [_turn(interaction, numbers) for interaction in path.lost],
         "export": _export(session_samples, options),
     }

@@ -1,7 +1,7 @@
 """`tokengrove db check`: checks the invariants of stored sessions, from the database alone, and changes nothing.
 
 It checks checksums, lengths of arrays, the order of `seq`, parents, alignment with the parent, that each token is
-trained exactly once, returns, ends, begun calls and images.
+trained exactly once, returns, ends, begun calls, images and side columns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from proxy.side_columns import DECLARED
 from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session
@@ -50,6 +51,7 @@ class Audit:
     """Counts of the checked data, and the findings. `begun_not_ended` calls are not a fault, since a crash leaves some.
 
     `unsummed`: the number of checksums that rows of older servers lack. `filled`: the number that were added.
+    `dropped`: the number of side columns that turns recorded and that are not stored, which is not a fault either.
     """
 
     sessions: int = 0
@@ -58,6 +60,7 @@ class Audit:
     begun_not_ended: int = 0
     unsummed: int = 0
     filled: int = 0
+    dropped: int = 0
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -80,6 +83,7 @@ def audit(
         result.interactions += len(stored.interactions)
         result.output_tokens += sum(len(node.output_ids) for node in _whole(stored))
         result.begun_not_ended += len(stored.begun - stored.existing)
+        result.dropped += _dropped(stored)
         found = check_session(stored)
         result.findings += found
         result.unsummed += sum(map(len, stored.missing.values()))
@@ -95,6 +99,7 @@ def check_session(stored: Stored) -> list[Finding]:
     found = [(None if each is stored.record else each.id, f"cannot be decoded: {each.why}") for each in broken]
     found += stored.unlike
     checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun, _check_images]
+    checks.append(_check_columns)
     if not broken:
         checks += [_check_trained_once, _check_returns]
     for check in checks:
@@ -214,6 +219,37 @@ def _check_images(stored: Stored) -> Faults:
             end = image.start + image.length
         if node.images and end > node.prompt_tokens:
             yield node.id, f"its images end at token {end}, but its prompt has {node.prompt_tokens}"
+
+
+def _check_columns(stored: Stored) -> Faults:
+    """A side column is as it was written, belongs to a turn, and has the rows that the turn says."""
+    nodes = {node.id: node for node in _whole(stored)}
+    broken = {each.id for each in stored.interactions if isinstance(each, Broken)}
+    for column in stored.columns:
+        name, of = f"its column {column.name}", column.interaction_id
+        if column.fault is not None:
+            yield of, f"{name} {column.fault}"
+        elif of in nodes and column.missing is not None:
+            node, declared = nodes[of], DECLARED[column.name]
+            start, end = declared.span(node.prefix_length, node.prompt_tokens, len(node.output_ids))
+            if (column.start, column.end) != (start, end):
+                yield of, f"{name} has rows of tokens {column.start} to {column.end}, not of {start} to {end}"
+            elif (noted := node.replay.get(column.name)) != column.missing:
+                yield of, f"{name} lacks {column.missing} rows, but its notes say {noted}"
+        elif of not in nodes and of not in broken:
+            yield of, f"{name} belongs to no interaction of the session: prune"
+
+
+def _dropped(stored: Stored) -> int:
+    """How many side columns the turns recorded that are not stored."""
+    there = {(column.interaction_id, column.name) for column in stored.columns}
+    count = 0
+    for node in _whole(stored):
+        for name, missing in node.replay.items():
+            if (node.id, name) not in there and name in DECLARED:
+                start, end = DECLARED[name].span(node.prefix_length, node.prompt_tokens, len(node.output_ids))
+                count += missing < end - start  # otherwise there was no row to store
+    return count
 
 
 def _check_trained_once(stored: Stored) -> Faults:

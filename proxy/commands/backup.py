@@ -36,7 +36,8 @@ def import_(
     max_record_bytes: Annotated[
         int,
         typer.Option(
-            min=1, help="Most bytes of a session or an image, unpacked; memory is bounded by about four times that."
+            min=1,
+            help="Most bytes of a session, image or replay column, unpacked; memory is bounded by four times that.",
         ),
     ] = MAX_RECORD_BYTES,
     database_url: DatabaseUrl = None,
@@ -58,4 +59,5 @@ def import_(
 
 def _counted(totals: Totals) -> str:
     images = f", {totals.images} images" if totals.images else ""
-    return f"{totals.sessions} sessions, {totals.interactions} interactions{images}"
+    columns = f", {totals.columns} replay columns" if totals.columns else ""
+    return f"{totals.sessions} sessions, {totals.interactions} interactions{images}{columns}"

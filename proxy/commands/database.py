@@ -63,6 +63,8 @@ def db_check(
         print(f"added {result.filled} checksums")
     if lack := result.unsummed - result.filled:
         print(f"{lack} checksums are missing, of rows of older versions: {_WAY_OUT[fill]}")
+    if result.dropped:
+        print(f"{result.dropped} side columns of turns are not stored any more, as after db prune --columns")
     if result.findings:
         raise typer.Exit(1)
 
@@ -91,6 +93,9 @@ def db_prune(
         str, typer.Option(help="Minimum age, counted from the end of a session: 30d, 12h, 90m or 3600s.")
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Keep these sessions, and delete only the replay columns of their turns.")
+    ] = False,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
 ) -> None:
@@ -99,9 +104,18 @@ def db_prune(
 
     url, older_than_s = database_url_of(database_url, config), _duration_s(older_than)
     with counting("deleted") as tell:
-        pruned = prune(url, older_than_s, dry_run=dry_run, progress=lambda sessions: tell(sessions, None))
+        pruned = prune(
+            *(url, older_than_s), dry_run=dry_run, only_columns=columns, progress=lambda sessions: tell(sessions, None)
+        )
     verb = "would delete" if dry_run else "deleted"
-    print(f"{verb} {pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens")
+    beside = f"{pruned.columns} replay columns ({pruned.column_bytes} bytes)"
+    if columns:
+        print(f"{verb} {beside} of {pruned.sessions} sessions")
+    else:
+        counts = f"{pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens"
+        print(f"{verb} {counts}, {beside}" if pruned.columns else f"{verb} {counts}")
+    if pruned.strays:
+        print(f"{verb} {pruned.strays} replay columns that belong to no turn")
     if pruned.kept:
         print(f"kept {pruned.kept} sessions of that age that were never exported: export or acknowledge them first")
 

@@ -14,10 +14,12 @@ from proxy.api.listing import Listing
 from proxy.api.listing_endpoints import Lists
 from proxy.api.pace import Pace
 from proxy.api.summaries import Summaries
+from proxy.api.turn_columns import RowPage, Vocabulary, read_columns
 from proxy.api.turn_json import Part, find_turn, tree_json, turn_json
 from proxy.api.turn_tokens import tokens_json
 from proxy.commands.database_url import database_url_of
 from proxy.store.inspection import Broken, Inspection, inspecting
+from proxy.store.recordings import SessionReads
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.outline import outline
 from proxy.trajectory.summary import certificate
@@ -29,7 +31,10 @@ from tokengrove.errors import ConfigurationError
 class StoredSession:
     """A session of a database, read once. Token ids have no text, since a database has no tokenizer."""
 
-    def __init__(self, record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> None:
+    def __init__(
+        self, recordings: SessionReads, record: SessionRecord, interactions: Sequence[Interaction], begun: int
+    ) -> None:
+        self._recordings = recordings
         self._record, self._interactions, self._begun = record, interactions, begun
 
     def tree(self) -> dict[str, Any]:
@@ -45,6 +50,13 @@ class StoredSession:
 
         turn, options = find_turn(self._interactions, name), parse_token_options({"layout": layout})
         return {**self.turn(name), "tokens": tokens_json(self._record, self._interactions, turn, options)}
+
+    def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
+
+        turn, page = find_turn(self._interactions, name), RowPage(start, limit)
+        rows = asyncio.run(read_columns(self._recordings, self._interactions, turn, page, Vocabulary()))
+        plain: dict[str, Any] = decode_json(encode_json(rows))
+        return plain
 
     def samples(self, layout: Layout) -> dict[str, Any]:
 
@@ -68,7 +80,7 @@ def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
             raise ConfigurationError(f"{part.id} cannot be read ({part.why}); run: tokengrove db check")
     whole = [node for node in stored.interactions if not isinstance(node, Broken)]
     assert not isinstance(stored.record, Broken)
-    return StoredSession(stored.record, whole, len(stored.begun))
+    return StoredSession(inspection.recordings, stored.record, whole, len(stored.begun))
 
 
 class StoredLists:

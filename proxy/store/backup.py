@@ -7,7 +7,7 @@ in one transaction; after a crash, importing the file again completes it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,17 @@ from proxy.store.faults import reason_of
 from proxy.store.record_limits import MAX_RECORD_BYTES, check_packed
 from proxy.store.sql.codec import JSON_COLUMNS, decode_json
 from proxy.store.sql.images import insert_rows
-from proxy.store.sql.tables import capacity, images, intents, interactions, returns, session_images, sessions
+from proxy.store.sql.side_columns import drop_strays_of, each_row, insert_columns
+from proxy.store.sql.tables import (
+    capacity,
+    images,
+    intents,
+    interactions,
+    returns,
+    session_images,
+    sessions,
+    side_columns,
+)
 from proxy.types import VALIDATE
 from tokengrove.errors import ConfigurationError
 
@@ -66,11 +76,11 @@ def import_all(
 ) -> tuple[dump.Totals, int]:
     """Add every session of a dump. Returns the imported counts, and the number of skipped sessions.
 
-    A session, and each of its images, is read as one record, of `max_record_bytes` at most. Reading one takes up to
-    four times `max_record_bytes` of memory. Raises ConfigurationError, with nothing imported, for a damaged or newer
-    dump, for a record that is too large, for a SQLite database that a server uses, and for an existing session unless
-    `on_conflict` is SKIP. If the database fails during the import, or a column unpacks to too many bytes, the sessions
-    that were already imported stay.
+    A session, and each of its images and side columns, is read as one record, of `max_record_bytes` at most. Reading
+    one takes up to four times `max_record_bytes` of memory. Raises ConfigurationError, with nothing imported, for a
+    damaged or newer dump, for a record that is too large, for a SQLite database that a server uses, and for an existing
+    session unless `on_conflict` is SKIP. If the database fails during the import, or a column unpacks to too many
+    bytes, the sessions that were already imported stay.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -107,13 +117,17 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
         write({"capacity": dump.encode_row(capacity, row)})
     for entry in _sessions(connection):
         write(entry)
+        del entry  # before the next one is read
         progress(totals)
     file.write(orjson.dumps({"end": totals.to_json()}, option=orjson.OPT_APPEND_NEWLINE))
     return totals
 
 
 def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield sessions with their rows in order of creation, and each image before the first session that has it."""
+    """Yield sessions with their rows in order of creation.
+
+    Each image comes before the first session that has it, and each side column before its session.
+    """
     after, written = -1, set[str]()
     query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
     while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
@@ -123,8 +137,19 @@ def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
                 written.add(digest)
                 image = connection.execute(select(images).where(images.c.digest == digest)).mappings().one()
                 yield {"image": dump.encode_row(images, image)}
+            yield from _columns(connection, row["session_id"], {each["id"] for each in parts["interactions"]})
             yield {"session": dump.encode_row(sessions, row), **parts}
         after = page[-1]["number"]
+
+
+def _columns(connection: Connection, session_id: str, turns: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the side columns of a session, one at a time. Those without a turn, which `db check` names, are skipped."""
+    for row in each_row(connection, session_id):
+        entry = {"side_column": dump.encode_row(side_columns, row)} if row["interaction_id"] in turns else None
+        del row
+        if entry is not None:
+            yield entry
+        del entry
 
 
 def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[str, Any]]:
@@ -206,6 +231,8 @@ def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[di
     for entry in entries:
         if "image" in entry:
             wanted = entry["image"].get("digest") in present.needed
+        elif "side_column" in entry:
+            wanted = entry["side_column"].get("session_id") not in present.sessions
         else:
             wanted = "session" in entry and entry["session"]["session_id"] not in present.sessions
         if wanted or "capacity" in entry:
@@ -216,24 +243,60 @@ def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[di
 def _import_next(
     engine: Engine, wanted: Iterator[dict[str, Any]], source: _Source, last_ended: int, done: dump.Totals
 ) -> bool:
-    """Import a session and the images before it, one record at a time, in one transaction. False at the end."""
+    """Import a session and what comes before it, one record at a time, in one transaction. False at the end."""
     entry = next(wanted, None)
     if entry is None:
         return False
     with engine.begin() as connection:
-        while "image" in entry:
-            insert_rows(connection, [_image(entry["image"], source.path)])
+        owners: set[str] = set()
+        while (kind := _large(entry)) is not None:
+            if kind == "image":
+                insert_rows(connection, [_image(entry["image"], source.path)])
+            else:
+                _import_column(connection, entry["side_column"], owners, source.path)
             done.add(b"", entry)
             entry = None
             entry = next(wanted, None)
             if entry is None:
-                raise ConfigurationError(f"{source.path} is damaged: its last image is that of no session after it")
+                raise ConfigurationError(f"{source.path} is damaged: its last {kind} is that of no session after it")
         if "session" in entry:
             _import_session(connection, entry, last_ended, source)
+            _check_owners(owners, entry["session"]["session_id"], source.path)
         else:
             _import_capacity(connection, entry["capacity"])
     done.add(b"", entry)
     return True
+
+
+def _large(entry: Mapping[str, Any]) -> str | None:
+    """The kind of an entry that comes before its session; None for other entries."""
+    return "image" if "image" in entry else "side column" if "side_column" in entry else None
+
+
+def _import_column(connection: Connection, row: Mapping[str, Any], owners: set[str], path: Path) -> None:
+    """Add a side column of the session that follows, and the session's id to `owners`. Raises ConfigurationError."""
+    try:
+        values = dump.decode_column(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is damaged in side column {_name_of(row)}: {error}") from None
+    owner: str = values["session_id"]
+    if owner not in owners:
+        drop_strays_of(connection, owner)
+        owners.add(owner)
+    try:
+        insert_columns(connection, [values])
+    except IntegrityError:
+        raise ConfigurationError(f"side column {_name_of(row)} of session {owner!r} is in another session") from None
+
+
+def _name_of(row: Mapping[str, Any]) -> str:
+    return f"{row.get('name')!r} of interaction {row.get('interaction_id')!r}"
+
+
+def _check_owners(owners: Collection[str], session_id: str, path: Path) -> None:
+    """Raise ConfigurationError unless the side columns before a session are its own."""
+    for other in set(owners) - {session_id}:
+        raise ConfigurationError(f"{path} is damaged: a side column before session {session_id!r} is of {other!r}")
 
 
 def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:

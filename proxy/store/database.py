@@ -126,7 +126,7 @@ def shrink(url: URL) -> None:
                 connection.execute("VACUUM")
         except sqlite3.Error as error:
             raise ConfigurationError(
-                f"the sessions are deleted, but {label(url)} cannot be made smaller: {error}; new sessions take the "
+                f"what was pruned is deleted, but {label(url)} cannot be made smaller: {error}; new sessions take the "
                 "space, or give the disk room for a copy of the file and prune again"
             ) from None
 

@@ -1,7 +1,8 @@
 """The format of a dump: JSON lines, one for each session with all its rows, between a header and a trailer.
 
-Columns are copied as stored, bytes in base64, so an import restores every bit. The trailer has the counts and the
-SHA-256 of everything before it, so a truncated or changed dump is detected.
+Images and side columns, which are large, have lines of their own, before the session. Values are copied as stored,
+bytes in base64, so an import restores every bit. The trailer has the counts and the SHA-256 of everything before it, so
+a truncated or changed dump is detected.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import orjson
 from sqlalchemy import LargeBinary, RowMapping, Table
 
 from proxy.store.record_limits import MAX_RECORD_BYTES, read_record
+from proxy.store.sql.side_columns import checksum_of
 from proxy.store.sql.tables import (
     capacity,
     images,
@@ -29,12 +31,13 @@ from proxy.store.sql.tables import (
     returns,
     session_images,
     sessions,
+    side_columns,
     unreplied,
     withdrawn_keys,
 )
 from tokengrove.errors import ConfigurationError
 
-FORMAT = 2  # since 2 with images, each before the first session that has it
+FORMAT = 3  # since 2 with images, each before the first session that has it; since 3 with side columns
 COMPRESSED = ".zst"
 # Imported in this order, rows refer only to rows that already exist.
 PARTS: Mapping[str, Table] = {
@@ -47,7 +50,7 @@ PARTS: Mapping[str, Table] = {
 }
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
-    for table in (*PARTS.values(), sessions, capacity, images)
+    for table in (*PARTS.values(), sessions, capacity, images, side_columns)
 }
 
 
@@ -58,6 +61,7 @@ class Totals:
     sessions: int = 0
     interactions: int = 0
     images: int = 0
+    columns: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, line: bytes, entry: Mapping[str, Any]) -> None:
@@ -65,6 +69,7 @@ class Totals:
         self.digest.update(line)
         self.sessions += "session" in entry
         self.images += "image" in entry
+        self.columns += "side_column" in entry
         self.interactions += len(entry.get("interactions", ()))
 
     def to_json(self) -> dict[str, Any]:
@@ -72,16 +77,18 @@ class Totals:
         counts = {"sessions": self.sessions, "interactions": self.interactions}
         if self.images:
             counts["images"] = self.images
+        if self.columns:
+            counts["side_columns"] = self.columns
         return {**counts, "sha256": self.digest.hexdigest()}
 
 
 def encode_row(table: Table, row: RowMapping) -> dict[str, Any]:
-    """A row as JSON: bytes in base64; NULL columns and the `number` of the session are left out."""
-    binary = _BYTES[table.name]
+    """A row as JSON: bytes in base64; NULL columns and the `number` of a session are left out."""
+    binary, own = _BYTES[table.name], "number" if table is sessions else None
     return {
         str(name): base64.b64encode(value).decode() if name in binary else value
         for name, value in row.items()
-        if value is not None and name != "number"
+        if value is not None and name != own
     }
 
 
@@ -120,6 +127,14 @@ def decode_image(row: Mapping[str, Any]) -> dict[str, Any]:
     values = decode_row(images, row)
     if hashlib.sha256(values["data"]).hexdigest() != values["digest"]:
         raise ValueError("its bytes have another digest")
+    return values
+
+
+def decode_column(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a side column. Raises ValueError, KeyError or TypeError, also if the checksum does not match."""
+    values = decode_row(side_columns, row)
+    if checksum_of(values) != values["checksum"]:
+        raise ValueError("its checksum differs")
     return values
 
 

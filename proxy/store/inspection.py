@@ -18,13 +18,15 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, exi
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
+from proxy.side_columns import DECLARED, StoredColumn, loaded
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.recordings import SessionReads
 from proxy.store.sql import checksums, codec, reads, rows
 from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
-from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, unreplied
+from proxy.store.sql.side_columns import checksum_of, each_row
+from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, side_columns, unreplied
 from proxy.types import ImagePart, Interaction, SessionRecord
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.options.session import Credit, SessionStatus
@@ -55,6 +57,21 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundColumn:
+    """A stored side column, without its rows: these are the positions [start, end), of which `missing` are missing.
+
+    `missing` None: the rows are not known, for the reason `fault`, or because a newer release wrote them.
+    """
+
+    interaction_id: str
+    name: str
+    start: int
+    end: int
+    missing: int | None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """One session with all its rows.
 
@@ -62,6 +79,7 @@ class Stored:
     `existing`: ids in `begun` whose interaction is stored, which is a fault. `images`: digests of its stored images.
     `turns`: the number of each complete interaction. `unlike`: interactions (None: the session) whose values do not
     match their checksum or cannot be read, each with the reason. `missing`: the checksums that its rows lack.
+    `columns`: its side columns.
     """
 
     session_id: str
@@ -76,6 +94,7 @@ class Stored:
     turns: Mapping[str, int] = field(default_factory=dict)
     unlike: Sequence[tuple[str | None, str]] = ()
     missing: Mapping[Missing, Sequence[tuple[str, bytes]]] = field(default_factory=dict)
+    columns: Sequence[FoundColumn] = ()
 
 
 class Inspection:
@@ -141,6 +160,7 @@ class Inspection:
             turns={each["id"]: turn for turn, each in enumerate(filter(_is_complete, turns))},
             missing={} if self._newer else _compare(row, turns, unlike),
             unlike=unlike,
+            columns=read("side columns", _find_columns, list[FoundColumn]()),
         )
 
     def _sqlite_faults(self) -> list[str]:
@@ -156,11 +176,17 @@ class Inspection:
         turns = select(interactions.c.id).where(interactions.c.id == unreplied.c.interaction_id)
         linked = exists().where(session_images.c.digest == images.c.digest, session_images.c.session_id.in_(known))
         loose = select(images.c.digest).where(~linked).limit(100)
+        stray = side_columns.c.session_id.not_in(known)
+        aside = select(side_columns.c.name, side_columns.c.interaction_id).where(stray).limit(100)
         late = select(unreplied.c.interaction_id).where(~turns.exists()).limit(100)
         return [
             *(f"interaction {name} belongs to no session" for name in self._connection.execute(query).scalars()),
             *(f"the begun call {name} belongs to no session" for name in self._connection.execute(calls).scalars()),
             *(f"image {name} belongs to no session: prune" for name in self._connection.execute(loose).scalars()),
+            *(
+                f"column {name} of interaction {of} belongs to no session: prune"
+                for name, of in self._connection.execute(aside)
+            ),
             *(f"the unreplied turn {name} does not exist" for name in self._connection.execute(late).scalars()),
         ]
 
@@ -245,6 +271,24 @@ def _select(table: Table) -> Select[Any]:
 def _load_turns(connection: Connection, session_id: str) -> list[RowMapping]:
     query = _select(interactions).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
     return list(connection.execute(query).mappings())
+
+
+def _find_columns(connection: Connection, session_id: str) -> list[FoundColumn]:
+    return [_found(row) for row in each_row(connection, session_id)]
+
+
+def _found(row: RowMapping) -> FoundColumn:
+    """Decode a side column, and forget its rows."""
+    missing, fault = None, None
+    try:
+        if checksum_of({str(name): value for name, value in row.items()}) != row["checksum"]:
+            fault = "has other values than were written: its checksum differs"
+        elif row["name"] in DECLARED:
+            missing = int(loaded(StoredColumn(*(row[name] for name in StoredColumn._fields))).rows.missing.sum())
+    except BROKEN as error:
+        fault = f"cannot be decoded: {type(error).__name__}: {error}"
+    start, number = (row[name] if isinstance(row[name], int) else 0 for name in ("start", "number"))
+    return FoundColumn(row["interaction_id"], row["name"], start, start + number, missing, fault)
 
 
 def _is_complete(row: RowMapping) -> bool:

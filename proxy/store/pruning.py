@@ -1,17 +1,17 @@
 """`tokengrove db prune`: deletes old sessions that were exported, acknowledged or withdrawn, or have expired.
 
-Whole sessions are deleted, and only if they ended long ago. All other sessions stay, including all live sessions. The
-server never prunes by itself.
+Whole sessions are deleted, or only their side columns, and only if they ended long ago. All other sessions stay,
+including all live sessions. The server never prunes by itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, exists, func, not_, or_, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from proxy.store import database, schema
@@ -19,7 +19,8 @@ from proxy.store.faults import reason_of
 from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.images import drop_strays
 from proxy.store.sql.locks import is_deadlock
-from proxy.store.sql.tables import interactions, sessions
+from proxy.store.sql.side_columns import count_strays, drop_columns, drop_stray_columns
+from proxy.store.sql.tables import interactions, sessions, side_columns
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.session import SessionStatus
 
@@ -31,21 +32,32 @@ _BATCH = 200
 class Pruned:
     """Counts of the deleted rows and tokens; in a dry run, of those that would be deleted.
 
-    `kept`: sessions that are old enough but stay, because they were never exported or acknowledged.
+    `kept`: sessions that are old enough but stay, because they were never exported or acknowledged. `columns`: side
+    columns of the sessions, with `column_bytes` bytes of rows. `strays`: side columns without a turn. If only columns
+    are deleted, `sessions` and `kept` count the sessions that have some.
     """
 
     sessions: int
     interactions: int
     tokens: int
     kept: int
+    columns: int = 0
+    column_bytes: int = 0
+    strays: int = 0
 
 
 def prune(
-    database_url: str, older_than_s: float, *, dry_run: bool, progress: Callable[[int], None] = lambda _: None
+    database_url: str,
+    older_than_s: float,
+    *,
+    dry_run: bool,
+    only_columns: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Pruned:
     """Delete sessions that ended more than `older_than_s` seconds ago, then shrink a SQLite file.
 
-    `progress` is called with the number of deleted sessions.
+    `only_columns`: keep the sessions, and delete only their side columns. `progress` is called with the number of
+    sessions so far.
     Raises ConfigurationError for a SQLite database that a server uses, and for a database at another revision.
     """
     url = database.parse_url(database_url)
@@ -54,14 +66,15 @@ def prune(
         engine = database.writer_engine(url)
         try:
             schema.prepare(engine, migrate=False)
-            pruned = _prune(engine, time.time() - older_than_s, dry_run, progress)
+            before = time.time() - older_than_s
+            pruned = _prune(engine, _chosen(before, only_columns=only_columns), dry_run, progress)
         except SQLAlchemyError as error:
             raise ConfigurationError(
                 f"the database {database.label(url)} cannot be pruned: {reason_of(error)}"
             ) from None
         finally:
             engine.dispose()
-        if pruned.sessions and not dry_run:
+        if (pruned.sessions or pruned.strays) and not dry_run:
             database.shrink(url)
         return pruned
     finally:
@@ -69,8 +82,23 @@ def prune(
             lock.release()
 
 
-def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
-    deleted = 0
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Conditions on `sessions`: `pruned` go, `kept` were never exported. `delete` takes the ids of some that go."""
+
+    pruned: ColumnElement[bool]
+    kept: ColumnElement[bool]
+    only_columns: bool
+
+    def delete(self, connection: Connection, names: Sequence[str]) -> None:
+        if self.only_columns:
+            drop_columns(connection, names)
+        else:
+            delete_rows(connection, names)
+
+
+def _chosen(before: float, *, only_columns: bool) -> _Chosen:
+    """The sessions that ended before a Unix time; with `only_columns`, those that have side columns."""
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
     # Sessions that their runner delivers leave the queue at their end, exported or not.
     acknowledged = and_(sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None))
@@ -80,21 +108,29 @@ def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int
         sessions.c.withdrawn_at.is_not(None),
         sessions.c.status == SessionStatus.EXPIRED.value,
     )
+    if only_columns:
+        gone = and_(gone, exists().where(side_columns.c.session_id == sessions.c.session_id))
+    return _Chosen(and_(gone, done), and_(gone, not_(done)), only_columns)
+
+
+def _prune(engine: Engine, chosen: _Chosen, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
+    deleted = 0
     with engine.begin() as connection:
-        pruned = _count(connection, and_(gone, done), and_(gone, not_(done)))
-    query = select(sessions.c.session_id).where(gone, done).limit(_BATCH).with_for_update()
-    while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, query))):
+        pruned = _count(connection, chosen)
+    while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, chosen))):
         deleted += some
         progress(deleted)
-    while not dry_run and _repeated(engine, lambda connection: drop_strays(connection, _BATCH)):
-        pass
+    for drop in (drop_strays, drop_stray_columns):
+        while not dry_run and _repeated(engine, partial(drop, most=_BATCH)):
+            pass
     return pruned
 
 
-def _delete_some(connection: Connection, query: Select[Any]) -> int:
+def _delete_some(connection: Connection, chosen: _Chosen) -> int:
+    query = select(sessions.c.session_id).where(chosen.pruned).limit(_BATCH).with_for_update()
     names = list(connection.execute(query).scalars())
     if names:
-        delete_rows(connection, names)
+        chosen.delete(connection, names)
     return len(names)
 
 
@@ -109,16 +145,22 @@ def _repeated(engine: Engine, change: Callable[[Connection], int]) -> int:
                 raise
 
 
-def _count(connection: Connection, pruned: ColumnElement[bool], kept: ColumnElement[bool]) -> Pruned:
-    names = select(sessions.c.session_id).where(pruned)
+def _count(connection: Connection, chosen: _Chosen) -> Pruned:
+    names = select(sessions.c.session_id).where(chosen.pruned)
     tokens = func.coalesce(func.sum(interactions.c.output_tokens + interactions.c.prompt_tokens), 0)
     prefixes = func.coalesce(func.sum(interactions.c.prefix_length), 0)
     query = select(func.count(), tokens - prefixes).where(interactions.c.session_id.in_(names))
     found, stored = connection.execute(query).one()
     count = select(func.count()).select_from(sessions)
+    size = func.coalesce(func.sum(func.length(side_columns.c.data)), 0)
+    of_these = select(func.count(), size).where(side_columns.c.session_id.in_(names))
+    columns, column_bytes = connection.execute(of_these).one()
     return Pruned(
-        connection.execute(count.where(pruned)).scalar_one(),
-        found,
-        int(stored),
-        connection.execute(count.where(kept)).scalar_one(),
+        sessions=connection.execute(count.where(chosen.pruned)).scalar_one(),
+        interactions=0 if chosen.only_columns else found,
+        tokens=0 if chosen.only_columns else int(stored),
+        kept=connection.execute(count.where(chosen.kept)).scalar_one(),
+        columns=columns,
+        column_bytes=int(column_bytes),
+        strays=count_strays(connection),
     )

@@ -13,7 +13,7 @@ from typing import IO
 from tokengrove.errors import ConfigurationError
 
 MAX_RECORD_BYTES = 256 * 2**20
-"""The default limit. A session is one record; each of its images is a separate record."""
+"""The default limit. A session is one record; each of its images and side columns is a separate record."""
 TIMES = 4
 _OPTION = "--max-record-bytes"
 _VALUE_BYTES = 64  # approximate: an empty list in another list

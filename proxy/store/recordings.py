@@ -90,6 +90,21 @@ class SessionReads:
         rows = await self._database.read(side_columns.load_columns, session_id, names)
         return await asyncio.to_thread(_decoded, rows)
 
+    async def load_turn_columns(
+        self, session_id: str, interaction_ids: Collection[str]
+    ) -> dict[str, dict[str, SideColumn]]:
+        """The side columns of some turns of a session, by interaction id and name."""
+        found: dict[str, dict[str, SideColumn]] = {}
+        read = side_columns.load_turn_columns
+        for interaction_id, column in await self._database.read(read, session_id, interaction_ids):
+            if column.name in DECLARED:
+                found.setdefault(interaction_id, {})[column.name] = loaded(column)
+        return found
+
+    async def column_sizes(self, session_id: str, interaction_id: str) -> dict[str, int]:
+        """The number of rows of each stored side column of a turn, by name."""
+        return await self._database.read(side_columns.column_sizes, session_id, interaction_id)
+
     async def column_kinds(self, session_ids: Collection[str]) -> list[SideShape]:
         """The kinds of rows of the side columns of sessions, each once."""
         kinds = await self._database.read(side_columns.column_kinds, session_ids)

@@ -13,8 +13,11 @@ import numpy as np
 
 from proxy.engine.chunks import TokenChunk
 from proxy.side_columns import DECLARED, TOP_IDS, TOP_LOGPROBS, ColumnRequest, Columns
-from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.side_rows import SideColumn, SideRows, merged, spread
 from tokengrove.options.start import Replay
+
+_MERGED_PARTS = 64
+"""Parts are joined when there are this many: the objects around a row of one token take more memory than the row."""
 
 
 class ColumnLog:
@@ -23,29 +26,33 @@ class ColumnLog:
     def __init__(self, wanted: ColumnRequest, alternatives: int) -> None:
         self._names = [name for name, column in DECLARED.items() if column.of in wanted.replay]
         self._alternatives = alternatives if Replay.TOP_LOGPROBS in wanted.replay else 0
-        self._start = wanted.start
         self._parts: dict[str, list[SideColumn]] = defaultdict(list)
 
     def add(self, chunk: TokenChunk, at: int) -> None:
         """Add the rows of a chunk, whose first token has position `at`."""
         for name, column in (chunk.columns or {}).items():
             if name in self._names and len(column.rows):
-                self._parts[name].append(column)
+                self._append(name, column)
         if self._alternatives and chunk.top_logprobs and chunk.sampled:
             for name, rows in _alternatives(chunk.top_logprobs, self._alternatives).items():
-                self._parts[name].append(SideColumn(at, rows))
+                self._append(name, SideColumn(at, rows))
 
-    def taken(self, prompt_tokens: int, output_tokens: int) -> tuple[Columns, Mapping[str, int]]:
+    def _append(self, name: str, column: SideColumn) -> None:
+        parts = self._parts[name]
+        parts.append(column)
+        if len(parts) % _MERGED_PARTS == 0:
+            self._parts[name] = merged(parts)
+
+    def taken(self, prefix_tokens: int, prompt_tokens: int, output_tokens: int) -> tuple[Columns, Mapping[str, int]]:
         """The columns of a turn with these numbers of tokens, and the number of missing rows of each column.
 
-        A column without any row is left out, and all its rows are missing.
+        `prefix_tokens`: of the prompt, those of its parent. A column without any row is left out, and all its rows are
+        missing.
         """
         found: dict[str, SideColumn] = {}
         missing: dict[str, int] = {}
         for name in self._names:
-            whole = prompt_tokens + output_tokens
-            start, end = (prompt_tokens, whole) if DECLARED[name].of_output else (self._start, max(whole - 1, 0))
-            end = max(start, end)
+            start, end = DECLARED[name].span(prefix_tokens, prompt_tokens, output_tokens)
             missing[name] = end - start
             if self._parts[name]:
                 rows = spread(self._parts[name], start, end)

@@ -24,7 +24,6 @@ from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.rewards import Scores
-from proxy.side_columns import NO_COLUMNS
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
@@ -136,7 +135,7 @@ class Commits:
     def _committed(self, turn: Turn, node: Node) -> None:
         """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
-        turn.recorded = NO_COLUMNS  # they are stored, and large
+        turn.drop_columns()
         session.cache.publish(node)
         session.record_commit(turn.interaction)
         turn.release()
@@ -266,6 +265,8 @@ class Commits:
         interaction = turn.interaction
         if turn.committing:
             return
+        turn.drop_columns()
+        interaction.replay = {}
         if turn.session.deleted:
             self._log.note_deleted(interaction.id)
             return

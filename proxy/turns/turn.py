@@ -19,7 +19,7 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
-from proxy.side_columns import Columns
+from proxy.side_columns import NO_COLUMNS, Columns
 from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog
@@ -214,9 +214,16 @@ class Turn:
         """The side columns of the output as it was cut; sets `replay` of the interaction."""
         if self.columns is None:
             return {}
-        found, self.interaction.replay = self.columns.taken(self.prompt_tokens, len(self.interaction.output_ids))
+        interaction = self.interaction
+        found, interaction.replay = self.columns.taken(
+            interaction.prefix_length, self.prompt_tokens, len(interaction.output_ids)
+        )
         self.columns = None
         return found
+
+    def drop_columns(self) -> None:
+        """Forget the side columns, which are large: they are stored, or the turn failed."""
+        self.columns, self.recorded = None, NO_COLUMNS
 
     def publish(self, deltas: list[Delta]) -> None:
         """Show deltas to readers. Once a tool call is closed, hold them until the commit (`release`).

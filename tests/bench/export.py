@@ -19,6 +19,7 @@ import time
 from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import uvloop
@@ -80,11 +81,18 @@ def resident_bytes(server: Server) -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
-def read_export(server: Server, name: str, sessions: int) -> int:
-    """Read all pages; return the number of bytes received."""
+def read_export(server: Server, name: str, sessions: int, **options: Any) -> int:
+    """Read all pages; return the number of bytes received. `options`: further ones of the export."""
     received, cursor = 0, None
     for _ in range(-(-sessions // PAGE)):
-        body = {"layout": "concat", "format": name, "filter": {"task_id": ""}, "limit": PAGE, "cursor": cursor}
+        body = {
+            "layout": "concat",
+            "format": name,
+            "filter": {"task_id": ""},
+            "limit": PAGE,
+            "cursor": cursor,
+            **options,
+        }
         count, cursor = _read_page(server, orjson.dumps(body))
         received += count
     return received

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,20 @@ def test_the_loop_for_a_model_that_sees_learns_shapes_and_names_new_ones() -> No
     assert sum(rewards[:3]) / 3 < 0.5
     assert sum(rewards[-5:]) / 5 > 0.89  # it ends above 0.9, but prints each mean rounded, up to 0.005 below
     assert int(last.split(", ")[1].split("%")[0]) > 75
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_replay_loop_starts_at_ratio_one_only_with_both_columns(seed: int) -> None:
+    printed = run("train_replay.py", "--steps", "2", "--seed", str(seed))
+    pattern = r"^  (.+?) +first ratio (\S+) +farthest 1 \+- (\S+) +KL (\S+)$"
+    found = [(name, *map(float, figures)) for name, *figures in re.findall(pattern, printed, re.M)]
+    assert [name for name, *_ in found] == ["replay", "no kept sets", "no experts", "neither"] * 2
+    for step in (found[:4], found[4:]):
+        (_, mean, farthest, divergence), *others = step
+        assert abs(mean - 1) <= farthest < 1e-4
+        assert all(off > 10 * farthest and other > 10 * divergence for _, _, off, other in others), step
+        assert abs(step[3][1] - 1) > 10 * max(abs(mean - 1), 1e-6)
 
 
 def test_drawn_shapes_differ_by_seed_and_not_by_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from proxy.store.store import Store
 from tests.conftest import Postgres
+from tests.databases import execute
 from tests.e2e.load import Load, check_database, outputs_at, sqlite_url, streamed
 from tests.e2e.processes import ROOT, Process, run, server_process
 from tests.exports import entries
@@ -28,7 +29,7 @@ from tests.vision import image_url, png
 from tokengrove.reasons import Status
 
 SESSIONS = 32
-FLAGS = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
+FLAGS = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4", "--replay", "top_logprobs")
 
 
 @pytest.fixture
@@ -72,12 +73,20 @@ def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
         with server_process(tmp_path, *FLAGS) as process:
             seen |= asyncio.run(killed_under_load(process, chance))
         check_database(sqlite_url(tmp_path))
+        check_columns(sqlite_url(tmp_path))
     stored = asyncio.run(stored_outputs(tmp_path))
     assert {key: stored.get(key) for key in seen} == seen
     with server_process(tmp_path, *FLAGS) as process:  # the server starts once more and exports the whole database
         body = {"filter": {"task_id": "s0"}, "layout": "individual"}
         exported = httpx.post(f"{process.url}/export_trajectories", json=body).json()
         assert {sample["interaction_id"] for sample in exported["samples"]} <= set(stored)
+
+
+def check_columns(url: str) -> None:
+    """Raise AssertionError unless each complete turn, and no other, has its two replay columns."""
+    turns = execute(url, "SELECT id FROM interactions WHERE status = 'complete' AND output_tokens > 0 ORDER BY id")
+    columns = execute(url, "SELECT interaction_id, name FROM side_columns ORDER BY interaction_id, name")
+    assert columns == [(name, column) for (name,) in turns for column in ("top_logprobs", "top_token_ids")] != []
 
 
 @pytest.mark.engines  # not for an engine: two servers that load a processor take seconds

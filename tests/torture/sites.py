@@ -27,11 +27,13 @@ from proxy.turns import prompts
 from proxy.turns.turns import GRACE_S
 from proxy.workers.attempt_table import AttemptTable
 from proxy.workers.group import Place
+from tests.databases import execute
 from tests.engines.scripts import following, model_like
 from tests.support import migrated, tiny_renderer
 from tests.torture.fibres import sleep
 from tests.torture.runs import World
 from tests.torture.wire import Exchange, Wires
+from tokengrove.options.start import Replay
 
 DATABASE = "torture.db"
 JSON = (b"content-type", b"application/json")
@@ -90,7 +92,9 @@ class Site:
         if not database.exists():
             database.write_bytes(migrated())
         self.settings = Settings(
-            **{"database_url": f"sqlite:///{database}", "migrate": True, "engine": "scripted"} | settings
+            **{"database_url": f"sqlite:///{database}", "migrate": True, "engine": "scripted"}
+            | {"replay": (Replay.TOP_LOGPROBS.value,)}
+            | settings
         )
         self._script = model_like(tick_s)
         # A lock of SQLite is waited for in real time.
@@ -279,11 +283,18 @@ class Site:
 
 
 def check_database(world: World) -> None:
-    """Raise AssertionError unless the database, which no server uses any more, is as `tokengrove db check` wants it."""
-    with inspecting(f"sqlite:///{world.folder / DATABASE}") as inspection:
+    """Raise AssertionError unless the database, which no server uses any more, is as `tokengrove db check` wants it.
+
+    Each turn has its two replay columns.
+    """
+    url = f"sqlite:///{world.folder / DATABASE}"
+    with inspecting(url) as inspection:
         found = audit(inspection)
     assert not found.findings, [str(finding) for finding in found.findings]
     assert not found.begun_not_ended, f"{found.begun_not_ended} calls have begun and not ended"
+    [(turns,)] = execute(url, "SELECT count(*) FROM interactions WHERE status = 'complete' AND output_tokens > 0")
+    [(columns,)] = execute(url, "SELECT count(*) FROM side_columns")
+    assert columns == 2 * turns, f"{turns} turns have {columns} replay columns"
 
 
 def _choices(first: str, n: int) -> set[str]:

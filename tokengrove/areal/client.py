@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from tokengrove.areal import results
 from tokengrove.areal.results import Interactions
 from tokengrove.client import AsyncClient, AsyncSession, operations
+from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.operations import Steps
 from tokengrove.client.options import ExportOptions, SessionOptions
 from tokengrove.errors import InvalidRequest, RequestTimeout
@@ -146,6 +147,7 @@ class OpenAIProxyClient:
         *,
         credit: str | None = None,
         timeout_s: float = 60.0,
+        on_missing: OnMissing = "refuse",
     ) -> Interactions:
         """The complete turns by id, in order of completion; calls that failed or are still running are left out.
 
@@ -156,6 +158,9 @@ class OpenAIProxyClient:
 
         Style concat: one entry for each path of the conversation, whose tensors train all turns of the path. Its reward
         is the undiscounted sum of the rewards on its path; AReaL returns the last turn's reward and loses the others.
+
+        In a session that records experts, each turn has them in `model_response.routed_experts`. A turn that lacks a
+        row raises InvalidRequest; with `on_missing` leave_out, it has none.
 
         The call can be repeated, also with other arguments. Within the block it returns the turns that are complete so
         far. After the block it waits up to `timeout_s` seconds (at most 600) for the session to end. Raises
@@ -174,7 +179,7 @@ class OpenAIProxyClient:
                     f"session {session_id!r} has not ended within {timeout_s:g} s: end it, then export"
                 )
             tree = await client.session_tree(session_id, results.INCLUDE)
-        return STYLES[style](export, tree)
+        return STYLES[style](export, tree, on_missing)
 
     def _export_options(self, discount: float | None, credit: str | None) -> ExportOptions:
         if None not in (discount, self._discount) and discount != self._discount:

@@ -13,9 +13,10 @@ class ModelResponse:
     `output_logprobs` (natural logarithms) and `output_versions` (weight versions) have one entry for each of
     `output_tokens`. `stop_reason` is length, stop, tool_calls or abort. `latency` and `ttft` are the seconds from the
     request to the complete answer and to its first token; infinity if unknown. `tokenizer` is None unless the caller
-    sets it. `input_images` are the images of the prompt, in base64 and otherwise unchanged. The server stores neither
-    times between tokens nor routed experts, so `itl` is empty and `routed_experts` is None. `logprobs_of` is the
-    distribution that `output_logprobs` are of, as in `tokengrove.client.Sample`.
+    sets it. `input_images` are the images of the prompt, in base64 and otherwise unchanged. The server stores no times
+    between tokens, so `itl` is empty. `routed_experts` int32 [tokens - 1, layers * k] are the experts of all tokens of
+    prompt and output but the last, as in AReaL (`areal/engine/sglang_remote.py`, 4aef98d); None if the session
+    recorded none. `logprobs_of` is the distribution that `output_logprobs` are of, as in `tokengrove.client.Sample`.
     """
 
     input_tokens: list[int] = field(default_factory=list)

@@ -15,6 +15,7 @@ from tokengrove.areal.interaction import InteractionWithTokenLogpReward
 from tokengrove.areal.model_response import ModelResponse
 from tokengrove.client import Export, Sample, SessionTree, TreeNode
 from tokengrove.client.adapters import areal, vision
+from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.reasons import LogprobsOf
 
 Interactions = dict[str, InteractionWithTokenLogpReward]
@@ -24,21 +25,25 @@ _STOPPED = {"stop_string": "stop", "content_filter": "stop"}
 """AReaL's stop reasons for finish reasons that it does not have."""
 
 
-def individual(export: Export, tree: SessionTree) -> Interactions:
-    """All turns by id, in order of completion. `export`: in layout concat, with messages. `tree`: with `INCLUDE`."""
+def individual(export: Export, tree: SessionTree, on_missing: OnMissing = "refuse") -> Interactions:
+    """All turns by id, in order of completion. `export`: in layout concat, with messages. `tree`: with `INCLUDE`.
+
+    Raises InvalidRequest if the session recorded experts and a turn lacks a row; with `on_missing` leave_out, the turn
+    has no experts.
+    """
     nodes = {node.id: node for node in tree.interactions}
     found: Interactions = {}
     for sample in export.samples:
-        for interaction in _turns(sample, nodes, export.images):
+        for interaction in _turns(sample, nodes, export.images, on_missing):
             _add(found, interaction)
     for name, interaction in found.items():
         interaction.parent = found.get(nodes[name].parent_id or "")
     return {name: found[name] for name in nodes if name in found}
 
 
-def concat(export: Export, tree: SessionTree) -> Interactions:
-    """The last turn of each sample, with the tensors and the reward of the whole sample."""
-    every, entries = individual(export, tree), areal.interactions(export.samples)
+def concat(export: Export, tree: SessionTree, on_missing: OnMissing = "refuse") -> Interactions:
+    """The last turn of each sample, with the tensors and the reward of the whole sample. Raises as `individual`."""
+    every, entries = individual(export, tree, on_missing), areal.interactions(export.samples)
     for name, entry in entries.items():
         leaf = every[name]
         leaf.chat_template_type, leaf.reward, leaf._cache = "concat", entry["reward"], entry["tensor_dict"]
@@ -55,7 +60,7 @@ def _add(found: Interactions, interaction: InteractionWithTokenLogpReward) -> No
 
 
 def _turns(
-    sample: Sample, nodes: Mapping[str, TreeNode], images: vision.Images
+    sample: Sample, nodes: Mapping[str, TreeNode], images: vision.Images, on_missing: OnMissing
 ) -> Iterator[InteractionWithTokenLogpReward]:
     ids, mask = sample.input_ids.tolist(), sample.loss_mask.tolist()
     told: list[dict[str, Any]] = []
@@ -75,6 +80,8 @@ def _turns(
             output_mask=mask[start:end],
             **_media(sample, start),
         )
+        if interaction.model_response is not None:
+            interaction.model_response.routed_experts = areal.routed_experts(sample, end, on_missing)
         if interaction.image_spans and interaction.model_response is not None:
             interaction.model_response.input_images = vision.base64_of(sample, images, start)
         if node.api == "responses" and node.reply is not None:

@@ -364,15 +364,22 @@ class Client(Connection):
         return self.run(operations.withdraw_session(session_id, options))
 
     def show_turn(
-        self, session_id: str, turn: int | str, include: Sequence[str] = (), **export: Unpack[TokenOptions]
+        self,
+        session_id: str,
+        turn: int | str,
+        include: Sequence[str] = (),
+        *,
+        start: int | None = None,
+        limit: int | None = None,
+        **export: Unpack[TokenOptions],
     ) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.
 
-        `include` adds parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared` and
-        `tokens`. `export`: the options of the export that `tokens` describes. Raises NotFound, or InvalidRequest for an
-        unknown part.
+        `include` adds parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared`,
+        `tokens`, `replay` and `columns`. `export`: the options of the export that `tokens` describes. `start` and
+        `limit`: the tokens of `columns`. Raises NotFound, or InvalidRequest for an unknown part.
         """
-        return self.run(operations.show_turn(session_id, turn, include, export))
+        return self.run(operations.show_turn(session_id, turn, include, (start, limit), export))
 
     def image(self, session_id: str, digest: str) -> bytes:
         """Return an image of a session as its client sent it, by its `digest` in messages and exports.

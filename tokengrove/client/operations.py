@@ -320,9 +320,20 @@ def delete_session(session_id: str) -> Steps[int]:
     return int(answer["interaction_count"])
 
 
-def show_turn(session_id: str, turn: int | str, include: Sequence[str], export: TokenOptions) -> Steps[dict[str, Json]]:
+def show_turn(
+    session_id: str,
+    turn: int | str,
+    include: Sequence[str],
+    page: tuple[int | None, int | None],
+    export: TokenOptions,
+) -> Steps[dict[str, Json]]:
     given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in export.items()}
-    params = {**({"include": ",".join(include)} if include else {}), **given}
+    start, limit = page
+    params = {
+        **({"include": ",".join(include)} if include else {}),
+        **_given({"start": start, "limit": limit}),
+        **given,
+    }
     path = f"/rl/sessions/{session_path(session_id)}/interactions/{quote(str(turn), safe='')}"
     answer: dict[str, Json] = yield Call("GET", path, params=params)
     return answer

@@ -178,6 +178,11 @@ class SessionOptions(TypedDict, total=False):
     `tool_parser`: Format of tool calls, by a name of `--tool-parser`. Default: the server's.
     `parallel_tool_calls`: False ends each answer after its first call. Default: true.
     `chat_template_kwargs`: Options of the chat template for all turns, such as `enable_thinking`.
+    `replay`: What turns record for training: kept sets, routed experts, alternatives. The agent's replies do not have
+        it. Default: the server's.
+    `max_kept`: Size of the largest kept set that is recorded, or of the largest complement of one. Default: the
+        server's.
+    `alternatives`: Alternatives of each sampled token that `top_logprobs` records. Default: the server's.
     `session_id`: Id of the session. Default: `task_id` and a number.
     `group_id`: Group of the session, whose members are compared with each other.
     `group_size`: Number of sessions of the group; claims get them together, once all have ended.
@@ -199,6 +204,9 @@ class SessionOptions(TypedDict, total=False):
     tool_parser: str
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Json]
+    replay: str | Sequence[str]
+    max_kept: int
+    alternatives: int
     session_id: str
     group_id: str
     group_size: int
@@ -322,6 +330,8 @@ class SampleOptions(TypedDict, total=False):
         references.
     `multi_modal_inputs`: Also what the model's processor made of images, and the positions of vision models; auto: if
         the model is one.
+    `replay`: Recorded columns that samples have: kept sets, routed experts, alternatives. Default: all that were
+        recorded; none in json, jsonl and areal.
     `reward_name`: Name of the reward that counts. Default: the unnamed one.
     `reward_granularity`: As in ROLL: the metric of that name is the reward, else the score.
     `reward_scope`: Which rewards are summed into a sample's reward. Default: that of the session's start, else by its
@@ -347,6 +357,7 @@ class SampleOptions(TypedDict, total=False):
     include: str | Sequence[str]
     images: Literal["bytes", "references", "none"]
     multi_modal_inputs: bool | Literal["auto"]
+    replay: str | Sequence[str]
     reward_name: str
     reward_granularity: Literal["pass_rate", "binary"]
     reward_scope: Literal["session", "path", "agent"]

@@ -23,6 +23,9 @@ class SessionSource(Protocol):
     def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
         """One turn with its `tokens`, as in an export with this layout. Raises NotFound."""
 
+    def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
+        """The rows of the side columns of at most `limit` tokens of a turn, from `start` on. Raises NotFound."""
+
     def samples(self, layout: Layout) -> dict[str, Any]:
         """The answer to an export of this session in this layout, with `outline`."""
 
@@ -45,6 +48,10 @@ class ServedSession:
 
     def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
         return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
+
+    def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
+        answer: dict[str, Any] = self._client.show_turn(self._id, name, ["columns"], start=start, limit=limit)
+        return answer["columns"]  # type: ignore[no-any-return]
 
     def samples(self, layout: Layout) -> dict[str, Any]:
         return self._client.outline(self._id, layout=layout)

@@ -41,9 +41,14 @@ def show(
         str | None, typer.Option(metavar="TURN", help="Print one turn, by its number or the id of its interaction.")
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="With --turn: earlier messages in full, or the prompt with --tokens.")
+        bool,
+        typer.Option(
+            "--whole", help="With --turn: earlier messages in full, or with --tokens the prompt and all side columns."
+        ),
     ] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="With --turn: print its tokens, coloured.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="With --turn: print its tokens, coloured, and its side columns.")
+    ] = False,
     by: Annotated[
         By | None,
         typer.Option(help="With --tokens: colour by what is trained and why not, logprob or weight version [mask]."),

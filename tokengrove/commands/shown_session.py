@@ -46,17 +46,42 @@ def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) 
 
 
 def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, whole: bool, as_json: bool) -> None:
-    """Print the tokens of one turn, coloured by training state, logprob or weight version."""
+    """Print the tokens of one turn, coloured by training state, logprob or weight version, and its side columns.
+
+    Without `whole`, only the columns of its first sampled tokens.
+    """
+    from tokengrove.terminal.column_view import column_view
     from tokengrove.terminal.token_view import token_view
     from tokengrove.terminal.turn_view import heading
 
     answer = source.tokens(name, layout)
+    columns = _columns(source, answer, whole=whole) if answer["notes"].get("replay") else None
     if as_json:
-        print_json(answer)
+        print_json(answer if columns is None else {**answer, "columns": columns})
         return
     console = console_of()
     console.print(heading(answer))
     console.print(token_view(answer["tokens"], by, whole=whole))
+    if columns is not None:
+        console.print(column_view(columns, answer["tokens"], answer["output_tokens"]))
+
+
+_ROWS, _PAGE = 32, 256
+
+
+def _columns(source: SessionSource, turn: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+    """The side columns of the sampled tokens of a turn: all with `whole`, else of the first 32."""
+    name, start, count = turn["interaction_id"], turn["prompt_tokens"], turn["output_tokens"]
+    end = start + (count if whole else min(count, _ROWS))
+    found = source.columns(name, start, min(_PAGE, max(end - start, 1)))
+    for at in range(found["end"], end, _PAGE):
+        page = source.columns(name, at, min(_PAGE, end - at))
+        rows = {kind: [*found[kind], *page[kind]] for kind in _KINDS if found[kind] is not None}
+        found = {**found, "end": page["end"], **rows}
+    return found
+
+
+_KINDS = ("kept", "experts", "alternatives")
 
 
 def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:

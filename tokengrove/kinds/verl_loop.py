@@ -26,6 +26,7 @@ _OF_RUNS = {
     "val_kwargs.n": (1, "--group-size says how often a task is played"),
     "full_determinism": (False, "give --seed"),
     "seed": (None, "give --seed"),
+    "enable_rollout_routing_replay": (False, "serve with --replay experts, and export the samples with their experts"),
 }
 """Rollout settings that are options of a run: the value that needs no warning, and the option to use."""
 

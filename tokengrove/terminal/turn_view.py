@@ -76,10 +76,18 @@ def _rows(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sampling", printable(", ".join(f"{name} {value}" for name, value in sampling.items()))
     if turn["template_options"]:
         yield "template", printable(", ".join(f"{name} {value}" for name, value in turn["template_options"].items()))
-    if turn["notes"]:
-        yield "notes", notes_text(turn["notes"])
+    notes = dict(turn["notes"])
+    if recorded := notes.pop("replay", None):
+        yield "recorded", printable(", ".join(_recorded(name, missing) for name, missing in recorded.items()))
+    if notes:
+        yield "notes", notes_text(notes)
     if turn["turn"] is not None:
         yield "place", _meaning(turn)
+
+
+def _recorded(column: str, missing: int) -> str:
+    """A side column in words, with the number of its missing rows."""
+    return column.replace("_", " ") + (f" ({missing:,} missing)" if missing else "")
 
 
 def _asked(turn: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ class AgentData:
     answer without logprobs. `tool_rewards`: the rewards of all calls, in order. `turn_rewards`: the sums of the calls'
     rewards, by the id of the turn that made the calls. `tool_errors`: the reasons of failed calls. `reward_scores`: the
     last `calc_reward` of each tool. `stop_reason`: why the run ended.
+    `routed_experts`: those of the last answer that has them, for all ids up to it.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class AgentData:
         elif self.response_logprobs is not None:
             self.response_logprobs += logprobs or []
         self._add_fields(getattr(output, "extra_fields", {}))
+        if (experts := getattr(output, "routed_experts", None)) is not None:
+            self.routed_experts = experts
         preempted = getattr(output, "num_preempted", None)
         self.metrics["num_preempted"] = _added(self.metrics.get("num_preempted", -1), preempted)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokengrove.client.adapters.parts import objects
 from tokengrove.client.adapters.verl import VerlBatch, tensors, timing
 from tokengrove.errors import InvalidRequest
+from tokengrove.verl.experts import columns as expert_columns
 from tokengrove.verl.outputs import AgentLoopOutput
 from tokengrove.verl.vision import columns as vision_columns
 
@@ -152,7 +153,8 @@ def padded_outputs(
 
     `batch`: `prompts` [B, P], padded on the left, `responses` [B, R], padded on the right, `response_mask`,
     `input_ids`, `attention_mask`, `position_ids`; `rollout_log_probs` if all outputs have logprobs; `rm_scores` if all
-    outputs have a reward, which is at the last token of the response. `non_tensor_batch`: `columns`, `__num_turns__`,
+    outputs have a reward, which is at the last token of the response; `routed_experts` [B, P + R, layers, k] if the
+    outputs have experts. `non_tensor_batch`: `columns`, `__num_turns__`,
     `session_id`, `stop_reason`, and the extra fields of the outputs; each entry of `reward_extra_info` has a column of
     its own. If an output has images, `position_ids` is [B, 4, P + R], and `multi_modal_inputs` has a dict of tensors
     for each row. `meta_info`: `metrics`, one dict per row, and `reward_extra_keys` if there are `rm_scores`.
@@ -161,6 +163,7 @@ def padded_outputs(
     names += ["rollout_log_probs"] if all(output.response_logprobs is not None for output in outputs) else []
     names += ["rm_scores"] if all(output.reward_score is not None for output in outputs) else []
     batch = tensors([_row(output) for output in outputs], prompt_length, response_length, pad_token_id, names)
+    batch |= expert_columns(outputs, batch["prompts"].shape[1], batch["attention_mask"].shape[1])
     media = vision_columns(outputs, batch["attention_mask"], batch["prompts"].shape[1])
     if "position_ids" in media:
         batch["position_ids"] = media.pop("position_ids")

@@ -22,7 +22,9 @@ class TokenOutput(list[int]):
     weight version of each id. `extra_fields`: the weight versions as `global_steps`, `min_global_steps` and
     `max_global_steps`, None if nothing was sampled, `num_cached_tokens`, and the distribution that `log_probs` are of,
     as `logprobs_of`. `interaction_id`: the id of the recorded
-    turn, or of the call outside sessions. `num_preempted` and `routed_experts` are None: no engine here reports them.
+    turn, or of the call outside sessions. `num_preempted` is None: no engine here reports it. `routed_experts` is None
+    unless a server manager of one's own sets it: the experts of a session are read once, at its end, for its
+    AgentLoopOutput.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class TokenOutput(list[int]):
         self.versions = list(versions)
         self.interaction_id = interaction_id
         self.num_preempted: int | None = None
-        self.routed_experts: None = None
+        self.routed_experts: Any = None
         newest, oldest = max(self.versions, default=None), min(self.versions, default=None)
         self.extra_fields: dict[str, Any] = {
             "global_steps": newest,
@@ -102,8 +104,10 @@ class AgentLoopOutput:
     `logprobs`) has one value for each id of the response, 0 where the mask is 0. `num_turns` counts the messages of all
     roles. `metrics`: a dict, which becomes AgentLoopMetrics. `reward_score` becomes the reward of the session's last
     turn; `named_rewards` are other rewards, by name and by the id of the turn. `stop_reason`: why the loop ended.
-    `multi_modal_data`: the images of the trajectory in order, as `images`. The runner of the loop sets `session_id`,
-    and for a trajectory with images `sample`, the recorded sample of the session.
+    `multi_modal_data`: the images of the trajectory in order, as `images`. `routed_experts`: the experts of all ids,
+    [tokens, layers, k]; rows after the last but one sampled id may be left out. The runner of the loop sets
+    `session_id`, for a trajectory with images `sample`, the recorded sample of the session, and with verl's
+    `enable_rollout_routing_replay` the experts that the session recorded, unless the loop has set them.
 
     Raises InvalidRequest if the lengths differ, the mask has other values, or a logprob or the reward is not finite.
     """

@@ -24,6 +24,7 @@ from tokengrove.rollout.config import Config
 from tokengrove.rollout.episode import Episode, Overdue
 from tokengrove.rollout.failure_log import FailedEpisode
 from tokengrove.verl.batches import check_lengths
+from tokengrove.verl.experts import add_experts
 from tokengrove.verl.loop_base import AgentLoopBase, accepted, run_loop
 from tokengrove.verl.outputs import AgentLoopOutput, TokenOutput
 from tokengrove.verl.registry import resolve
@@ -111,6 +112,8 @@ class SampleRun:
             await to_the_end(episode.fail(error))
             raise
         await add_sample(output, server.control, episode.session_id)
+        if self._replays_experts and any(output.response_mask):
+            await add_experts(output, server.control, episode.session_id)
         return output
 
     async def output(self, server: Server, session: AsyncSession) -> tuple[AgentLoopOutput, bool]:
@@ -168,6 +171,10 @@ class SampleRun:
         }
 
     @property
+    def _replays_experts(self) -> bool:
+        return bool(self.options.config.actor_rollout_ref.rollout.enable_rollout_routing_replay)
+
+    @property
     def _agent(self) -> Any:
         agent: Any = self.sample.get("agent_name")
         return self.options.config.actor_rollout_ref.rollout.agent.default_agent_loop if agent is None else agent
@@ -195,6 +202,8 @@ class SampleRun:
             "metadata": {name: as_json(value) for name, value in told.items() if value is not None},
             "grant_capacity": True,
         }
+        if self._replays_experts:
+            options["replay"] = ["experts"]
         if self.seed is not None:
             options["sampling"] = {"seed": self.seed}
         if self.group_id is not None:

@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
             "full_determinism": False,
             "seed": None,
             "free_cache_engine": False,
+            "enable_rollout_routing_replay": False,
             "val_kwargs": {"temperature": 0, "top_p": 1.0, "top_k": -1, "n": 1, "do_sample": None},
             "multi_turn": {
                 "enable": False,
@@ -115,7 +116,10 @@ _NUMBERS = {
 _OTEL = ("otel", "otlp", "opentelemetry")
 _SWITCHES = tuple(
     f"{_ROLLOUT}.{name}"
-    for name in ("do_sample", "val_kwargs.do_sample", "full_determinism", "calculate_log_probs", "trace.token2text")
+    for name in (
+        *("do_sample", "val_kwargs.do_sample", "full_determinism", "calculate_log_probs", "trace.token2text"),
+        "enable_rollout_routing_replay",
+    )
 )
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "agent.custom_async_server.path": (None, "the server runs the engine; choose it with `tokengrove serve`"),

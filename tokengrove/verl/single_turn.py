@@ -44,6 +44,7 @@ class SingleTurnAgentLoop(AgentLoopBase):
             num_turns=2,
             metrics=metrics,
             multi_modal_data=media or None,
+            routed_experts=output.routed_experts,
             extra_fields={**output.extra_fields, "turn_scores": [], "tool_rewards": []},
             stop_reason="response_length" if len(output) > length else output.finish_reason,
         )

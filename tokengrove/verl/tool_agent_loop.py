@@ -310,6 +310,7 @@ class ToolAgentLoop(AgentLoopBase):
             num_turns=data.user_turns + data.assistant_turns + 1,
             metrics=AgentLoopMetrics.of(data.metrics),
             multi_modal_data={"images": data.image_data} if data.image_data else None,
+            routed_experts=data.routed_experts,
             extra_fields={
                 **data.extra_fields,
                 "turn_scores": data.turn_scores,

@@ -20,6 +20,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.types import Ids, ids_of
 from tokengrove.errors import EngineFailed, EngineIncapable, InvalidRequest
+from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
 
 _LOGPROB = math.log(0.5)
@@ -41,7 +42,11 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.keep_requests = True
         self.leads, self.busy_elsewhere = True, False
-        self._info = EngineInfo("scripted", model, vocab_size, context_length, 0, frozenset(Capability), "", _RUNNING)
+        self._info = EngineInfo(
+            *("scripted", model, vocab_size, context_length, 0, frozenset(Capability)),
+            max_running_requests=_RUNNING,
+            records=frozenset({Replay.TOP_LOGPROBS}),
+        )
         self._version = 0
         self._mode: PauseMode | None = None
         self._running: dict[str, asyncio.Event] = {}

@@ -1,9 +1,10 @@
 """transformers' continuous batching with our sampler. No other module uses its internals.
 
-There are two hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
+There are three hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
 logits of every request that takes a token in this step, and writes the tokens. `CacheAllocator.register_cache_tensor`
-replaces the tensor of the KV cache. `check_hooks` verifies at start that they exist. A pause parks the batching thread
-between two steps; only then may `forget`, `free_cache` and `allocate_cache` be called.
+replaces the tensor of the KV cache, and its `block_table` says in which blocks a request has its keys and values.
+`check_hooks` and `check_cache` verify at start that they exist. A pause parks the batching thread between two steps;
+only then may `forget`, `free_cache` and `allocate_cache` be called.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.engine.transformers.latent_attention import pad_updates, widened
 from tokengrove.errors import ConfigurationError, EngineFailed
 
 if TYPE_CHECKING:
@@ -84,13 +89,17 @@ class ContinuousBatch:
             use_cuda_graph=False,
             auto_switch_to_flash=False,  # it would look for kernels on the Hugging Face hub
         )
+        text_config = self._model.config.get_text_config()
         try:
             self._manager = self._model.init_continuous_batching(
                 generation_config=GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=config
             )
-            self._manager.warmup()  # creates the processor, so that the sampler is in place before the first step
+            with widened(text_config):
+                self._manager.warmup()  # creates the processor, so that the sampler is in place before the first step
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"transformers cannot run this model in continuous batching: {error}") from error
+        check_cache(self._manager.batch_processor.cache)
+        pad_updates(self._manager.batch_processor.cache, text_config)
         self._manager.batch_processor.model_runner._sample = self._sample
         self._manager.start()
 
@@ -140,6 +149,35 @@ class ContinuousBatch:
             first = state.position_offset - count
             entries.append(StepEntry(state.request_id, count, future.has_new_token, first, carried))
         return entries
+
+    @property
+    def slot_count(self) -> int:
+        """The number of slots in the cache, each for the keys and values of one token; 0 if no prefix is shared."""
+        allocator = self._sharing
+        if allocator is None:
+            return 0
+        blocks = self._manager.batch_processor.cache.cache_tensor.numel() // allocator.bytes_per_block
+        return int(blocks * allocator.tokens_per_page)
+
+    def slots(self, serial: str, first: int, count: int) -> NDArray[np.int64] | None:
+        """The slots, [count], of a request's tokens from position `first` on; None if no prefix is shared.
+
+        The request must be in the current step, and the step's last token bounds the positions. Call it only on the
+        batching thread.
+        """
+        allocator = self._sharing
+        if allocator is None:
+            return None
+        page = int(allocator.tokens_per_page)
+        positions = np.arange(first, first + count)
+        blocks = np.array(allocator.block_table[serial][first // page :], np.int64)
+        return blocks[positions // page - first // page] * page + positions % page
+
+    @property
+    def _sharing(self) -> Any:
+        """The allocator of the blocks that requests may share, one for all layers; None if they share none."""
+        cache = self._manager.batch_processor.cache
+        return next(iter(cache.cache_allocators.values())) if cache.use_prefix_sharing else None
 
     def pause(self) -> None:
         """Park the batching thread between two steps. No effect if it is parked. Raises EngineFailed."""
@@ -217,6 +255,7 @@ def check_hooks() -> None:
     import transformers
 
     try:
+        from transformers.generation.continuous_batching.cache import PagedAttentionCache
         from transformers.generation.continuous_batching.cache_allocators import CacheAllocator
         from transformers.generation.continuous_batching.model_runner import ModelRunner
         from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
@@ -226,13 +265,29 @@ def check_hooks() -> None:
         found = found and "position_offset" in RequestState.__dataclass_fields__
         register = CacheAllocator.register_cache_tensor
         found = found and _takes(register, "bytes_per_sector", "non_trash_bytes", "cache_tensor", "pool")
+        found = found and _takes(PagedAttentionCache.update, "key_states", "value_states", "layer_idx", "kwargs")
     except (ImportError, AttributeError):
         found = False
     if not found:
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} has no hook for sampling in its continuous batching; "
-            "install 'transformers>=5.19,<5.24'"
-        )
+        raise _unfit(transformers.__version__)
+
+
+def check_cache(cache: Any) -> None:
+    """Raise ConfigurationError unless the cache tells in which blocks requests have their keys and values."""
+    import transformers
+
+    allocators = getattr(cache, "cache_allocators", {})
+    told = ("block_table", "tokens_per_page", "bytes_per_block")
+    found = bool(allocators) and hasattr(cache, "use_prefix_sharing")
+    if not (found and all(hasattr(each, name) for each in allocators.values() for name in told)):
+        raise _unfit(transformers.__version__)
+
+
+def _unfit(version: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"transformers {version} has no hook for sampling in its continuous batching; "
+        "install 'transformers>=5.19,<5.24'"
+    )
 
 
 def _takes(method: Callable[..., Any], *names: str) -> bool:

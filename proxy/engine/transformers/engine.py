@@ -21,6 +21,8 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
+from proxy.engine.transformers.expert_rows import ExpertRows, PendingExperts
+from proxy.engine.transformers.experts import ExpertHooks, expert_modules, unrecognised_experts
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler, GrammarState
 from proxy.engine.transformers.inflight import InFlight, Item, aborted, post
 from proxy.engine.transformers.loading import (
@@ -80,6 +82,8 @@ class TransformersEngine:
         self._grammars: GrammarCompiler | None = None
         self._sight: Sight | None = None
         self._blind = ""
+        self._experts: ExpertRows | None = None
+        self._unrecognised = ""
         self._context_length = 0
         self._version = 0
         self._released: frozenset[str] = frozenset()
@@ -178,7 +182,9 @@ class TransformersEngine:
             capabilities=frozenset(Capability) - self._missing(),
             detail=f"{builtin}{self._model.dtype} on {self._device}" + self._eyesight(),
             max_running_requests=_RUNNING_ON_CPU if self._device is not None and self._device.type == "cpu" else None,
-            records=frozenset({Replay.KEPT, Replay.TOP_LOGPROBS}),
+            records=frozenset({Replay.KEPT, Replay.TOP_LOGPROBS} | ({Replay.EXPERTS} if self._experts else set())),
+            unrecorded=((Replay.EXPERTS, self._unrecognised),) if self._unrecognised else (),
+            dense=self._experts is None and not self._unrecognised,
         )
 
     async def close(self) -> None:
@@ -215,6 +221,8 @@ class TransformersEngine:
         with self._lock:
             flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())
             flight.seen = seen
+            if self._experts is not None and request.columns and Replay.EXPERTS in request.columns.replay:
+                flight.experts = PendingExperts(request.columns.start)
             self._flights[flight.serial] = flight
             try:
                 self._send(flight)
@@ -288,6 +296,10 @@ class TransformersEngine:
             self._grammars = GrammarCompiler(folder, self._vocab_size)
         self._batch = ContinuousBatch(self._model, sizes, self._step)
         self._sight = self._open_eyes(self._batch)
+        if modules := expert_modules(self._model):
+            self._experts = ExpertRows(ExpertHooks(modules), self._batch)
+        else:
+            self._unrecognised = unrecognised_experts(self._model)
         self._batch.start()
 
     def _open_eyes(self, batch: ContinuousBatch) -> Sight | None:
@@ -363,11 +375,14 @@ class TransformersEngine:
         batch.forget()
         if self._sight is not None:
             self._sight.images.emptied()
+        if self._experts is not None:
+            self._experts.forget()
         with self._lock:
             for flight in [*self._flights.values()]:
                 batch.cancel(flight.serial)
                 del self._flights[flight.serial]
-                flight.serial, flight.processed = f"r{next(self._serials)}", 0
+                flight.serial = f"r{next(self._serials)}"
+                flight.start_again()
                 self._flights[flight.serial] = flight
                 if not flight.finished:
                     self._send(flight)
@@ -381,6 +396,8 @@ class TransformersEngine:
             flight = self._flights.get(entry.serial)
             if flight is not None and not flight.output:
                 flight.processed += entry.processed
+        if self._experts is not None:
+            self._note_experts(self._experts, entries)
         known = [(place, flight) for place, flight in enumerate(takers) if flight is not None]
         tokens = [0] * len(takers)
         if known:
@@ -389,6 +406,14 @@ class TransformersEngine:
                 tokens[place] = token.token
             post((flight, self._item(flight, token)) for (_, flight), token in zip(known, drawn, strict=True))
         return tokens
+
+    def _note_experts(self, experts: ExpertRows, entries: Sequence[StepEntry]) -> None:
+        rows, at = experts.take(entries), 0
+        for entry in entries:
+            flight = self._flights.get(entry.serial)
+            if flight is not None and flight.experts is not None:
+                flight.experts.add(experts, entry, None if rows is None else rows[at : at + entry.processed])
+            at += entry.processed
 
     def _item(self, flight: InFlight, drawn: Any) -> Item:
         unseen = None if self._sight is None or flight.seen is None else self._sight.failure(flight.seen)

@@ -15,10 +15,11 @@ import numpy as np
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.transformers.expert_rows import PendingExperts
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
 from proxy.kept_sets import kept_row
-from proxy.side_columns import KEPT, KEPT_LOGPROBS, Columns
+from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
 from proxy.side_rows import SideColumn, SideRows
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import ProxyError
@@ -33,7 +34,8 @@ class InFlight:
 
     `serial`: its id in the batch, which changes with each resubmission. `processed`: the number of prompt tokens that
     the model processed before the first token was sampled; the rest of the prompt came from the prefix cache.
-    `finished`: no more tokens are sampled. `seen`: the prompt for the batch, if it has images.
+    `finished`: no more tokens are sampled. `seen`: the prompt for the batch, if it has images. `experts`: those of its
+    tokens, if they are recorded.
     """
 
     request: GenerateRequest
@@ -46,6 +48,13 @@ class InFlight:
     processed: int = 0
     finished: bool = False
     seen: SeenPrompt | None = None
+    experts: PendingExperts | None = None
+
+    def start_again(self) -> None:
+        """Prepare for a resubmission, with an empty cache."""
+        self.processed = 0
+        if self.experts is not None:
+            self.experts.start_again()
 
     def take(self, drawn: Drawn, version: int) -> TokenChunk:
         """Append a sampled token to the output; return its chunk."""
@@ -65,13 +74,15 @@ class InFlight:
         )
 
     def _columns(self, drawn: Drawn, position: int) -> Columns | None:
-        """The rows of a sampled token."""
-        wanted = self.request.columns
-        if wanted is None or drawn.kept is None:
-            return None
-        logprob = SideRows(np.array([drawn.kept_logprob], np.float32))
-        rows = {KEPT: kept_row(drawn.kept, wanted.max_kept), KEPT_LOGPROBS: logprob}
-        return {name: SideColumn(position, each) for name, each in rows.items()}
+        """The rows of a sampled token, and the experts of the tokens that were processed for it."""
+        wanted, found = self.request.columns, dict[str, SideColumn]()
+        if wanted is not None and drawn.kept is not None:
+            logprob = SideRows(np.array([drawn.kept_logprob], np.float32))
+            found[KEPT] = SideColumn(position, kept_row(drawn.kept, wanted.max_kept))
+            found[KEPT_LOGPROBS] = SideColumn(position, logprob)
+        if self.experts is not None and (experts := self.experts.take()) is not None:
+            found[EXPERTS] = experts
+        return found or None
 
     def _finish_after(self, token: int) -> FinishReason | None:
         if token in self.stop_token_ids:

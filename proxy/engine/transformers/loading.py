@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.engine.arguments import check_known, parse_arguments
 from proxy.engine.transformers.batching import PAGE_TOKENS, BatchSizes
+from proxy.engine.transformers.latent_attention import cached_width
 from proxy.hub import WEIGHTS
 from proxy.progress import doing
 from proxy.settings import Settings
@@ -168,8 +169,7 @@ def _bytes_per_token(model: Any) -> int:
     """Bytes of keys and values per token: 2 x layers x KV heads x head width x bytes per value."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * width * model.dtype.itemsize)
+    return int(2 * config.num_hidden_layers * heads * cached_width(config) * model.dtype.itemsize)
 
 
 def _cache_budget(model: Any) -> int:

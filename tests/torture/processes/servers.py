@@ -17,7 +17,11 @@ from tests.conftest import Postgres
 from tests.e2e.load import Load, Refused, check_database, outputs_at
 from tests.torture.processes.place import Place
 
-_SCRIPTED = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4")
+_SCRIPTED = (
+    *("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "chunk=4"),
+    "--replay",
+    "top_logprobs",
+)
 _GAUGES = (
     *("tokengrove_in_flight", "tokengrove_waiting", "tokengrove_engine_paused", "tokengrove_body_bytes"),
     "tokengrove_queued_changes",

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokengrove.client.adapters import vision
+from tokengrove.client.adapters import replay, vision
 from tokengrove.client.adapters.parts import messages_of, score_of, token_columns, weights
+from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.tensors import Array, to_torch
 from tokengrove.client.values import Json, Sample
 from tokengrove.errors import InvalidRequest
@@ -80,6 +81,27 @@ def fill(samples: Sequence[Sample], kind: type[Any], *, columns: Iterable[str] =
         if "messages" in entry:
             interaction.messages, interaction.output_message_list = entry["messages"], entry["output_message_list"]
     return filled
+
+
+def routed_experts(sample: Sample, end: int, on_missing: OnMissing = "refuse") -> Array | None:
+    """The experts of the first `end` tokens, a whole turn, as AReaL's `ModelResponse` has them; None without experts.
+
+    int32 [end - 1, layers * k]: the last token is in no forward pass of its turn. AReaL has no value for a missing row:
+    it raises InvalidRequest, or with `on_missing` leave_out, gives None.
+    """
+    experts = replay.recorded_experts(sample)
+    if experts is None:
+        return None
+    found = replay.first_rows(experts[: end - 1])
+    if len(found) == end - 1:
+        return found.reshape(end - 1, -1).astype(np.int32)
+    if on_missing == "refuse":
+        raise InvalidRequest(
+            f"sample {sample.interaction_id!r} has not all experts of a turn of {end} tokens: token {len(found)} has "
+            "no row; give on_missing='leave_out' to have no experts for such turns",
+            param="on_missing",
+        )
+    return None
 
 
 def _media(sample: Sample, torch: bool) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 A completion begins with the first sampled token and contains everything after it. `env_mask` is 1 on the trained
 tokens, so tool results and user turns are in the completion with mask 0.
 
+TRL has no field for routed experts or kept sets (1.16.0). `training_batch` has both on request, for a trainer whose
+forward pass takes them.
+
 GRPOTrainer supports images only in the prompt, from its dataset. To train samples with images in tool results, use
 `training_batch` in a trainer whose `_generate_and_score_completions` returns it.
 """
@@ -10,14 +13,14 @@ GRPOTrainer supports images only in the prompt, from its dataset. To train sampl
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tokengrove.client.adapters import vision
+from tokengrove.client.adapters import replay, vision
 from tokengrove.client.adapters.parts import as_json, prompt_length, score_of
 from tokengrove.client.blocking_client import Client, Session
 from tokengrove.client.image_urls import ImageUrls
@@ -29,6 +32,8 @@ from tokengrove.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch
 
+Replayed = Literal["experts", "kept"]
+"""The replay columns that `training_batch` can have."""
 Agent = Callable[[Json, Session], None]
 """Plays one prompt at `session.base_url` with `session.api_key`, and sets the session's reward.
 
@@ -68,7 +73,13 @@ def _check_images(sample: Sample) -> None:
 
 
 def training_batch(
-    samples: Sequence[Sample], *, advantages: Sequence[float] | None = None, pad_token_id: int = 0
+    samples: Sequence[Sample],
+    *,
+    advantages: Sequence[float] | None = None,
+    pad_token_id: int = 0,
+    replayed: Iterable[Replayed] = (),
+    vocab_size: int | None = None,
+    max_support: int = 1024,
 ) -> dict[str, Any]:
     """The batch that `GRPOTrainer._generate_and_score_completions` returns, for samples with or without images.
 
@@ -78,9 +89,21 @@ def training_batch(
     and `image_grid_thw` of all rows, `num_images` (a list of B) and `mm_token_type_ids` int64 [B, P + C]. Raises
     InvalidRequest without torch, without advantages, for a sample in which nothing was sampled, and for a sample with
     images that was exported without `multi_modal_inputs`.
+
+    `replayed` adds columns that TRL does not know, for a trainer that overrides the forward pass. `experts`:
+    `routed_experts` int16 or int32 [B, P + C, layers, k], -1 in the padding and in missing rows, which such a trainer
+    routes itself. `kept`: `kept_ids` int32 [B, C, K], the kept set of each token of the completion, the sampled token
+    first, -1 after the last id; the logprobs are then those within the sets. Raises InvalidRequest if the samples have
+    no such column, for a trained token without a set, for a set of more than `max_support` ids, and without
+    `vocab_size`, the number of logits, for a set stored as the ids that it does not have.
     """
     torch, has_images = library("torch"), vision.has_vision(samples)
-    arrays = _padded(samples, pad_token_id)
+    wanted = frozenset(replayed)
+    arrays = _padded(samples, pad_token_id, is_kept="kept" in wanted)
+    if "experts" in wanted:
+        arrays["routed_experts"] = _experts(samples, arrays["prompt_ids"].shape[1], arrays["completion_ids"].shape[1])
+    if "kept" in wanted:
+        arrays["kept_ids"] = _kept(samples, arrays["completion_ids"].shape[1], vocab_size, max_support)
     arrays["advantages"] = np.array(_advantages(samples) if advantages is None else advantages, np.float32)
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
@@ -88,11 +111,40 @@ def training_batch(
     return {**batch, **_media(samples, arrays["prompt_ids"].shape[1], torch)} if has_images else batch
 
 
-def _padded(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
+def _experts(samples: Sequence[Sample], prompt: int, completion: int) -> Array:
+    found = [replay.recorded_experts(sample) for sample in samples]
+    if not found or any(each is None for each in found):
+        raise InvalidRequest(
+            "the samples have no routed experts: record them with replay=['experts']", param="replayed"
+        )
+    rows = [each for each in found if each is not None]
+    dtype = max((np.int16 if each.dtype == np.uint8 else np.int32 for each in rows), key=lambda one: one().itemsize)
+    batch = np.full((len(rows), prompt + completion, *rows[0].shape[1:]), -1, dtype)
+    for line, of, sample in zip(batch, rows, samples, strict=True):
+        start = prompt - prompt_length(sample)
+        present = ~replay.missing_rows(of)
+        line[start : start + len(of)][present] = of[present]
+    return batch
+
+
+def _kept(samples: Sequence[Sample], completion: int, vocab_size: int | None, max_support: int) -> Array:
+    rows = []
+    for sample in samples:
+        start, sets = prompt_length(sample), replay.trained_sets(sample)
+        assert sets is not None  # refused otherwise
+        rows.append(replay.bounded_sets(sets[start:], sample.input_ids[start:], vocab_size, max_support))
+    batch = np.full((len(rows), completion, max((each.shape[1] for each in rows), default=0)), -1, np.int32)
+    for line, of in zip(batch, rows, strict=True):
+        line[: of.shape[0], : of.shape[1]] = of
+    return batch
+
+
+def _padded(samples: Sequence[Sample], pad_token_id: int, *, is_kept: bool) -> dict[str, Array]:
     starts = [prompt_length(sample) for sample in samples]
     prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
     completions = [sample.input_ids[start:] for sample, start in zip(samples, starts, strict=True)]
-    logprobs = [sample.logprobs[start:] for sample, start in zip(samples, starts, strict=True)]
+    of_samples = [replay.sampled_logprobs(sample) if is_kept else sample.logprobs for sample in samples]
+    logprobs = [values[start:] for values, start in zip(of_samples, starts, strict=True)]
     masks = [sample.loss_mask[start:] for sample, start in zip(samples, starts, strict=True)]
     return {
         "prompt_ids": pad_left(prompts, np.int64, pad_token_id),

@@ -6,6 +6,11 @@ or, on request, per turn or per token.
 
 Samples of a vision model also have the other inputs of verl's actors: `multi_modal_inputs`, and positions of four rows:
 text, time, height and width.
+
+Samples with experts have verl's `routed_experts`, one row per token of prompt and response, as in verl's
+`experimental/agent_loop/agent_loop.py` and `utils/megatron/router_replay_utils.py` (1dda039, August 2026), and as
+uni-agent puts them into the transfer queue (`uni_agent/framework/framework.py`, 6f4a7c9). verl has no field for kept
+sets, and no value for a missing row.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tokengrove.client.adapters import vision
+from tokengrove.client.adapters import replay, vision
 from tokengrove.client.adapters.parts import (
     Sessions,
     agent_time,
@@ -33,6 +38,7 @@ from tokengrove.client.adapters.parts import (
     turn_rewards,
     weights,
 )
+from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.libraries import library
 from tokengrove.client.tensors import pad_left, pad_right, to_tensordict
 from tokengrove.client.values import Float32, Sample
@@ -129,6 +135,7 @@ def padded(
     pad_token_id: int = 0,
     on_too_long: OnTooLong = "refuse",
     images: vision.Images | None = None,
+    on_missing: OnMissing = "refuse",
 ) -> VerlBatch:
     """`prompts` [B, P], `responses`, `response_mask` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R],
     all int64; float32 [B, R]: `rollout_log_probs`, `rm_scores`, `returns`, `token_rewards` and, if the export has them,
@@ -144,6 +151,11 @@ def padded(
     `position_ids` is [B, 4, P + R] if a sample has positions of a vision model. With `images` (`Export.images`), the
     batch also has the images. Raises InvalidRequest for a sample with images that was exported without
     `multi_modal_inputs`, or if truncation would cut off an image.
+
+    `routed_experts` [B, P + R, layers, k], uint8, int16 or int32, if the export has experts: row t is of the pass that
+    took in token t. Rows after the last captured one, on which no trained token depends, repeat it; padding, which verl
+    removes before it runs the model, is 0. Raises InvalidRequest if a row is missing that a trained token needs; with
+    `on_missing` leave_out, the batch has no `routed_experts` then.
     """
     more, has_images = token_columns(samples), vision.has_vision(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
@@ -157,6 +169,10 @@ def padded(
         others |= _media(kept, images)
     if vision.has_positions(kept):
         batch["position_ids"] = _padded_positions(rows, batch["attention_mask"], batch["prompts"].shape[1])
+    if (experts := _experts(rows, on_missing)) is not None:
+        batch["routed_experts"] = padded_experts(
+            experts, [_length(row.prompt) for row in rows], batch["prompts"].shape[1], batch["attention_mask"].shape[1]
+        )
     lengths = [(_length(row.prompt), _length(row.response)) for row in rows]
     about = {"metrics": metrics, "timing": timing(metrics, lengths), "reward_extra_keys": keys}
     return VerlBatch(batch, {**_others(kept), **others}, about)
@@ -195,18 +211,36 @@ def tensors(
     }
 
 
-def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDict:
+def padded_experts(
+    experts: Sequence[NDArray[Any]], prompt_lengths: Sequence[int], prompt_width: int, width: int
+) -> NDArray[Any]:
+    """The experts of each row, [tokens, layers, k], as [B, width, layers, k], with zeros in the padding.
+
+    The first row of each is that of the first token of its prompt, which ends at `prompt_width`.
+    """
+    batch = np.zeros((len(experts), width, *experts[0].shape[1:]), replay.torch_dtype(experts))
+    for line, rows, length in zip(batch, experts, prompt_lengths, strict=True):
+        start = prompt_width - length
+        line[start : start + len(rows)] = rows
+    return batch
+
+
+def jagged(samples: Sequence[Sample], *, scores: Scores = "sample", on_missing: OnMissing = "refuse") -> TensorDict:
     """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
     For samples of a vision model, `position_ids` has rows [4, L], and `multi_modal_inputs` one dict per sample.
-    `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. Raises InvalidRequest
-    without torch and tensordict.
+    `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. `routed_experts`, if the
+    export has experts, has rows [L, layers, k]; `on_missing` is as in `padded`. Raises InvalidRequest without torch and
+    tensordict.
     """
     torch, tensordict = library("torch"), library("tensordict")
     found, has_images = _rows(samples, token_columns(samples)), vision.has_vision(samples)
     rows = [_jagged_row(row, scores) for row in found]
     if vision.has_positions(samples):
         rows = [{**row, "position_ids": _positions(of)} for row, of in zip(rows, found, strict=True)]
+    if (experts := _experts(found, on_missing)) is not None:
+        dtype = replay.torch_dtype(experts)
+        rows = [{**row, "routed_experts": own.astype(dtype)} for row, own in zip(rows, experts, strict=True)]
     tensors: dict[str, Any] = {
         name: torch.nested.as_nested_tensor([torch.tensor(row[name]) for row in rows], layout=torch.jagged)
         for name in (rows[0] if rows else ())
@@ -237,6 +271,20 @@ def _rows(samples: Sequence[Sample], more: Mapping[str, Sequence[Float32]]) -> l
         start, own = prompt_length(sample), {name: values[place] for name, values in more.items()}
         rows.append(_Row(sample, slice(0, start), slice(start, len(sample.input_ids)), own))
     return rows
+
+
+def _experts(rows: Sequence[_Row], on_missing: OnMissing) -> list[NDArray[Any]] | None:
+    """The experts of the tokens of each row, [tokens of prompt and response, layers, k]; None without experts."""
+    if not replay.has_experts([row.sample for row in rows]):
+        return None
+    whole = replay.all_or_none([row.sample for row in rows], _whole_experts, on_missing)
+    if whole is None:
+        return None
+    return [of[row.prompt.start : row.response.stop] for of, row in zip(whole, rows, strict=True)]
+
+
+def _whole_experts(sample: Sample, on_missing: OnMissing) -> NDArray[Any] | None:
+    return replay.whole(sample, len(sample.input_ids), on_missing)
 
 
 def _dtype(name: str) -> type[np.generic]:

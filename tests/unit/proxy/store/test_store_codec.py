@@ -199,7 +199,7 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 def test_every_field_has_a_column() -> None:
     in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key", "request_id"}
-    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain", "logprobs_of"}
+    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain", "logprobs_of", "replay"}
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
 

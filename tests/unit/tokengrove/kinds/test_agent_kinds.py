@@ -119,6 +119,10 @@ async def test_a_loop_samples_an_episode_for_validation_by_the_settings_of_valid
         ({"n": 4}, "rollout.n=4 has no effect: --group-size says"),
         ({"val_kwargs": {"n": 4}}, "val_kwargs.n=4 has no effect: --group-size says"),
         ({"full_determinism": True}, "full_determinism=True has no effect: give --seed"),
+        (
+            {"enable_rollout_routing_replay": True},
+            "enable_rollout_routing_replay=True has no effect: serve with --replay experts",
+        ),
     ],
 )
 async def test_settings_of_loops_that_a_run_has_options_for_are_told(

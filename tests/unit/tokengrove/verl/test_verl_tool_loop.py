@@ -283,6 +283,20 @@ async def test_a_manager_that_samples_too_much_is_cut_in_all_columns(
     assert output.stop_reason == "response_length"
 
 
+async def test_experts_that_a_server_manager_of_ones_own_reports_are_those_of_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported = TokenOutput([5, 6], [-0.5, -0.25], finish_reason="stop")
+    reported.routed_experts = np.ones((9, 2, 1), np.uint8)
+
+    async def generate(*_: Any, **__: Any) -> TokenOutput:
+        return reported
+
+    async with served(tmp_path, says("unused")) as it:
+        monkeypatch.setattr(it.manager, "generate", generate)
+        assert (await it.run(Add())).routed_experts is reported.routed_experts
+
+
 class Opened(ToolAgentLoop):
     """Its prompts end in the middle of reasoning."""
 

@@ -4,6 +4,8 @@ import { html, useEffect, useMemo, useRef, useState } from "../../../lib/html.js
 import { useLoad } from "../../../lib/load.js";
 import { Empty, Loaded } from "../../../lib/notice.js";
 import { replace } from "../../../lib/route.js";
+import { ColumnDetails } from "./column_details.js";
+import { useColumns } from "./token_columns.js";
 import { Details } from "./token_details.js";
 import { ImageBar } from "./image_bar.js";
 import { TokenGrid } from "./token_grid.js";
@@ -19,7 +21,7 @@ const SETTLED_MS = 300;
 /** `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
 export function TokenView({ sessionId, turn, query, revision }) {
   const options = tokenOptions(query);
-  const path = `rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`;
+  const path = pathOf(sessionId, turn);
   const load = ({ signal }) => get(path, { include: "tokens", ...options }, { signal });
   const loaded = useLoad(load, [path, JSON.stringify(options), revision], { keep: true });
   const shown = useMemo(() => loaded.data && { ...loaded.data, model: tokenModel(loaded.data.tokens) }, [loaded.data]);
@@ -30,6 +32,8 @@ export function TokenView({ sessionId, turn, query, revision }) {
         sessionId=${sessionId} />`} />
   </div>`;
 }
+
+const pathOf = (sessionId, turn) => `rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`;
 
 function Tokens({ data, query, change, sessionId }) {
   const { tokens } = data;
@@ -54,8 +58,9 @@ function Tokens({ data, query, change, sessionId }) {
     setUnfolded(model.folds.has(start) ? new Set([...unfolded, start]) : new Set([...unfolded].filter((other) => other !== start)));
     go(start);
   };
-  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before it had a prompt.<//>`;
   const seen = hovered !== null && hovered < model.count ? hovered : active;
+  const page = useColumns({ path: pathOf(sessionId, data.interaction_id), tokens, at: seen });
+  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before it had a prompt.<//>`;
   return html`
     <${Tools} model=${model} colouring=${colouring} query=${query} change=${change} active=${active} go=${go}
       search=${search} setSearch=${setSearch} places=${places} />
@@ -64,7 +69,8 @@ function Tokens({ data, query, change, sessionId }) {
     <${TokenGrid} handle=${grid} sessionId=${sessionId} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
       places=${places} onActive=${setActive} onHover=${setHovered} onFold=${fold} />
     ${image && html`<${ImageBar} sessionId=${sessionId} image=${image} folded=${model.folds.has(image.start)} toggle=${() => fold(active)} />`}
-    <${Details} model=${model} at=${seen} />`;
+    <${Details} model=${model} at=${seen} />
+    <${ColumnDetails} model=${model} recorded=${tokens.recorded} page=${page} at=${seen} />`;
 }
 
 /** The token that has the focus, or would have it: the one that the address names, else the first that was sampled. */

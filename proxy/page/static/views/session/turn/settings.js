@@ -7,7 +7,7 @@ import { LongText, Line, Short, Text } from "./texts.js";
 
 /** `turn`: with its messages. `reasons`: of the API. */
 export function Settings({ turn, reasons }) {
-  const notes = Object.entries(turn.notes);
+  const notes = Object.entries(turn.notes).filter(([name]) => name !== "replay"); // recorded.js shows it
   const rewards = Object.entries(turn.rewards);
   const options = Object.entries(turn.template_options);
   return html`<section class="turn-settings" aria-label="Settings of the turn">

@@ -8,9 +8,10 @@ import { CopyBar } from "./copy_bar.js";
 import { TurnError, TurnHead } from "./head.js";
 import { Fork } from "./fork.js";
 import { readTurn } from "./read_turn.js";
+import { Recorded } from "./recorded.js";
 import { Settings } from "./settings.js";
 
-const PARTS = "messages,times,compared";
+const PARTS = "messages,times,compared,replay";
 
 /** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `tree`: its session; `revision` reloads it. */
 export function TurnPanel({ sessionId, turn, query, tree, revision }) {
@@ -30,6 +31,7 @@ const belongs = (data, sessionId, turn) =>
 function Turn({ turn, query, reasons, active }) {
   return html`
     <${TurnHead} turn=${turn} reasons=${reasons} />
+    <${Recorded} replay=${turn.replay} />
     <${CopyBar} turn=${turn} active=${active} />
     <${TurnError} turn=${turn} reasons=${reasons} />
     <${Fork} turn=${turn} query=${query} reasons=${reasons} />
