@@ -6,7 +6,7 @@ missing: it is never cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,6 @@ from tokengrove.rows_beside import set_sizes
 
 ALL = -1
 """The count of a row with an empty complement: nothing was excluded."""
-
-_LENGTH_BYTES = 4
-"""The size of the length of a set of bits."""
 
 
 def kept_row(kept: NDArray[np.bool_], max_kept: int) -> SideRows:
@@ -60,9 +57,9 @@ def packed(rows: SideRows) -> bytes:
     the rows. A set of bits begins with its length in bytes, uint32. All integers are little-endian.
     """
     assert rows.counts is not None
+    width = rows.values.dtype.itemsize
     furthest = min(int(rows.counts.min(initial=0)), -int(rows.counts.max(initial=0)) - 1)
     counts = rows.counts.astype(np.min_scalar_type(furthest))
-<<<<<<< HEAD
     sizes = set_sizes(rows.counts)
     ends = np.cumsum(sizes)
     last = rows.values[np.maximum(ends - 1, 0)].astype(np.int64) if len(rows.values) else np.zeros(len(rows), np.int64)
@@ -74,27 +71,8 @@ def packed(rows: SideRows) -> bytes:
         parts += [_little(rows.values[done:start]), _bits(rows.values[start:end])]
         done = end
     parts.append(_little(rows.values[done:]))
-=======
-    sizes = set_sizes(counts)
-    ends = np.cumsum(sizes)
-    flags, listed = np.zeros(len(rows), bool), np.flatnonzero(sizes)
-    bits_sizes = _LENGTH_BYTES + rows.values[ends[listed] - 1].astype(np.int64) // 8 + 1
-    flags[listed] = bits_sizes < sizes[listed] * rows.values.dtype.itemsize
->>>>>>> wt-adapt
     head = bytes([counts.dtype.itemsize]) + _little(counts) + np.packbits(flags).tobytes()
-    return head + b"".join(_parts(rows.values, ends - sizes, ends, flags))
-
-
-def _parts(
-    values: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64], flags: NDArray[np.bool_]
-) -> Iterator[bytes]:
-    """The bytes of rows, in order. Rows that are ids are copied many at a time: nearly all rows are."""
-    at = 0
-    for row in np.flatnonzero(flags).tolist():
-        yield _little(values[at : starts[row]])
-        yield _bits(values[starts[row] : ends[row]])
-        at = int(ends[row])
-    yield _little(values[at:])
+    return head + b"".join(parts)
 
 
 def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
@@ -106,7 +84,6 @@ def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
     counts = np.frombuffer(data[1:at], f"<i{size}").astype(np.int32)
     flags = np.unpackbits(np.frombuffer(data[at : at + (number + 7) // 8], np.uint8), count=number).astype(bool)
     at += (number + 7) // 8
-<<<<<<< HEAD
     found, sizes, done = [np.zeros(0, dtype)], set_sizes(counts), 0
     for row in [*np.flatnonzero(flags).tolist(), number]:  # the rows from `done` to each of these are ids
         end = at + int(sizes[done:row].sum()) * dtype.itemsize
@@ -118,21 +95,6 @@ def unpacked(data: bytes, number: int, dtype: np.dtype[Any]) -> SideRows:
             if len(ids) != sizes[row]:
                 raise ValueError("a set of bits has another number of ids")
             found.append(ids.astype(dtype))
-=======
-    sizes, found, row = set_sizes(counts), [np.zeros(0, dtype)], 0
-    for bits_row in (*np.flatnonzero(flags).tolist(), number):
-        end = at + int(sizes[row:bits_row].sum()) * dtype.itemsize
-        found.append(np.frombuffer(data[at:end], dtype.newbyteorder("<")).astype(dtype))
-        at, row = end, bits_row + 1
-        if bits_row < number:
-            end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
-            bits = np.frombuffer(data[at + _LENGTH_BYTES : end], np.uint8)
-            ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            if len(ids) != sizes[bits_row]:
-                raise ValueError("a set of bits has another number of ids")
-            found.append(ids.astype(dtype))
-            at = end
->>>>>>> wt-adapt
     if at != len(data):
         raise ValueError(f"the rows end at byte {at} of {len(data)}")
     return SideRows(np.concatenate(found), counts)
@@ -142,7 +104,7 @@ def _bits(ids: NDArray[Any]) -> bytes:
     mask = np.zeros(int(ids[-1]) + 1, bool)
     mask[ids] = True
     bits = np.packbits(mask, bitorder="little").tobytes()
-    return len(bits).to_bytes(_LENGTH_BYTES, "little") + bits
+    return len(bits).to_bytes(4, "little") + bits
 
 
 def _little(values: NDArray[Any]) -> bytes:

@@ -24,6 +24,7 @@ from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
 from proxy.side_columns import EXPERTS
+from proxy.side_rows import SideColumn
 from proxy.telemetry.groups import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (
@@ -58,7 +59,7 @@ class _InFlight:
     - `expired`: no token came in time, so `task` was cancelled. `cancels`: the number of earlier cancellations of
       `task` by others. `retried_elsewhere`: it expired once and was resubmitted to another server.
     - `vocab_size`: the vocabulary size of the model. `held`: the position after the last token whose experts are known.
-      `before`: the number of tokens that earlier submissions sampled.
+      `resumed`: the number of tokens of the output when it was last submitted.
     """
 
     request: GenerateRequest
@@ -77,7 +78,7 @@ class _InFlight:
     expired: bool = False
     retried_elsewhere: bool = False
     held: int = 0
-    before: int = 0
+    resumed: int = 0
 
     @property
     def continuable(self) -> bool:
@@ -91,10 +92,7 @@ class _InFlight:
         self.output += chunk.ids
         self.left -= len(chunk.ids)
         if chunk.columns is not None and (experts := chunk.columns.get(EXPERTS)) is not None:
-            # Tokens that an earlier submission sampled are taken in again: these passes sampled none of them.
-            first = len(self.request.prompt)
-            experts = experts.without(first, first + self.before - 1)
-            chunk = replace(chunk, columns={**chunk.columns, EXPERTS: experts})
+            chunk = replace(chunk, columns={**chunk.columns, EXPERTS: self._of_own_passes(experts)})
             self.held = max(self.held, experts.end)
         if self.again and chunk.cached_tokens is not None:  # later submissions also count the output so far
             chunk = replace(chunk, cached_tokens=None)
@@ -103,6 +101,14 @@ class _InFlight:
             told = chunk.ids or chunk.corrected or chunk.unsure or chunk.columns
             return self.take(replace(chunk, finish=None)) if told else None
         return self.take(chunk)
+
+    def _of_own_passes(self, experts: SideColumn) -> SideColumn:
+        """`experts` without the rows of tokens that another pass took in before: that of an earlier submission.
+
+        An earlier submission sampled the tokens that follow them, perhaps with other weights.
+        """
+        prompt = len(self.request.prompt)
+        return experts.without(max(prompt, self.held), prompt + self.resumed - 1)
 
     def expire(self) -> None:
         """Give up waiting for a token."""
@@ -331,8 +337,7 @@ class Gate:
         losses = 0
         while True:
             flight.running, flight.cut, flight.interrupted = True, False, False
-            flight.again, wait_s, cause = bool(flight.output), 0.0, "pause"
-            flight.before = len(flight.output)
+            flight.again, flight.resumed, wait_s, cause = bool(flight.output), len(flight.output), 0.0, "pause"
             try:
                 finish = await self._sample(rest_of(flight.request, flight.output, flight.held), flight.receive)
                 if not (flight.interrupted and finish is FinishReason.ABORT):

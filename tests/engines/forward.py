@@ -25,6 +25,15 @@ def plain_logprobs(folder: Path, prompt: array, output: Sequence[int], temperatu
     return logprobs[range(len(output)), list(output)].tolist()
 
 
+def routed_experts(folder: Path, ids: Sequence[int], k: int) -> Any:
+    """The `k` experts of each token in each layer, in ascending order, by one forward pass: [tokens, layers, k]."""
+    import torch
+
+    with torch.no_grad():
+        logits = _model(str(folder))(torch.tensor([list(ids)]), output_router_logits=True).router_logits
+    return torch.stack([layer.topk(k, dim=-1).indices.sort(-1).values for layer in logits], dim=1).numpy()
+
+
 def logprobs_over_old_keys(old: Path, new: Path, prompt: array, output: Sequence[int], change: int) -> list[float]:
     """Logprobs of `output` if weights changed in place after `change` tokens: earlier tokens keep their old keys."""
     import torch

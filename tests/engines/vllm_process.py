@@ -49,6 +49,22 @@ def build_wide_model(folder: Path, seed: int) -> None:
     write_json(folder / "config.json", config)
 
 
+def build_wide_moe_model(folder: Path, seed: int) -> None:
+    """Build a tiny Qwen3-MoE with such heads: 2 layers of 8 experts, 2 of them a token."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    build_tiny_model(folder)
+    config = json.loads((folder / "config.json").read_text()) | {
+        **{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": _HEAD},
+        **{"initializer_range": 0.2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True},
+    }
+    torch.manual_seed(seed)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**config)).save_pretrained(folder)
+    write_json(folder / "config.json", config)
+
+
 def build_wide_vision_model(folder: Path, kind: VisionKind, seed: int) -> None:
     """Build the tiny vision model with fewer heads, which vLLM's CPU kernels have."""
     from transformers import AutoConfig

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -373,12 +374,21 @@ class VllmWire(Wire):
 
     `numbers`: logprobs name tokens by numbers, as those of newer vLLM. `takes_parts`: its endpoint for ids takes
     images, too; None: it does not describe its endpoints. `mode`: its `--logprobs-mode`. `scale_out`, `controls`: the
-    flag and the variable are set.
+    flag and the variable are set. `masks`, `experts`: it returns sampling masks and routed experts. `streams`: also in
+    streamed replies. `moe`: its model has experts; None: it does not say. `loses`: the fields of choices that are null
+    in replies to requests, but not to probes. `spare`: the rows of experts that replies have too many. `release`: its
+    version.
     """
 
     numbers, takes_parts, says_ids = True, True, True
     mode = "processed_logprobs"
     scale_out = controls = True
+    masks = experts = False
+    streams = True
+    moe: bool | None = None
+    loses: tuple[str, ...] = ()
+    spare = 0
+    release = "0.0"
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
@@ -412,7 +422,7 @@ class VllmWire(Wire):
         return answered
 
     async def told(self, request: Request) -> Response:
-        return JSONResponse({"version": "0.0"})
+        return JSONResponse({"version": self.release})
 
     async def noted_calls(self, request: Request) -> Response:
         return JSONResponse(self.calls)
@@ -432,9 +442,13 @@ class VllmWire(Wire):
 
     async def configured(self, request: Request) -> Response:
         config = {
-            "model_config": {"logprobs_mode": self.mode, "enable_sleep_mode": True},
+            "model_config": {
+                **{"logprobs_mode": self.mode, "enable_sleep_mode": True},
+                "return_sampling_mask": self.masks,
+            },
+            "aux_output_config": {"enable_return_routed_experts": self.experts},
             "scheduler_config": {"max_num_seqs": 16},
-            "parallel_config": {"world_size": 2},
+            "parallel_config": {"world_size": 2, "is_moe_model": self.moe},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {"VLLM_BATCH_INVARIANT": True}})
 
@@ -527,10 +541,17 @@ class VllmWire(Wire):
         body = await request.json()
         params = body["sampling_params"]
         assert body["model"] == "wire"
+        if self.masks:
+            _check_masked(params)
         if (pulled := self.pulled(params)) is not None:
             (token, logprob) = pulled
             named = {**self.named(token, logprob), "top_logprobs": [self.named(token, logprob)]}
-            return JSONResponse({"choices": [{"token_ids": [token], "logprobs": {"content": [named]}}]})
+            choice = {"token_ids": [token], "logprobs": {"content": [named]}}
+            if not body.get("stream"):
+                return JSONResponse({"choices": [choice | self.columns([token], 0, 2)]})
+            choice |= self.columns([token], 0, 2) if self.streams else {}
+            event = b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\ndata: [DONE]\n\n"
+            return Response(event, media_type="text/event-stream")
         assert body["stream"]
         self.headers.append(request.headers)
         self.asked.append(body["token_ids"])
@@ -543,9 +564,21 @@ class VllmWire(Wire):
             ids = self.expanded(ids, [part["url"] for part in body["content_parts"]])
         wanted = self.wanted(body, ids, params, params["logprobs"])
         says = self.says_ids and bool(body.get("return_token_ids"))
-        return StreamingResponse(self.named_events(wanted, says), media_type="text/event-stream")
+        start = params.get("routed_experts_prompt_start", 0)
+        if not 0 <= start <= len(wanted.prompt):
+            raise InvalidRequest("routed_experts_prompt_start must be between 0 and the prompt length, inclusive.")
+        return StreamingResponse(self.named_events(wanted, says, start), media_type="text/event-stream")
 
-    async def named_events(self, wanted: GenerateRequest, says: bool) -> AsyncIterator[bytes]:
+    def columns(self, ids: Sequence[int], start: int, end: int | None) -> dict[str, Any]:
+        """The columns of a choice with tokens `ids`. `start`: that of the experts. `end`: the length of the sequence
+        in the last choice, else None."""
+        rows = range(start, end - 1 + self.spare) if self.experts and end is not None else None
+        return {
+            "sampling_mask": [mask_of(token) for token in ids] if self.masks else None,
+            "routed_experts": npy(np.array([experts_at(at) for at in rows], np.uint8)) if rows else None,
+        }
+
+    async def named_events(self, wanted: GenerateRequest, says: bool, start: int) -> AsyncIterator[bytes]:
         said = {"prompt_token_ids": list(wanted.input_ids)} if says else {}
         versions: list[int] = []
         async for chunk in self.engine.generate(wanted):
@@ -560,6 +593,9 @@ class VllmWire(Wire):
             choice = {"index": 0, "token_ids": list(chunk.ids), "logprobs": {"content": content}}
             spans = self.spans(versions) if finish and self.tells_spans else None
             choice |= {"finish_reason": finish, "weight_versions": spans}
+            if self.streams:
+                end = len(wanted.prompt) + len(versions) if finish else None
+                choice |= self.columns(list(chunk.ids), start, end) | dict.fromkeys(self.loses)
             yield b"data: " + orjson.dumps({"request_id": "1", "choices": [choice], **said}) + b"\n\n"
             said = {}
             if len(versions) == self.breaks_after:
@@ -612,6 +648,31 @@ class VllmWire(Wire):
             yield b"data: " + orjson.dumps({"id": "cmpl-1", "choices": [choice]}) + b"\n\n"
         for line in self.end(wanted):
             yield line
+
+
+def mask_of(token: int) -> list[int]:
+    """The ids that a simulated vLLM kept when it sampled a token."""
+    return [token, (token + 1) % VOCABULARY, (token + 9) % VOCABULARY]
+
+
+def experts_at(position: int) -> list[list[int]]:
+    """The experts of a token in a simulated vLLM: three layers, two experts a token."""
+    return [[(position + layer) % 8, (position + layer + 3) % 8] for layer in range(3)]
+
+
+def npy(values: Any) -> str:
+    """An array as vLLM sends it: a .npy file in base64."""
+    file = io.BytesIO()
+    np.save(file, values)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _check_masked(params: Mapping[str, Any]) -> None:
+    """Refuse what vLLM with `--return-sampling-mask` refuses."""
+    if params["temperature"] <= 0:
+        raise InvalidRequest("sampling distribution replay requires temperature > 0")
+    if params.get("top_k", 0) <= 0:
+        raise InvalidRequest("sampling distribution replay requires top_k > 0 to bound sampling mask size")
 
 
 def application(kind: str, delay_s: float = 0.0) -> Starlette:

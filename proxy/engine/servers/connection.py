@@ -70,10 +70,15 @@ class EventStream(Exchange):
         super().__init__()
         self.begun: bool | None = None
         self.complete = False
-        self._read, self._rest = read, b""
+        self._read, self._rest = read, [b""]
 
     def feed(self, data: bytes) -> bool:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest.append(data)
+        if b"\n" not in data:  # the parts of a long line are joined once
+            self.begun = self.begun or False
+            return self.complete
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
         events = []
         for line in lines:
             if line.startswith(_EVENT):

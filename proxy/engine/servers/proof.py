@@ -26,6 +26,9 @@ _FOLLOWING_S = 2.0
 _END_S = 2.0
 """Seconds that a proof in progress may continue when a pause begins; then it is cancelled."""
 
+_TOP_K = 64
+"""vLLM with `--return-sampling-mask` refuses requests without `top_k`."""
+
 _serials = itertools.count()
 
 
@@ -42,7 +45,7 @@ async def prove(engine: RemoteEngine, *, follows: bool = False) -> bool:
         check_chunk(chunk, vocab_size, 1 - count)
         count += len(chunk.ids)
 
-    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True, top_k=_TOP_K)
     request = GenerateRequest(f"proof-{next(_serials)}", PromptIds(ids_of((0,))), sampling, whole=True)
     try:
         async with asyncio.timeout(_FOLLOWING_S if follows else _PROOF_S):

@@ -1,19 +1,25 @@
-"""What a vLLM server can do: read from its description at start, and its `--logprobs-mode` by sampling.
+"""What a vLLM server can do: read from its description at start, and its `--logprobs-mode` and columns by sampling.
 
-A flag that is missing at the server is named, with what it costs.
+A flag that is missing at the server is named, with what it costs. A side column counts as recorded only if a streamed
+reply had it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from proxy.engine.interface import Capability
-from proxy.engine.servers.connection import ServerConnection
+from proxy.engine.servers.connection import EventStream, ServerConnection
+from proxy.engine.servers.vllm_columns import MASK, ROUTED
 from proxy.engine.servers.vllm_wire import COMPLETIONS, GENERATE, tokens_of
-from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
+from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from tokengrove.options.start import Replay
 
 _DEFAULT_CONTEXT = 32_768
 _PROBE_S = 20.0
@@ -27,6 +33,18 @@ _PULLED = (1, 2)
 _ALTERNATIVES = 5
 _ROUNDING = 1e-3
 _READABLE = ("/is_paused", "/weight_info", "/server_info")
+
+_FIELDS = {MASK: Replay.KEPT, ROUTED: Replay.EXPERTS}
+_STREAMED_SINCE = {Replay.KEPT: (0, 32), Replay.EXPERTS: (0, 24)}
+"""The first version whose streamed replies have a column. Replies that are not streamed have masks since 0.28, and
+experts since 0.22."""
+
+_FLAGS = {
+    Replay.KEPT: "--return-sampling-mask --logprobs-mode processed_logprobs (vLLM 0.32 or later), with which vLLM "
+    "takes only requests with top_k and a temperature above 0",
+    Replay.EXPERTS: "--enable-return-routed-experts (vLLM 0.24 or later, and a mixture-of-experts model)",
+}
+_NO_COLUMNS: frozenset[Replay] = frozenset()
 
 _ALWAYS = frozenset(
     {
@@ -42,7 +60,8 @@ class VllmFacts:
     endpoints; empty if it does not describe them.
 
     `config`: its configuration, which only servers with VLLM_SERVER_DEV_MODE=1 tell. `generates`: it has GENERATE.
-    `processed`: its `--logprobs-mode` is `processed_logprobs`, else `raw_logprobs`.
+    `processed`: its `--logprobs-mode` is `processed_logprobs`, else `raw_logprobs`. `returned`: the side columns that
+    its replies have. `records`: those that its streamed replies have.
     """
 
     version: str = ""
@@ -53,6 +72,8 @@ class VllmFacts:
     config: Mapping[str, Any] = field(default_factory=dict)
     generates: bool = False
     processed: bool = False
+    returned: frozenset[Replay] = _NO_COLUMNS
+    records: frozenset[Replay] = _NO_COLUMNS
 
     @property
     def controls(self) -> bool:
@@ -73,6 +94,32 @@ class VllmFacts:
     def configured_mode(self) -> str:
         """The `--logprobs-mode` in the configuration; "" if the server does not tell it."""
         return str(self._of("model_config").get("logprobs_mode") or "")
+
+    @property
+    def configured_columns(self) -> frozenset[Replay]:
+        """The side columns that are switched on in the configuration; empty if the server does not tell it."""
+        model = self._of("model_config")
+        found = {Replay.KEPT} if model.get("return_sampling_mask") else set()
+        if {**model, **self._of("aux_output_config")}.get("enable_return_routed_experts"):
+            found.add(Replay.EXPERTS)
+        return frozenset(found)
+
+    @property
+    def unrecorded(self) -> dict[Replay, str]:
+        """Why a streamed reply lacks side columns, with the way out."""
+        return {each: self._why_unrecorded(each) for each in _FIELDS.values() if each not in self.records}
+
+    def _why_unrecorded(self, column: Replay) -> str:
+        since = ".".join(map(str, _STREAMED_SINCE[column]))
+        if column in self.returned:
+            return f"vLLM {self.version} does not stream them; use vLLM {since} or later"
+        flags = _FLAGS[column]
+        return "start it with " + (flags if self.generates else f"--enable-scale-out {flags}")
+
+    @property
+    def dense(self) -> bool:
+        """True if the server reports that its model has no experts."""
+        return self._of("parallel_config").get("is_moe_model") is False
 
     @property
     def world_size(self) -> int:
@@ -147,14 +194,24 @@ async def read_facts(connection: ServerConnection) -> VllmFacts:
         generates=GENERATE in paths,
     )
     if await rests(connection, facts):  # it would hold a request
-        return replace(facts, processed=facts.configured_mode == "processed_logprobs")
+        returned = facts.configured_columns
+        records = frozenset(each for each in returned if _version(facts.version) >= _STREAMED_SINCE[each])
+        processed = facts.configured_mode == "processed_logprobs"
+        return replace(facts, processed=processed, returned=returned, records=records)
     try:
-        return replace(facts, generates=True, processed=await _processes(connection, facts.model, GENERATE))
+        processed, returned = await _probed(connection, facts.model, GENERATE)
     except EngineLost:  # it is late, and may have the endpoint
         raise
     except (EngineUnavailable, InvalidRequest):  # it lacks the endpoint, or has it switched off
-        processed = await _processes(connection, facts.model, COMPLETIONS)
+        processed, _ = await _probed(connection, facts.model, COMPLETIONS)
         return replace(facts, generates=False, processed=processed)
+    records = await _streamed(connection, facts.model) if returned else _NO_COLUMNS
+    return replace(facts, generates=True, processed=processed, returned=returned, records=records)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version, as far as there are any."""
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 async def rests(connection: ServerConnection, facts: VllmFacts) -> bool:
@@ -171,34 +228,83 @@ async def _paths(connection: ServerConnection) -> frozenset[str]:
     return frozenset([path for path in _READABLE if await connection.probe(path) is not None])
 
 
-async def _processes(connection: ServerConnection, model: str, path: str) -> bool:
-    """True if logprobs are taken after the logit bias, False if before. Raises EngineUnavailable for logits.
+class _Pulled(NamedTuple):
+    """A sampled token that a bias made certain: its logprob, the total probability of the likeliest tokens, and the
+    side columns of the reply."""
+
+    logprob: float
+    total: float
+    columns: frozenset[Replay]
+
+
+async def _probed(connection: ServerConnection, model: str, path: str) -> tuple[bool, frozenset[Replay]]:
+    """Whether logprobs are taken after the logit bias, and the side columns of a reply that is not streamed.
 
     A bias makes a token certain. Its own logprob without the bias can be close to 0 for one of two tokens at most.
+    Raises EngineUnavailable for logits.
     """
+    columns = _NO_COLUMNS
     for token in _PULLED:
-        logprob, total = await _pulled(connection, model, path, token)
-        if logprob > _ROUNDING or total > 1.0 + _ROUNDING:
+        pulled = await _pulled(connection, model, path, token)
+        columns |= pulled.columns
+        if pulled.logprob > _ROUNDING or pulled.total > 1.0 + _ROUNDING:
             raise EngineFailed(
                 f"{connection.url} returns logits instead of logprobs; start it with --logprobs-mode processed_logprobs"
             )
-        if logprob < _CERTAIN:
-            return False
-    return True
+        if pulled.logprob < _CERTAIN:
+            return False, columns
+    return True, columns
 
 
-async def _pulled(connection: ServerConnection, model: str, path: str, token: int) -> tuple[float, float]:
-    """The logprob of a token that a bias makes certain, and the total probability of the likeliest tokens."""
-    params = {"max_tokens": 1, "temperature": 1.0, "logit_bias": {str(token): _PULL}, "ignore_eos": True}
-    params["logprobs"] = _ALTERNATIVES
-    body: dict[str, Any]
+async def _pulled(connection: ServerConnection, model: str, path: str, token: int) -> _Pulled:
     if path == GENERATE:
-        body = {"model": model, "token_ids": [0], "sampling_params": {**params, "detokenize": False}}
+        body = _probe_body(model, token)
     else:
         names = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-        body = {"model": model, "prompt": [0], **params, **names}
+        body = {"model": model, "prompt": [0], **_probe_params(token), **names}
     answer = await connection.call(path, body, limit_s=_PROBE_S)
-    ids, logprobs, alternatives = tokens_of(answer["choices"][0], _ALTERNATIVES)
+    choice = answer["choices"][0]
+    ids, logprobs, alternatives = tokens_of(choice, _ALTERNATIVES)
     if list(ids) != [token]:
         raise EngineUnavailable(f"{connection.url} does not apply logit_bias, so its logprobs cannot be told apart")
-    return logprobs[0], sum(math.exp(min(value, _PULL)) for _, value in next(iter(alternatives)))
+    total = sum(math.exp(min(value, _PULL)) for _, value in next(iter(alternatives)))
+    return _Pulled(logprobs[0], total, _columns_in(choice))
+
+
+async def _streamed(connection: ServerConnection, model: str) -> frozenset[Replay]:
+    """The side columns of a streamed reply. Raises EngineLost."""
+    found = _NO_COLUMNS
+
+    def read(events: list[Any]) -> bool:
+        nonlocal found
+        for event in events:
+            for choice in event.get("choices") or ():
+                found |= _columns_in(choice)
+        return False
+
+    body = {**_probe_body(model, _PULLED[0]), "stream": True}
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            await connection.stream(GENERATE, [orjson.dumps(body)], {}, EventStream(read))
+    except TimeoutError:
+        raise EngineLost(f"{connection.url} does not answer within {_PROBE_S:g} s") from None
+    except EngineLost:
+        raise
+    except ProxyError:  # it does not stream
+        return _NO_COLUMNS
+    return found
+
+
+def _probe_body(model: str, token: int) -> dict[str, Any]:
+    """A request to GENERATE for one token, which a bias makes certain."""
+    return {"model": model, "token_ids": [0], "sampling_params": {**_probe_params(token), "detokenize": False}}
+
+
+def _probe_params(token: int) -> dict[str, Any]:
+    """The sampling parameters. With `--return-sampling-mask`, vLLM refuses requests without `top_k`."""
+    params = {"max_tokens": 1, "temperature": 1.0, "logit_bias": {str(token): _PULL}, "ignore_eos": True}
+    return {**params, "logprobs": _ALTERNATIVES, "top_k": _ALTERNATIVES}
+
+
+def _columns_in(choice: Mapping[str, Any]) -> frozenset[Replay]:
+    return frozenset(column for name, column in _FIELDS.items() if choice.get(name) is not None)

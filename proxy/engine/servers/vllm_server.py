@@ -9,6 +9,7 @@ prefixes are not shared between weight versions (`cache_salt`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes
+from proxy.engine.servers.vllm_columns import ReplyColumns, first_experts
 from proxy.engine.servers.vllm_facts import VllmFacts, read_facts, rests
 from proxy.engine.servers.vllm_sight import blindness, sent_prompt
 from proxy.engine.servers.vllm_wire import (
@@ -38,7 +40,7 @@ from proxy.engine.servers.vllm_wire import (
 )
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
-from proxy.types import Logprobs, ids_of
+from proxy.types import Logprobs, SamplingParams, ids_of
 from tokengrove.errors import (
     EngineFailed,
     EngineIncapable,
@@ -48,7 +50,10 @@ from tokengrove.errors import (
     ProxyError,
     UnsupportedParameter,
 )
+from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
+
+logger = logging.getLogger(__name__)
 
 _ABORTS = "/inference/v1/abort_requests"
 _ID_PREFIX = "generate-tokens-"
@@ -65,6 +70,9 @@ _NEVER = -100.0
 
 _HERE = ("127.0.0.1", "localhost", "::1")
 _WEIGHTS = (".safetensors", ".bin", ".pt")
+
+_REPLAY = "sampling distribution replay"
+"""What vLLM's refusals because of `--return-sampling-mask` begin with."""
 
 _UPDATING = "tokengrove-update:"
 """The beginning of the weight version of a server while an update loads its weights; JSON follows."""
@@ -104,6 +112,7 @@ class VllmServer:
         self._mode: PauseMode | None = None
         self._hollow = False
         self._replies: dict[str, tuple[str, EventStream]] = {}
+        self._lacking: set[tuple[str, str]] = set()
         self._ended = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._info = self._described()
@@ -176,19 +185,23 @@ class VllmServer:
             logprobs_of(request.sampling, processed=self._facts.processed),
             self._version,
             says_ids=request.images is not None,
+            columns=self._asked_columns(request),
         )
         stopped: FinishReason | None = None
 
         def pass_on(chunks: Sequence[TokenChunk]) -> None:
             nonlocal stopped
             for chunk in chunks:
-                if (stopped := take(chunk)) is not None:
-                    return
+                if stopped is None:
+                    stopped = take(chunk)
+                elif chunk.columns is not None:
+                    take(TokenChunk(ids_of(), Logprobs("f"), chunk.version, columns=chunk.columns))
 
         def read(events: Sequence[Any]) -> bool:
+            ended_before = stopped is not None
             pass_on(reply.read(events, self._version, self._newest))
-            if stopped is not None and reply.finish is None:
-                raise Stopped
+            if stopped is not None and reply.finish is None and not ended_before:
+                self._end_soon(rid, reply, stream)
             return reply.given
 
         rid, stream = f"{random.getrandbits(_ID_BITS):016x}", EventStream(read)
@@ -206,12 +219,42 @@ class VllmServer:
                 raise
             pass_on(reply.last())  # only the token counts are lost
         finally:
+            if reply.columns is not None and (reply.finish is not None or stopped is not None):
+                self._name_missing(reply.columns, request.sampling, reply.finish)
             self._streams.running -= request.streamed
             del self._replies[request.request_id]
             self._ended.set()
             if reply.finish is None:
                 self._abort_soon(rid)
         return stopped or reply.finish
+
+    def _asked_columns(self, request: GenerateRequest) -> ReplyColumns | None:
+        """The columns that a request wants of the reply; None: none."""
+        if request.columns is None:
+            return None
+        exact = self._facts.processed and request.sampling.temperature > 0.0
+        return ReplyColumns(
+            request.columns, self._vocab_size, len(request.prompt), exact=exact, start=first_experts(request)
+        )
+
+    def _end_soon(self, rid: str, reply: VllmReply, stream: EventStream) -> None:
+        """End a reply whose further tokens are not wanted. Experts arrive with its last part, so wait for that a while.
+
+        Raises Stopped if there is nothing to wait for.
+        """
+        if reply.columns is None or not reply.columns.lacks_experts or _ABORTS not in self._facts.paths:
+            raise Stopped
+        self._abort_soon(rid)
+        asyncio.get_running_loop().call_later(_LATE_S, stream.fail, Stopped())
+
+    def _name_missing(self, columns: ReplyColumns, sampling: SamplingParams, finish: FinishReason | None) -> None:
+        """Log rows that a reply lacks, once for each column and reason."""
+        for column, reason in columns.missing(sampling, finish):
+            if (column, reason) not in self._lacking:
+                self._lacking.add((column, reason))
+                logger.warning(
+                    "replies of an engine server lack rows", {"server": self.url, "column": column, "reason": reason}
+                )
 
     async def _send(self, request: GenerateRequest, rid: str, reply: EventStream) -> None:
         params = sampling_params(request, self._never)
@@ -228,9 +271,14 @@ class VllmServer:
         if request.session_id:
             headers["x-session-id"] = request.session_id
         if self._facts.generates:
-            body = generate_body(request, params, self._streams.interval(request))
+            returns_experts = Replay.EXPERTS in self._facts.returned
+            interval = self._streams.interval(request)
+            body = generate_body(request, params, interval, returns_experts=returns_experts)
             message = with_prompt({"request_id": rid, **names, **body}, "token_ids", prompt)
-            await self._connection.stream(GENERATE, message, headers, reply)
+            try:
+                await self._connection.stream(GENERATE, message, headers, reply)
+            except InvalidRequest as error:
+                raise self._explained(error, request.sampling) from None
             return
         if request.grammar is not None:
             raise UnsupportedParameter(
@@ -238,6 +286,17 @@ class VllmServer:
             )
         message = with_prompt({**names, **completions_body(request, params)}, "prompt", prompt)
         await self._connection.stream(COMPLETIONS, message, headers, reply)
+
+    def _explained(self, error: InvalidRequest, sampling: SamplingParams) -> InvalidRequest:
+        """The error of a refused request; with the way out if it was refused because the server returns masks."""
+        if _REPLAY not in error.message:
+            return error
+        field, lack = ("top_k", "without top_k") if sampling.top_k <= 0 else ("temperature", "with temperature 0")
+        return InvalidRequest(
+            f"the vLLM server {self.url} was started with --return-sampling-mask, with which vLLM refuses requests "
+            f"{lack}; send another {field}, or start it without the flag",
+            param=field,
+        )
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """The same, as a generator."""
@@ -449,6 +508,9 @@ class VllmServer:
             capabilities=self._facts.capabilities | ({Capability.IMAGES} if sees else frozenset()),
             detail=f"vLLM {self._facts.version} at {self.url}",
             max_running_requests=self._facts.max_running_requests,
+            records=self._facts.records | {Replay.TOP_LOGPROBS},
+            unrecorded=tuple((column, f"{self.url}: {why}") for column, why in self._facts.unrecorded.items()),
+            dense=self._facts.dense or (self._own is not None and self._own.dense),
         )
 
     async def close(self) -> None:

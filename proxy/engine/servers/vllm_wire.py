@@ -15,6 +15,7 @@ from typing import Any, cast
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.servers.vllm_columns import START, ReplyColumns, first_experts
 from proxy.engine.version_names import VersionNumbers, version_chunks
 from proxy.engine.versions import divided, with_run
 from proxy.images.quoted import without_images
@@ -80,8 +81,13 @@ def sampling_params(request: GenerateRequest, never: Mapping[str, float]) -> dic
     return params
 
 
-def generate_body(request: GenerateRequest, params: dict[str, Any], interval: int) -> dict[str, Any]:
-    """The body for GENERATE without `token_ids`. `interval`: the tokens per part of the reply."""
+def generate_body(
+    request: GenerateRequest, params: dict[str, Any], interval: int, *, returns_experts: bool = False
+) -> dict[str, Any]:
+    """The body for GENERATE without `token_ids`. `interval`: the tokens per part of the reply.
+
+    `returns_experts`: the server returns experts to every request.
+    """
     # Of n alternatives vLLM sends the first n, beginning with the sampled token, which may not be among the likeliest.
     tops = min(request.top_logprobs + 1, _MOST_TOPS)
     body: dict[str, Any] = {
@@ -94,6 +100,10 @@ def generate_body(request: GenerateRequest, params: dict[str, Any], interval: in
         body["reasoning_ended"] = True  # else a server with a reasoning parser samples freely before the grammar
     if request.images is not None:
         body["return_token_ids"] = True
+    if (start := first_experts(request)) is not None:
+        body["sampling_params"][START] = start
+    elif returns_experts:
+        body["sampling_params"][START] = len(request.prompt) - 1  # of as few tokens as possible
     return body
 
 
@@ -116,7 +126,8 @@ class VllmReply:
     `numbers`: the version names of the pool. `prompt`: the prompt that was sent. `top`: the number of alternatives per
     token that were requested. `of`: the distribution of the logprobs. `version`: the believed weight version, initially
     the server's version when the request was sent. `says_ids`: the server returns the ids that it runs on, which must
-    be those of `prompt`. `finish`: the finish reason, once it has arrived. `given`: the last chunk was returned.
+    be those of `prompt`. `columns`: the side columns that were requested; None: none. `finish`: the finish reason, once
+    it has arrived. `given`: the last chunk was returned.
     """
 
     numbers: VersionNumbers
@@ -125,6 +136,7 @@ class VllmReply:
     of: LogprobsOf
     version: int = 0
     says_ids: bool = False
+    columns: ReplyColumns | None = None
     finish: FinishReason | None = None
     given: bool = False
     ids: Ids = field(default_factory=ids_of)
@@ -154,9 +166,12 @@ class VllmReply:
             plain = "the engine's answer does not have vLLM's form"
             raise EngineFailed(f"{plain}: {type(error).__name__}: {error}").showing(plain) from None
         finish = self.finish if self._counted else None
-        if len(self.ids) == before and finish is None and self._told == said:
+        columns = self.columns.taken(logprobs, len(self.ids)) if self.columns is not None else None
+        if len(self.ids) == before and finish is None and self._told == said and columns is None:
             return []
-        return self._chunks(before, said, unsure, logprobs, tops, finish)
+        chunks = self._chunks(before, said, unsure, logprobs, tops, finish)
+        chunks[0].columns = columns  # their rows have positions of their own
+        return chunks
 
     def last(self) -> list[TokenChunk]:
         """Return the chunk with the finish reason if no event with token counts followed it."""
@@ -229,6 +244,8 @@ class VllmReply:
             raise EngineFailed("the engine gave a token the probability 0")
         self.ids.fromlist(ids)
         logprobs.fromlist(values)
+        if self.columns is not None:
+            self.columns.add(choice, ids, len(self.ids))
         if self.top:
             tops += [_ranked(each, self.top) for each in alternatives]
         if (reason := choice.get("finish_reason")) is not None:

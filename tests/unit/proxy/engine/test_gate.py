@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from proxy.engine import gate as gates
@@ -16,6 +17,8 @@ from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
+from proxy.side_columns import EXPERTS, ColumnRequest
+from proxy.side_rows import SideColumn, SideRows
 from proxy.turns.generation import sample
 from proxy.types import ImageFile
 from tests.engines.gates import AdminGate
@@ -38,6 +41,7 @@ from tokengrove.errors import (
     InvalidRequest,
     UnsupportedParameter,
 )
+from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
 
 
@@ -54,6 +58,62 @@ class DyingInAPause(WatchfulEngine):
         except EngineLost:
             await self.pausing()
             raise
+
+
+class Routing(WatchfulEngine):
+    """Reports experts with the last chunk. A row names its submission and its position."""
+
+    submissions = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        assert request.columns is not None
+        self.submissions += 1
+        start, end, number = request.columns.start, len(request.prompt), self.submissions
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                end += len(chunk.ids)
+                if chunk.finish is not None:
+                    rows = np.array([[[number, at]] for at in range(start, end - 1)], np.uint8).reshape(-1, 1, 2)
+                    chunk = replace(chunk, columns={EXPERTS: SideColumn(start, SideRows(rows))})
+                yield chunk
+
+
+async def test_experts_of_a_resubmission_are_missing_for_tokens_that_a_lost_server_took_in() -> None:
+    """The lost server had taken in all tokens of its output but the last."""
+    for lost in (0, 1, 7):
+        gate = gate_of(Routing(deaths=[lost]))
+        request = replace(asking("r", 20), columns=ColumnRequest(frozenset({Replay.EXPERTS})))
+        found: list[TokenChunk] = []
+
+        def take(chunk: TokenChunk, into: list[TokenChunk] = found) -> None:
+            into.append(chunk)
+
+        await gate.sample(request, take)
+        (column,) = [chunk.columns[EXPERTS] for chunk in found if chunk.columns]
+        prompt, end = len(request.prompt), len(request.prompt) + 19
+        missing = range(prompt, prompt + lost - 1)
+        assert (column.start, column.end) == (0, end)
+        assert np.flatnonzero(column.rows.missing).tolist() == list(missing)
+        kept = [at for at in range(end) if at not in missing]
+        assert column.rows.values[kept].tolist() == [[[2, at]] for at in kept]
+
+
+async def test_experts_that_a_cut_reply_reported_are_not_asked_for_again() -> None:
+    gate = gate_of(engine := Routing())
+    request = replace(asking("r", 40), columns=ColumnRequest(frozenset({Replay.EXPERTS})))
+    found: list[TokenChunk] = []
+
+    def take(chunk: TokenChunk) -> None:
+        found.append(chunk)
+
+    task = asyncio.create_task(gate.sample(request, take))
+    await until(lambda: sum(len(chunk.ids) for chunk in found) >= 5)
+    await gate.admin.pause(PauseMode.ABORT)
+    await gate.admin.resume()
+    await task
+    first, second = [chunk.columns[EXPERTS] for chunk in found if chunk.columns]
+    assert first.start == 0 and first.end == second.start and second.end == len(request.prompt) + 39
+    assert not first.rows.missing.any() and not second.rows.missing.any() and engine.submissions == 2
 
 
 CUTTING = [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT]

@@ -376,3 +376,15 @@ async def test_the_sampling_field_that_a_server_refuses_is_told_to_the_client(er
     told = f" because of its '{field}'" if field else ""
     assert refused.value.param == field
     assert refused.value.shown == f"the engine server refused the request{told}"
+
+
+async def test_an_event_in_many_parts_is_read_once_it_is_whole() -> None:
+    read: list[object] = []
+    stream = EventStream(lambda events: bool(read.extend(events)))
+    line = b'data: {"rows": "' + b"A" * 1000 + b'"}'
+    for at in range(0, len(line), 10):
+        assert not stream.feed(line[at : at + 10])
+    assert not read and stream.begun is False
+    assert not stream.feed(b'\ndata: {"more"') and read == [{"rows": "A" * 1000}] and stream.begun
+    assert not stream.feed(b": 1}") and stream.begun
+    assert stream.feed(b"\n\ndata: [DONE]\n") and read[1:] == [{"more": 1}]
