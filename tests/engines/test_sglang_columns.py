@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.sglang.engine import SglangEngine
 from proxy.expert_layers import expert_layers
 from proxy.settings import Settings
-from proxy.side_columns import ColumnRequest
+from proxy.side_columns import ColumnRequest, Columns
 from proxy.side_rows import SideRows
 from proxy.turns.column_log import ColumnLog
 from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
@@ -114,8 +114,17 @@ class Recorded:
         self.log.add(chunk, len(PROMPT) + len(self.ids))
         self.ids += chunk.ids
 
+    def taken(self) -> tuple[Columns, Mapping[str, int]]:
+        assert self.request.columns is not None
+        start = self.request.columns.start
+        return self.log.taken(start + 1 if start else 0, len(PROMPT), len(self.ids))
+
     def rows(self, name: str) -> SideRows:
-        return self.log.taken(len(PROMPT), len(self.ids))[0][name].rows
+        return self.taken()[0][name].rows
+
+    @property
+    def missing(self) -> dict[str, int]:
+        return dict(self.taken()[1])
 
     def check(self, folder: Path) -> None:
         """Check the kept sets, and the experts of all tokens that have a row."""
@@ -138,7 +147,7 @@ async def recorded(engine: Any, requests: Sequence[GenerateRequest]) -> list[Rec
 async def test_rows_are_those_of_a_forward_pass(sglang_engine: SglangEngine, mixture: Path) -> None:
     for start in (0, 13):
         for reply in await recorded(sglang_engine, [recording(each, 24, start) for each in SAMPLINGS]):
-            assert len(reply.ids) == 24 and not any(reply.log.taken(len(PROMPT), 24)[1].values())
+            assert len(reply.ids) == 24 and not any(reply.missing.values())
             reply.check(mixture)
 
 
@@ -148,7 +157,7 @@ async def test_rows_of_a_server_are_those_of_a_forward_pass(server: Server, dens
     await engine.start()
     assert engine.info().why_unrecorded(Replay) is None
     for reply in await recorded(engine, [recording(each, 24, 13, stream=stream) for each in SAMPLINGS]):
-        assert not any(reply.log.taken(len(PROMPT), 24)[1].values())
+        assert not any(reply.missing.values())
         reply.check(dense_first)
     await engine.close()
 
@@ -157,7 +166,7 @@ async def test_a_request_for_sets_that_sglang_does_not_report_runs_with_missing_
     sglang_engine: SglangEngine, mixture: Path
 ) -> None:
     [reply] = await recorded(sglang_engine, [recording(SamplingParams(temperature=1.0, top_p=0.9), 8)])
-    assert reply.log.taken(len(PROMPT), 8)[1] == {"kept": 8, "kept_logprobs": 8, "routed_experts": 0}
+    assert reply.missing == {"kept": 8, "kept_logprobs": 8, "routed_experts": 0}
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
@@ -172,7 +181,7 @@ async def test_rows_around_a_pause_are_right_or_missing(
     await gate.admin.resume()
     await asyncio.gather(*running)
     for reply in replies:
-        missing = reply.log.taken(len(PROMPT), len(reply.ids))[1]
+        missing = reply.missing
         reply.check(mixture)
         if mode is PauseMode.RETRACT:
             assert 15 < missing.pop("routed_experts") < 115

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.expert_layers import ExpertLayers
-from proxy.side_columns import ColumnRequest
+from proxy.side_columns import ColumnRequest, Columns
 from proxy.side_rows import SideRows
 from proxy.turns.column_log import ColumnLog
 from tests.engines.gates import AdminGate
@@ -56,11 +56,16 @@ class Recorded:
         self.log.add(chunk, len(self.request.prompt) + len(self.ids))
         self.ids += chunk.ids
 
+    def taken(self) -> tuple[Columns, Mapping[str, int]]:
+        assert self.request.columns is not None
+        start = self.request.columns.start
+        return self.log.taken(start + 1 if start else 0, len(self.request.prompt), len(self.ids))
+
     def rows(self, name: str) -> SideRows:
-        return self.log.taken(len(self.request.prompt), len(self.ids))[0][name].rows
+        return self.taken()[0][name].rows
 
     def missing(self) -> dict[str, int]:
-        return dict(self.log.taken(len(self.request.prompt), len(self.ids))[1])
+        return dict(self.taken()[1])
 
     def check_sets(self) -> None:
         assert [each.tolist() for each in self.rows("kept").sets()] == [sorted(kept_with(each)) for each in self.ids]
