@@ -32,6 +32,7 @@ from replay_experts import replayed_experts, routers_of
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tokengrove import AsyncClient, Export, Sample
+from tokengrove.client.kept_sets import KeptSets
 from tokengrove.client.options import SampleOptions
 from tokengrove.testing import serving, write_tiny_model
 
@@ -124,12 +125,8 @@ def batch_of(export: Export, vocabulary: int) -> Batch:
 
 def kept_of(sample: Sample, vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """The kept set of each trained token of a sample, bool [tokens, vocabulary]."""
-    counts, ids = sample.extra["kept_counts"].astype(np.int64), sample.extra["kept_ids"]
-    listed = np.where(counts < 0, -counts - 1, counts)  # a count -(n + 1): all ids but the n that are listed
-    kept = np.repeat((counts < 0)[:, None], vocabulary, axis=1)
-    rows = np.repeat(np.arange(len(counts)), listed)
-    kept[rows, ids] = ~kept[rows, ids]
-    trained: np.ndarray[Any, np.dtype[np.bool_]] = kept[sample.loss_mask == 1]
+    sets = KeptSets(sample.extra["kept_counts"], sample.extra["kept_ids"])
+    trained: np.ndarray[Any, np.dtype[np.bool_]] = sets.mask(vocabulary)[sample.loss_mask == 1]
     return trained
 
 

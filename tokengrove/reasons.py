@@ -251,8 +251,16 @@ class Unrecomputable(Explained):
         "(`drift: mask`)",
     )
     CUT = "cut", "were sampled after tokens that layout `padded` cut off, or the answer itself is cut off"
-    GRAMMAR = "grammar", "are of the distribution that the grammar left: forced tool calls, JSON answers"
-    SAMPLED = "sampled", "are of the distribution that top-p, top-k or min-p left, renormalised (`logprobs_of`)"
+    GRAMMAR = (
+        "grammar",
+        "are of the distribution that the grammar left (forced tool calls, JSON answers), and the kept sets are not "
+        "there",
+    )
+    SAMPLED = (
+        "sampled",
+        "are of the distribution that top-p, top-k or min-p left, renormalised (`logprobs_of`), and the kept sets are "
+        "not there",
+    )
     BIAS = "bias", "are of the distribution with `logit_bias`, or without end tokens before `min_tokens`"
     PENALTIES = "penalties", "are of the distribution with presence, frequency or repetition penalties"
     MODEL = (
@@ -262,7 +270,8 @@ class Unrecomputable(Explained):
     )
     TRUNCATED = (
         "truncated",
-        "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from",
+        "are the model's, but top-p, top-k or min-p cut the distribution that was sampled from, and the kept sets are "
+        "not there",
     )
 
 

@@ -34,7 +34,7 @@ _FILES = "image_files"
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
 _JSON_LABELS = ("sampling", "turns", "replay")
 # A batch or row group is written at this size in bytes: readers load one at a time, and memory here holds one.
-_GROUP_BYTES = 16 << 20
+_GROUP_BYTES = 8 << 20
 # Columns with few distinct values in long runs, for which dictionary encoding is small.
 _REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
 
@@ -125,7 +125,8 @@ def _binary(column: Column, values: Sequence[Any]) -> pa.Array:
 
     little = column.dtype.newbyteorder("<")
     offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    data = b"".join(value.astype(little, copy=False).tobytes() for value in values)
+    flat = [value.reshape(-1) for value in values] or [np.zeros(0, little)]
+    data = (flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(little, copy=False)  # a long row is not copied
     kind = pa.binary(_row_bytes(column))
     arrays = pa.FixedSizeBinaryArray.from_buffers(kind, int(offsets[-1]), [None, pa.py_buffer(data)])
     return pa.ListArray.from_arrays(pa.array(offsets), arrays)

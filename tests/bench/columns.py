@@ -56,6 +56,7 @@ ROW_BYTES = LAYERS * CHOSEN
 VOCABULARY, POOL_ROWS = 640, 4096
 SESSIONS, TURNS, TURN_TOKENS = 64, 20, 1600
 """Of the memory case: 32,000 tokens a session. Half of the tokens of a turn are sampled."""
+DELAY_S = 0.02
 CPU_TURNS, COUNTED_TURNS, PIECE = 200, 30, 32
 EXPORT_SESSIONS, SIZE_SESSIONS = 82, 4
 
@@ -68,10 +69,7 @@ class Rows:
 
     def __init__(self) -> None:
         chance = np.random.default_rng(0)
-        shape = (POOL_ROWS, LAYERS)
-        self._experts = np.stack(
-            [np.argsort(chance.random((*shape, EXPERT_COUNT), np.float32), -1)[..., :CHOSEN].astype(np.uint8)]
-        )[0]
+        self._experts = chance.integers(0, EXPERT_COUNT, (POOL_ROWS, LAYERS, CHOSEN), np.uint8)
         self._ids = np.sort(chance.integers(0, VOCABULARY, (POOL_ROWS, KEPT_IDS)), -1).astype(np.uint16)
 
     def experts(self, start: int, count: int) -> SideColumn:
@@ -86,11 +84,12 @@ class Rows:
 
 
 class ColumnEngine(ScriptedEngine):
-    """A scripted engine that reports the columns that it is asked for. `dense`: its model has no experts."""
+    """A scripted engine that reports the columns that it is asked for. `dense`: its model has no experts. `delay_s`:
+    before each piece of a reply, so that replies run at once."""
 
-    def __init__(self, tokens: int, *, dense: bool = False) -> None:
+    def __init__(self, tokens: int, *, dense: bool = False, delay_s: float = 0.0) -> None:
         renderer = tiny_renderer()
-        super().__init__(babble(tokens, renderer.vocab_size, PIECE), vocab_size=renderer.vocab_size)
+        super().__init__(babble(tokens, renderer.vocab_size, PIECE, delay_s), vocab_size=renderer.vocab_size)
         self.keep_requests = False
         self._rows, self._dense = Rows(), dense
 
@@ -117,11 +116,13 @@ class ColumnEngine(ScriptedEngine):
 
 
 @asynccontextmanager
-async def app(folder: Path, replay: Sequence[str], tokens: int, *, dense: bool) -> AsyncIterator[httpx.AsyncClient]:
+async def app(
+    folder: Path, replay: Sequence[str], tokens: int, *, dense: bool, delay_s: float = 0.0
+) -> AsyncIterator[httpx.AsyncClient]:
     """A server in this process, on a new database, and a client of it."""
     url = f"sqlite:///{folder / 'bench.db'}"
     settings = Settings(database_url=url, migrate=True, replay=tuple(replay), log_level="warning")
-    built = build_app(settings, engine=ColumnEngine(tokens, dense=dense), renderer=tiny_renderer())
+    built = build_app(settings, engine=ColumnEngine(tokens, dense=dense, delay_s=delay_s), renderer=tiny_renderer())
     client = httpx.AsyncClient(
         transport=httpx.ASGITransport(app=built), base_url="http://t", headers=JSON, timeout=600.0
     )
@@ -191,13 +192,19 @@ def memory_status() -> str:
     return Path("/proc/self/status").read_text()
 
 
+def forget_peak() -> None:
+    """Begin to measure the peak of this process's memory anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 async def memory_case(replay: Sequence[str], *, dense: bool) -> dict[str, float]:
     """Peak of resident memory in MB, of the process with server, engine and client, and tokens of a session."""
     half = TURN_TOKENS // 2
     text = text_of(half - 10)
     with tempfile.TemporaryDirectory() as name:
-        async with app(Path(name), replay, half, dense=dense) as client:
+        async with app(Path(name), replay, half, dense=dense, delay_s=DELAY_S) as client:
             talks = [Talk(client, f"talk-{number}", half) for number in range(SESSIONS)]
+            forget_peak()
             tokens = [0]
             for _ in range(TURNS):
                 tokens = await asyncio.gather(*[talk.turn(text) for talk in talks])
@@ -323,16 +330,17 @@ def report_memory(console: Console) -> None:
 
 def report_export(console: Console, sessions: int) -> None:
     """Memory of a server beyond that before, while it exports a gigabyte of experts."""
-    table = Table("format", "received MB", "peak MB beyond idle", "s", title_justify="left")
+    table = Table("format", "columns", "received MB", "peak MB beyond idle", "s", title_justify="left")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         asyncio.run(fill(f"sqlite:///{folder / 'bench.db'}", sessions, EXPERTS_ONLY))
         for chosen in BINARY:
-            with proxy_server(folder, None) as server, on_core(1):
-                idle = resident_bytes(server)
-                result = measure(server, chosen, sessions)
-                beyond = (result.peak - idle) / 1e6
-                table.add_row(chosen, f"{result.received / 1e6:,.0f}", f"{beyond:.0f}", f"{result.seconds:.1f}")
+            for replay in (NONE, EXPERTS_ONLY):
+                with proxy_server(folder, None) as server, on_core(1):
+                    idle = resident_bytes(server)
+                    result = measure(server, chosen, sessions, replay=list(replay))
+                figures = f"{(result.peak - idle) / 1e6:.0f}", f"{result.seconds:.1f}"
+                table.add_row(chosen, ", ".join(replay) or "none", f"{result.received / 1e6:,.0f}", *figures)
     console.print(table)
 
 

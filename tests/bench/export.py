@@ -136,12 +136,12 @@ class Result:
     peak: int
 
 
-def measure(server: Server, name: str, sessions: int) -> Result:
+def measure(server: Server, name: str, sessions: int, **options: Any) -> Result:
     watch = Watch(server)
     thread = threading.Thread(target=watch.run)
     thread.start()
     begun = time.perf_counter()
-    received = read_export(server, name, sessions)
+    received = read_export(server, name, sessions, **options)
     seconds = time.perf_counter() - begun
     watch.over = True
     thread.join()
