@@ -131,6 +131,14 @@ class SideColumn:
     def moved(self, by: int) -> SideColumn:
         return SideColumn(self.start + by, self.rows)
 
+    def without(self, start: int, end: int) -> SideColumn:
+        """The column in which the rows of the tokens [start, end) are missing."""
+        first = min(max(start - self.start, 0), len(self.rows))
+        last = min(max(end - self.start, first), len(self.rows))
+        if first == last:
+            return self
+        return SideColumn(self.start, joined([self.rows[:first], self.rows.blank(last - first), self.rows[last:]]))
+
     def within(self, start: int, end: int) -> SideColumn:
         """The rows of the tokens [start, end), as far as there are any."""
         first = min(max(start, self.start), self.end)

@@ -83,10 +83,10 @@ async def read_replay(recordings: SessionReads, turn: Interaction) -> dict[str, 
 
 def _rows(name: str, missing: int, turn: Interaction) -> int:
     """The number of rows of a column that is not stored."""
-    if name not in DECLARED or DECLARED[name].of_output:
-        return len(turn.output_ids)
-    start = max(turn.prefix_length - 1, 0) if turn.aligned else 0
-    return max(missing, turn.prompt_tokens + len(turn.output_ids) - 1 - start)
+    if name not in DECLARED:  # of a newer release
+        return missing
+    start, end = DECLARED[name].span(turn.prefix_length, turn.prompt_tokens, len(turn.output_ids))
+    return end - start
 
 
 async def read_columns(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.side_columns import Columns
@@ -58,6 +58,15 @@ thousands."""
 
 TakeChunk = Callable[[TokenChunk], FinishReason | None]
 """A function that takes the chunks of an output one by one. Returns a reason to end sampling, or None to continue."""
+
+
+def once_counted(take: TakeChunk) -> TakeChunk:
+    """`take` for a later request of one output, whose cached tokens are counted already."""
+
+    def again(chunk: TokenChunk) -> FinishReason | None:
+        return take(chunk if chunk.cached_tokens is None else replace(chunk, cached_tokens=None))
+
+    return again
 
 
 def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:

@@ -21,6 +21,7 @@ from proxy.progress import doing
 from proxy.settings import Settings
 from proxy.vision.model_config import is_vision_model, placeholder_ids
 from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
+from tokengrove.options.start import Replay
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from proxy.engine.servers.remote import RemoteEngine
     from proxy.engine.servers.same_model import OwnModel
     from proxy.engine.servers.sent_images import Eyes
+    from proxy.expert_layers import ExpertLayers
 
 EngineMaker = Callable[[int, "Speech | None"], Engine]
 """Creates an engine from the vocabulary size of the tokenizer and the renderer.
@@ -165,6 +167,7 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
             servers.opener(vocab_size, speech),
             start_timeout_s=servers.start_timeout_s,
             engine_timeout_s=settings.engine_timeout_s,
+            replay=frozenset(map(Replay, settings.replay)),
         )
 
     return make
@@ -218,7 +221,7 @@ def _servers(settings: Settings) -> _Servers:
     except InvalidRequest as error:
         raise ConfigurationError(f"--engine: {error.message}") from None
     keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
-    known, eyes = _model_vocabulary(settings), _eyes(settings)
+    known, eyes, layers = _model_vocabulary(settings), _eyes(settings), _expert_layers(settings)
 
     def opener(vocab_size: int, speech: Speech | None) -> Callable[[str], Awaitable[RemoteEngine]]:
         return connect(
@@ -228,6 +231,7 @@ def _servers(settings: Settings) -> _Servers:
             interval=settings.stream_interval,
             eyes=eyes,
             own=_own_model(settings, speech) if speech is not None and checks == "true" else None,
+            layers=layers,
         )
 
     return _Servers(urls, start_timeout_s, checks == "true", opener)
@@ -261,6 +265,17 @@ def _eyes(settings: Settings) -> Eyes | None:
     from proxy.engine.servers.sent_images import Eyes, SentImages
 
     return Eyes(SentImages(), placeholder_ids(folder))
+
+
+def _expert_layers(settings: Settings) -> ExpertLayers | None:
+    """The expert layers of the model that engine servers serve, if its config is here."""
+    from proxy.expert_layers import expert_layers
+
+    return None if settings.model is None and settings.tokenizer is None else expert_layers(_config_folder(settings))
+
+
+def _config_folder(settings: Settings) -> Path:
+    return tokenizer_folder(settings) if settings.model is None else folder_of("model", settings.model)
 
 
 def _model_vocabulary(settings: Settings) -> int | None:

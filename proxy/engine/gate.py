@@ -24,7 +24,7 @@ from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
 from proxy.side_columns import EXPERTS
-from proxy.side_rows import SideColumn, joined
+from proxy.side_rows import SideColumn
 from proxy.telemetry.groups import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (
@@ -108,12 +108,7 @@ class _InFlight:
         An earlier submission sampled the tokens that follow them, perhaps with other weights.
         """
         prompt = len(self.request.prompt)
-        passed = experts.within(max(prompt, self.held), prompt + self.resumed - 1)
-        if not len(passed.rows):
-            return experts
-        first, last = passed.start - experts.start, passed.end - experts.start
-        rows = experts.rows
-        return SideColumn(experts.start, joined([rows[:first], rows.blank(last - first), rows[last:]]))
+        return experts.without(max(prompt, self.held), prompt + self.resumed - 1)
 
     def expire(self) -> None:
         """Give up waiting for a token."""

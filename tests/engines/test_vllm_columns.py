@@ -60,12 +60,13 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
     started = VllmProcess(folder, log, *flags, *FULL)
     try:
         started.wait_ready()
+        yield started
     except AssertionError:
         if _NEEDS_GPU not in log.read_text(encoding="utf-8"):
             raise
         pytest.skip("this vLLM returns routed experts only on a GPU")
-    yield started
-    started.kill()
+    finally:
+        started.kill()
 
 
 def wanting(prompt: Any, tokens: int, start: int, seed: int = 0) -> GenerateRequest:

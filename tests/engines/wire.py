@@ -132,6 +132,14 @@ class SglangWire(Wire):
         super().__init__(delay_s, incremental)
         self.says: set[str] = set()
         """Ids of requests that are told which prompt the model gets."""
+        self.layers = 0
+        """Layers with experts, of which each chooses two of eight for a token. 0: experts are not reported."""
+        self.lacks_rows = False
+        self.refuses_sets_after: int | None = None
+        """The number of tokens after which a request that asks for kept sets ends; None: none does."""
+        self.columns: list[dict[str, Any]] = []
+        """The fields about side columns of each request."""
+        self._asking: dict[str, dict[str, Any]] = {}
 
     def routes(self) -> list[Route]:
         posts = {
@@ -159,6 +167,7 @@ class SglangWire(Wire):
             "version": "0.0", "incremental_streaming_output": self.incremental, **self.deterministic,
             "model_path": self.path,
             "enable_memory_saver": True, "max_req_input_len": CONTEXT - 4, "tp_size": 2, "grammar_backend": "none",
+            "enable_return_routed_experts": self.layers > 0, "sampling_mask_max_tokens": 64,
         }  # fmt: skip
         return JSONResponse(facts)
 
@@ -230,23 +239,30 @@ class SglangWire(Wire):
         wanted = GenerateRequest(wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, tops)
         if body.get("return_prompt_token_ids") and self.sees is not None:
             self.says.add(wanted.request_id)
+        asking = {name: body[name] for name in _ABOUT_COLUMNS if name in body}
+        self.columns.append(asking)
+        self._asking[wanted.request_id] = asking
         if len(wanted.prompt) >= CONTEXT:
             return JSONResponse({"error": {"message": "the input is longer than the context"}}, 400)
         if body["stream"]:
             return StreamingResponse(self.events(wanted), media_type="text/event-stream")
         parts = [part async for part in self.parts(wanted)]
+        if "meta_info" not in parts[-1]:
+            return JSONResponse(parts[-1], 400)
         return Response(orjson.dumps(parts[-1]), media_type="application/json")
 
     async def events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
         sent = 0
         async for part in self.parts(wanted):
-            if self.incremental:
+            if "meta_info" in part and self.incremental:
                 total = part["meta_info"]["completion_tokens"]
                 part = {**part, "output_ids": part["output_ids"][sent:], "meta_info": dict(part["meta_info"])}
-                for name in ("output_token_logprobs", "output_top_logprobs"):
+                for name in {*_OF_NEW_TOKENS} & part["meta_info"].keys():
                     part["meta_info"][name] = part["meta_info"][name][sent:]
                 sent = total
             yield b"data: " + orjson.dumps(part) + b"\n\n"
+            if "meta_info" not in part:
+                return
             if part["meta_info"]["completion_tokens"] == self.breaks_after:
                 if self.stops_short:
                     break
@@ -258,6 +274,10 @@ class SglangWire(Wire):
         reply = CollectedReply()
         async for chunk in self.engine.generate(wanted):
             reply.add(chunk)
+            if "return_sampling_mask" in self._asking[wanted.request_id] and len(reply.ids) == self.refuses_sets_after:
+                told = "Sampling support exceeds --sampling-mask-max-tokens=64, commonly because of cutoff ties."
+                yield {"error": {"message": told, "code": 400}}
+                return
             text = "\u2028\x85\r\n\x0c"  # a model may write characters that end a line elsewhere
             ids = {"prompt_token_ids": list(wanted.input_ids)} if wanted.request_id in self.says else {}
             yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply), **ids}
@@ -275,12 +295,48 @@ class SglangWire(Wire):
                 [value, token, None] for value, token in zip(reply.logprobs, reply.ids, strict=True)
             ],
             "output_top_logprobs": [[[value, token, None] for token, value in top] for top in reply.top_logprobs],
+            **({} if self.lacks_rows else self._rows(wanted, reply)),
         }
+
+    def _rows(self, wanted: GenerateRequest, reply: CollectedReply) -> dict[str, Any]:
+        """The side columns that a request asked for: kept sets in all parts, experts in the last one."""
+        asking, rows = self._asking[wanted.request_id], dict[str, Any]()
+        if "return_sampling_mask" in asking:
+            rows["output_token_sampling_mask"] = list(map(kept_with, reply.ids))
+            rows["output_token_sampling_logprobs"] = list(map(kept_logprob, reply.ids))
+            rows["output_token_sampling_mask_length"] = len(reply.ids)
+        if "return_routed_experts" in asking and reply.finish is not None:
+            ids, start = [*wanted.input_ids, *reply.ids], asking["routed_experts_start_len"]
+            chosen = [experts_of(place, ids[place], self.layers) for place in range(start, len(ids) - 1)]
+            rows["routed_experts"] = base64.b64encode(np.array(chosen, "<i4").tobytes()).decode()
+        return rows
 
     def spans(self, versions: list[int]) -> list[dict[str, Any]]:
         if self.lie is not None:
             return [{"version": self.lie, "start": 0, "end": len(versions)}]
         return _spans(versions, self.version)
+
+
+_ABOUT_COLUMNS = ("return_sampling_mask", "return_routed_experts", "routed_experts_start_len")
+_OF_NEW_TOKENS = (
+    *("output_token_logprobs", "output_top_logprobs"),
+    *("output_token_sampling_mask", "output_token_sampling_logprobs"),
+)
+
+
+def kept_with(token: int) -> list[int]:
+    """The kept set of a token, likeliest first."""
+    return [token, *sorted({0, 7, (token + 1) % VOCABULARY} - {token})]
+
+
+def kept_logprob(token: int) -> float:
+    """The logprob of a token in its kept set."""
+    return -(token % 7) / 8
+
+
+def experts_of(place: int, token: int, layers: int) -> list[list[int]]:
+    """The experts that the layers choose for a token at a place."""
+    return [[(place + token + layer) % 8, (place + token + layer + 3) % 8] for layer in range(layers)]
 
 
 def _sglang_finish(reply: CollectedReply) -> dict[str, Any] | None:

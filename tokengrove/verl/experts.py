@@ -26,7 +26,7 @@ async def add_experts(output: AgentLoopOutput, client: AsyncClient, session_id: 
     """
     if output.routed_experts is not None:
         return
-    export = await client.export(session_id=session_id, layout="concat")
+    export = await client.export(session_id=session_id, layout="concat", replay=["experts"])
     ids = [*output.prompt_ids, *output.response_ids]
     end = sampled_end(output)
     same = [sample for sample in export.samples if sample.input_ids[:end].tolist() == ids[:end]]

@@ -15,6 +15,7 @@ from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
+from proxy.expert_layers import ExpertLayers
 from tokengrove.errors import EngineIncapable, EngineUnavailable
 
 
@@ -40,12 +41,13 @@ def connect(
     interval: int | None = None,
     eyes: Eyes | None = None,
     own: OwnModel | None = None,
+    layers: ExpertLayers | None = None,
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """Return a function that connects to a URL and starts the engine there.
 
     `vocab_size`: the vocabulary size of the model, which servers do not report. `kind` None: detect the kind.
     `interval`: the setting `--stream-interval`. `eyes`: the images of a vision model; None for other models.
-    `own`: the model that servers must serve; None: any.
+    `own`: the model that servers must serve; None: any. `layers`: its expert layers; None if they are not known.
 
     The function raises EngineLost if the server does not answer, EngineUnavailable if it is of neither kind,
     OtherModel if it serves another model, and EngineIncapable if it is a router.
@@ -59,7 +61,7 @@ def connect(
         if await _kind_of(url, keys, kind) is ServerKind.VLLM:
             engine = VllmServer(url, vocab_size, numbers, keys, streams, eyes, own)
         else:
-            engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes, own)
+            engine = SglangServer(url, vocab_size, numbers, keys, streams, eyes, own, layers)
         try:
             await started(engine)
         except BaseException:

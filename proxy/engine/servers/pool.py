@@ -44,6 +44,7 @@ from tokengrove.errors import (
     InvalidRequest,
     ProxyError,
 )
+from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -70,9 +71,11 @@ class Pool:
         start_timeout_s: float,
         check_s: float = _CHECK_S,
         engine_timeout_s: float = math.inf,
+        replay: frozenset[Replay] = frozenset(),
     ) -> None:
         """`connect` starts the engine of a URL. `start_timeout_s`: the limit of `start`. `check_s`: the time between
-        health checks. `engine_timeout_s`: the gate's timeout for the next token. All are in seconds.
+        health checks. `engine_timeout_s`: the gate's timeout for the next token. All are in seconds. `replay`: the side
+        columns that every server has to record.
 
         Raises ConfigurationError without URLs, and InvalidRequest for a malformed URL.
         """
@@ -81,6 +84,7 @@ class Pool:
         self._connect = connect
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
+        self._replay = replay
         self._silent_s = min(_SILENT_S, _NEARLY * engine_timeout_s)
         self.leads, self.busy_elsewhere = True, False
         self.pauses = Pauses()
@@ -109,7 +113,8 @@ class Pool:
     async def start(self) -> None:
         """Wait until a server answers, and log why none does.
 
-        Raises ConfigurationError if none answers in time, and at once if one can never join or all serve another model.
+        Raises ConfigurationError if none answers in time, and at once if one can never join or does not record what it
+        has to, or all serve another model.
         """
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
@@ -546,6 +551,8 @@ class Pool:
         Unless it is `proven`, it samples a token first. While servers must not sample, this is postponed, and the
         server is doubtful until then. Raises EngineLost or EngineUnavailable.
         """
+        if (fault := member.engine.info().why_unrecorded(self._replay)) is not None:
+            raise EngineUnavailable(f"the server does not record {fault[0]} (--replay): {fault[1]}")
         await self._continue(member.engine)
         while True:
             await self._settled.wait()
@@ -684,7 +691,7 @@ class Pool:
         """Connect to all missing servers; return the errors of those that cannot be reached.
 
         The server with the newest weights joins first and sets the version. Raises ConfigurationError if one can never
-        join.
+        join or does not record what it has to.
         """
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
@@ -698,6 +705,9 @@ class Pool:
                 raise result
             else:
                 found.append(result)
+        for engine, _ in found:
+            if (fault := engine.info().why_unrecorded(self._replay)) is not None:
+                raise ConfigurationError(f"--replay {fault[0]}: {named_failure(engine.url, fault[1])}")
         for engine, proven in sorted(found, key=lambda reached: -reached[0].info().weight_version):
             await self._join(engine, proven=proven)
         return [result for result in results if isinstance(result, ProxyError)]

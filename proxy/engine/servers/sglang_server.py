@@ -9,23 +9,26 @@ that only a reply names is not trusted.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from proxy.engine.callbacks import generated
-from proxy.engine.chunks import TakeChunk, TokenChunk
+from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
 from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
-from proxy.engine.sglang.facts import SEEDED, capabilities_by, missing_by, running_by
+from proxy.engine.sglang.facts import SEEDED, capabilities_by, missing_by, recorded_by, running_by, unrecorded_by
+from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
+from proxy.expert_layers import ExpertLayers
 from proxy.prompt_ids import PromptIds
 from proxy.types import Logprobs, ids_of
 from tokengrove.errors import (
@@ -38,6 +41,8 @@ from tokengrove.errors import (
     UnsupportedParameter,
 )
 from tokengrove.reasons import FinishReason
+
+logger = logging.getLogger(__name__)
 
 _RESERVED_TOKENS = 4
 _ID_BITS = 64
@@ -61,8 +66,8 @@ class SglangServer:
     """Implements `RemoteEngine`. `vocab_size`: the vocabulary size of the model, which servers do not report.
 
     `numbers`, `streams`, `eyes` and `own` are shared by all servers of a pool. `eyes`: None unless it is a vision
-    model. `own`: the model that the server must serve; None: any. `blind`: the reason why the server takes no images of
-    a vision model, else "". `compared`: as in `RemoteEngine`.
+    model. `own`: the model that the server must serve; None: any. `layers`: its expert layers; None if unknown.
+    `blind`: the reason why the server takes no images of a vision model, else "". `compared`: as in `RemoteEngine`.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class SglangServer:
         streams: Streams | None = None,
         eyes: Eyes | None = None,
         own: OwnModel | None = None,
+        layers: ExpertLayers | None = None,
     ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
@@ -81,10 +87,12 @@ class SglangServer:
         self._numbers = numbers or VersionNumbers()
         self._streams = streams or Streams()
         self._facts: Mapping[str, Any] = {}
-        self._eyes, self._own = eyes, own
+        self._eyes, self._own, self._layers = eyes, own, layers
+        self._told_of_masks = False
         self._sight: SglangSight | None = None
         self._never = {} if eyes is None else eyes.never_sampled(_NEVER)
         self._seeing: dict[str, EventStream] = {}
+        self._replies: dict[str, EventStream] = {}
         self.blind = ""
         self.compared = False
         self._info = self._described(0)
@@ -153,20 +161,48 @@ class SglangServer:
         check_request(request, self._info.vocab_size, self._info.context_length)
         if request.images is not None and seen is None:
             return await self._see(request, take)
+        plan = self._planned(request)
+        if plan is None or not plan.masks:
+            return await self._sampled(request, take, seen, plan)
+        told = ids_of()
+
+        def collect(chunk: TokenChunk) -> FinishReason | None:
+            told.extend(chunk.ids)
+            return take(chunk)
+
+        try:
+            return await self._sampled(request, collect, seen, plan)
+        except (InvalidRequest, EngineFailed) as error:
+            if not refuses_masks(error.message) or (told and (seen is not None or request.grammar is not None)):
+                raise
+            self._tell_of_masks(error)
+        rest = without_masks(request, told)
+        return await self._sampled(rest, once_counted(take) if told else take, seen, self._planned(rest))
+
+    async def _sampled(
+        self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None, plan: ReplayPlan | None
+    ) -> FinishReason | None:
+        """Sample in one request. `plan`: its side columns. The rest as in `sample`."""
         rid = _new_id()
         body = self._body(request, rid)
+        if plan is not None:
+            body |= plan.fields(len(request.prompt))
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
-        reply, stopped = SglangReply(self._numbers, len(request.prompt), incremental, version=self._version), None
+        prompt_tokens, stopped = len(request.prompt), None
+        reply = SglangReply(self._numbers, prompt_tokens, incremental, version=self._version, plan=plan)
 
         def read(parts: Sequence[Any]) -> bool:
             nonlocal stopped
             if seen is not None:
                 check_ids(parts, request.prompt)
+            ended_before = stopped is not None
             for chunk in reply.read(parts, self._version, self._newest):
-                if (stopped := take(chunk)) is not None:
-                    break
-            if stopped is not None and reply.finish is None:
-                raise Stopped
+                if stopped is None:
+                    stopped = take(chunk)
+                elif chunk.columns is not None:
+                    take(TokenChunk(ids_of(), Logprobs("f"), chunk.version, columns=chunk.columns))
+            if stopped is not None and reply.finish is None and not ended_before:
+                self._end_soon(rid, reply)
             return reply.finish is not None
 
         self._rids[request.request_id] = rid
@@ -189,10 +225,41 @@ class SglangServer:
             self._streams.running -= request.streamed
             del self._rids[request.request_id]
             self._late.discard(rid)
+            self._replies.pop(rid, None)
             self._seeing.pop(rid, None)
             self._ended.set()
             if reply.finish is None:
                 self._abort_soon(rid)
+
+    def _end_soon(self, rid: str, reply: SglangReply) -> None:
+        """End a reply whose further tokens are not wanted. Experts arrive with its last part, so wait for that a while.
+
+        Raises Stopped if there is nothing to wait for.
+        """
+        if reply.rows is None or not reply.rows.lacks_experts:
+            raise Stopped
+        self._abort_soon(rid)
+        asyncio.get_running_loop().call_later(_LATE_S, self._replies[rid].fail, Stopped())
+
+    def _planned(self, request: GenerateRequest) -> ReplayPlan | None:
+        """The side columns that the server gives for a request."""
+        return replay_plan(
+            request,
+            self._info.records,
+            self._layers,
+            self._facts,
+            vocab_size=self._vocab_size,
+            bans=bool(self._never),
+        )
+
+    def _tell_of_masks(self, error: ProxyError) -> None:
+        """Log once that the server has refused to report kept sets."""
+        if not self._told_of_masks:
+            self._told_of_masks = True
+            logger.warning(
+                "engine server %(server)s does not report the kept sets of a request, which runs without: %(reason)s",
+                {"server": self.url, "reason": error.message},
+            )
 
     async def _see(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample after a prompt with images. Resend the images when the weights that have seen them are replaced.
@@ -204,10 +271,9 @@ class SglangServer:
         told = ids_of()
 
         def collect(chunk: TokenChunk) -> FinishReason | None:
-            if told and chunk.cached_tokens is not None:  # the count for the whole prompt is reported once
-                chunk = replace(chunk, cached_tokens=None)
+            again = bool(told)
             told.extend(chunk.ids)
-            return take(chunk)
+            return once_counted(take)(chunk) if again else take(chunk)
 
         while True:
             rest, name = rest_of(request, told), _new_id()
@@ -249,6 +315,7 @@ class SglangServer:
     ) -> None:
         """Pass the parts of the answer to `read`. If the server rejects `stream_interval`, retry without it."""
         sent, reply = with_prompt(body, "input_ids", prompt), EventStream(read)
+        self._replies[body["rid"]] = reply
         if prompt.__class__ is SentPrompt:  # avoids the overhead of a call for text prompts
             self._seeing[body["rid"]] = reply
         try:
@@ -259,10 +326,11 @@ class SglangServer:
             self._intervals = False
             del body["sampling_params"]["stream_interval"]
             sent = with_prompt(body, "input_ids", prompt)
-            await self._connection.stream("/generate", sent, headers, EventStream(read))
+            self._replies[body["rid"]] = reply = EventStream(read)
+            await self._connection.stream("/generate", sent, headers, reply)
 
     def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
-        """Return the fields of a request except `input_ids`."""
+        """Return the fields of a request except `input_ids` and those of side columns."""
         interval = self._interval(request)
         params = sampling_params(request, interval if self._intervals else None)
         if self._facts and SEEDED not in self._facts:  # an old server fails on a seed
@@ -422,6 +490,9 @@ class SglangServer:
 
     def _described(self, context_length: int) -> EngineInfo:
         """The known facts, which do not change while the server runs, with weight version 0."""
+        unrecorded = unrecorded_by(
+            self._facts, self._layers, f"start the server {self.url} with --enable-return-routed-experts"
+        )
         return EngineInfo(
             name="sglang",
             model=str(self._facts.get("served_model_name") or self._facts.get("model_path") or "sglang"),
@@ -431,6 +502,9 @@ class SglangServer:
             capabilities=capabilities_by(self._facts) - (frozenset() if self._sight else {Capability.IMAGES}),
             detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
             max_running_requests=running_by(self._facts),
+            records=recorded_by(unrecorded),
+            unrecorded=unrecorded,
+            dense=self._layers is not None and self._layers.dense,
         )
 
     async def close(self) -> None:

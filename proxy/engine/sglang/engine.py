@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,27 +19,43 @@ from pathlib import Path
 from typing import Any
 
 from proxy.engine.arguments import parse_arguments
-from proxy.engine.chunks import TokenChunk
+from proxy.engine.callbacks import generated
+from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.sglang.facts import capabilities_by, running_by
+from proxy.engine.sglang.facts import EXPERTS_FLAG, capabilities_by, recorded_by, running_by, unrecorded_by
 from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
+from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
 from proxy.engine.sglang.scheduler import run_scheduler
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
+from proxy.expert_layers import expert_layers
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of
 from proxy.vision.model_config import is_vision_model, placeholder_ids
 from proxy.vision.processor import VisionProcessor
-from tokengrove.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest, UnsupportedParameter
+from tokengrove.errors import (
+    ConfigurationError,
+    EngineFailed,
+    EngineIncapable,
+    InvalidRequest,
+    ProxyError,
+    UnsupportedParameter,
+)
+from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
+
+logger = logging.getLogger(__name__)
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
 """Added to `max_req_input_len`, which is 5 tokens below SGLang's longest request, of which one token stays free."""
+
+_LATE_S = 2.0
+"""Seconds for the last part of a reply to arrive after its abort."""
 
 _REMEMBERED_SESSIONS = 65_536
 _IMAGE_WORKERS = "mm_processor_worker_num"
@@ -49,7 +66,7 @@ class SglangEngine:
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = settings
-        self._folder = folder
+        self._folder, self._layers = folder, expert_layers(folder)
         self._engine: Any = None
         self._numbers, self._streams = VersionNumbers(), Streams(settings.stream_interval)
         self._version = self._newest = 0
@@ -61,11 +78,13 @@ class SglangEngine:
         self._readers = 0
         self._images: ImageInputs | None = None
         self._coming: set[str] = set()
+        self._told_of_masks = False
 
     async def start(self) -> None:
         """Load the model, which takes seconds to minutes. Raises ConfigurationError."""
         arguments = sglang_arguments(self._settings, self._folder)
         try:
+            import sglang
             from sglang.srt.entrypoints.engine import Engine
             from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -78,33 +97,90 @@ class SglangEngine:
         self._manager.auto_create_handle_loop()
         self._intervals = "stream_interval" in _fields(SamplingParams)
         states = await self._manager.get_internal_state()
-        self._facts = {**states[0], "internal_states": states}
+        self._facts = {"version": sglang.__version__, **states[0], "internal_states": states}
         self._ranks = Ranks(int(self._facts["dp_size"]))
         if _sees(self._manager):
             processor = await asyncio.to_thread(VisionProcessor.load, self._folder)
             self._images = ImageInputs(processor, getattr(self._manager.model_config, "dtype", None))
         self._info = self._describe()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The same as `sample`, as a generator."""
+        return generated(self.sample, request)
+
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
         images = None
         if request.images is not None and (images := await self._image_data(request)) is None:
-            yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
-            return
+            aborted = TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
+            return take(aborted) or FinishReason.ABORT
+        told = ids_of()
+
+        def collect(chunk: TokenChunk) -> FinishReason | None:
+            told.extend(chunk.ids)
+            return take(chunk)
+
+        try:
+            return await self._sampled(request, collect, images, self._planned(request))
+        except (InvalidRequest, EngineFailed) as error:
+            if not refuses_masks(error.message) or (told and (images is not None or request.grammar is not None)):
+                raise
+            self._tell_of_masks(error)
+        rest = without_masks(request, told)
+        return await self._sampled(rest, once_counted(take) if told else take, images, self._planned(rest))
+
+    def _tell_of_masks(self, error: ProxyError) -> None:
+        """Log once that SGLang has refused to report kept sets."""
+        if not self._told_of_masks:
+            self._told_of_masks = True
+            logger.warning(
+                "SGLang does not report the kept sets of a request, which runs without: %(reason)s",
+                {"reason": error.message},
+            )
+
+    def _planned(self, request: GenerateRequest) -> ReplayPlan | None:
+        """The side columns that SGLang gives for a request."""
+        info = self.info()
+        bans = self._images is not None
+        return replay_plan(request, info.records, self._layers, self._facts, vocab_size=info.vocab_size, bans=bans)
+
+    async def _sampled(
+        self,
+        request: GenerateRequest,
+        take: TakeChunk,
+        images: list[dict[str, Any]] | None,
+        plan: ReplayPlan | None,
+    ) -> FinishReason | None:
+        """Sample in one request of SGLang. `plan`: its side columns. Raises InvalidRequest or EngineFailed.
+
+        If `take` ends the output, the experts still arrive with the last part, so it is waited for, a while.
+        """
         rank = self._ranks.take(request.session_id)
-        answer, wanted = (
-            SglangReply(self._numbers, len(request.prompt), version=self._version),
-            self._input(request, rank, images),
-        )
+        answer = SglangReply(self._numbers, len(request.prompt), version=self._version, plan=plan)
+        wanted = self._input(request, rank, images, plan)
+        stopped: FinishReason | None = None
         self._readers += 1
         self._streams.running += request.streamed
         try:
-            async with aclosing(self._manager.generate_request(wanted, None)) as parts:
+            async with asyncio.timeout(None) as limit, aclosing(self._manager.generate_request(wanted, None)) as parts:
                 async for part in parts:
+                    ended_before = stopped is not None
                     for chunk in answer.read((part,), self._version, self._newest):
-                        yield chunk
+                        if stopped is None:
+                            stopped = take(chunk)
+                        elif chunk.columns is not None:
+                            take(TokenChunk(ids_of(), Logprobs("f"), chunk.version, columns=chunk.columns))
+                    if stopped is None or ended_before or answer.finish is not None:
+                        continue
+                    if answer.rows is None or not answer.rows.lacks_experts:
+                        break
+                    limit.reschedule(asyncio.get_running_loop().time() + _LATE_S)
+                    self._manager.abort_request(rid=wanted.rid)
+        except TimeoutError:
+            if stopped is None:
+                raise
         except ValueError as error:
             message = f"the engine refused the request: {error}"
             raise InvalidRequest(message).showing("the engine refused the request") from None
@@ -112,6 +188,7 @@ class SglangEngine:
             self._readers -= 1
             self._streams.running -= request.streamed
             self._ranks.give_back(rank)
+        return stopped or answer.finish
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
@@ -234,7 +311,13 @@ class SglangEngine:
         finally:
             self._coming.discard(request.request_id)
 
-    def _input(self, request: GenerateRequest, rank: int | None, images: list[dict[str, Any]] | None) -> Any:
+    def _input(
+        self,
+        request: GenerateRequest,
+        rank: int | None,
+        images: list[dict[str, Any]] | None,
+        plan: ReplayPlan | None,
+    ) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         interval = self._streams.interval(request) if self._intervals else None
@@ -249,6 +332,7 @@ class SglangEngine:
             top_logprobs_num=request.top_logprobs,
             stream=True,
             routed_dp_rank=rank,
+            **({} if plan is None else plan.fields(len(request.prompt))),
         )
 
     def _now(self, version: int) -> int:
@@ -260,6 +344,7 @@ class SglangEngine:
     def _describe(self) -> EngineInfo:
         facts, model, blind = self._facts, self._manager.model_config, self._images is None
         dtype = str(model.dtype).removeprefix("torch.")
+        unrecorded = unrecorded_by(facts, self._layers, f"start with --engine-arg {EXPERTS_FLAG}=true")
         longest = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"])
         return EngineInfo(
             name="sglang",
@@ -270,6 +355,9 @@ class SglangEngine:
             capabilities=capabilities_by(facts) - ({Capability.IMAGES} if blind else set()),
             detail=f"SGLang on {facts['device']}, {dtype}, tp {facts['tp_size']}, dp {facts['dp_size']}",
             max_running_requests=running_by(facts),
+            records=recorded_by(unrecorded),
+            unrecorded=unrecorded,
+            dense=self._layers is not None and self._layers.dense,
         )
 
     def _check_memory_saver(self) -> None:
@@ -324,9 +412,16 @@ def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
         arguments["tokenizer_path"] = str(folder_of("tokenizer", settings.tokenizer))
     if settings.max_context_tokens is not None:
         arguments["context_length"] = settings.max_context_tokens
+    if Replay.EXPERTS in settings.replay and not _is_dense(folder) and EXPERTS_FLAG in (option_names() or ()):
+        arguments[EXPERTS_FLAG] = True
     for key, value in parse_arguments(settings.engine_arg).items():
         arguments[key.replace("-", "_")] = _value(value)
     return arguments
+
+
+def _is_dense(folder: Path) -> bool:
+    layers = expert_layers(folder)
+    return layers is not None and layers.dense
 
 
 def _value(text: str) -> Any:

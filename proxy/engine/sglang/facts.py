@@ -6,10 +6,13 @@ chosen one. Over HTTP the facts are the answer of `/server_info`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability
+from proxy.expert_layers import ExpertLayers
+from tokengrove.options.start import Replay
 
 SEEDED = "enable_deterministic_inference"
 """The fact that SGLang reports if it supports seeds."""
@@ -50,3 +53,60 @@ def missing_by(facts: Mapping[str, Any]) -> list[str]:
     elif facts.get("grammar_backend") == "none":
         told.append("with --grammar-backend none it serves no forced tools and no JSON schemas")
     return told
+
+
+_MASKS_SINCE, _EXPERTS_SINCE = (0, 5, 16), (0, 5, 12)
+"""The first versions with kept sets, and with experts from a given token on instead of from the first."""
+
+EXPERTS_FLAG = "enable_return_routed_experts"
+"""The argument of SGLang, and the fact, that experts are reported to requests that ask for them."""
+
+_EXACT_DRAFTS = ("DFLASH", "DSPARK")
+"""The algorithms of speculative decoding with which SGLang reports kept sets; 0.5.22 and later."""
+
+
+def unrecorded_by(
+    facts: Mapping[str, Any], layers: ExpertLayers | None, experts_flag: str
+) -> tuple[tuple[Replay, str], ...]:
+    """The side columns that an SGLang with `facts` does not record, and why, with the way out.
+
+    `layers`: the expert layers of its model, None if they are not known here. `experts_flag`: how it is started so that
+    it records experts.
+    """
+    why = {Replay.KEPT: _no_sets(facts), Replay.EXPERTS: _no_experts(facts, layers, experts_flag)}
+    return tuple((each, reason) for each, reason in why.items() if reason)
+
+
+def recorded_by(unrecorded: tuple[tuple[Replay, str], ...]) -> frozenset[Replay]:
+    """The side columns that an SGLang records that does not record these."""
+    return frozenset(Replay) - {each for each, _ in unrecorded}
+
+
+def _no_sets(facts: Mapping[str, Any]) -> str:
+    drafts = str(facts.get("speculative_algorithm") or "")
+    if (version := _version(facts)) is not None and version < _MASKS_SINCE:
+        return f"SGLang {facts['version']} does not report kept sets (return_sampling_mask): 0.5.16 and later do"
+    if facts.get("sampling_backend") == "ascend":
+        return "SGLang reports no kept sets with --sampling-backend ascend; start it with another backend"
+    if drafts and drafts not in _EXACT_DRAFTS:
+        return f"SGLang reports no kept sets with --speculative-algorithm {drafts}; start it without"
+    return ""
+
+
+def _no_experts(facts: Mapping[str, Any], layers: ExpertLayers | None, flag: str) -> str:
+    if layers is not None and layers.dense:
+        return "the model has no experts"
+    if (version := _version(facts)) is not None and version < _EXPERTS_SINCE:
+        return f"SGLang {facts['version']} reports experts of the whole prompt every turn: 0.5.12 and later do not"
+    if not facts.get(EXPERTS_FLAG):
+        return f"SGLang was started without reporting experts; {flag}"
+    if layers is None:
+        return "the layers of the model are not known, so that rows cannot be told apart; give --model with its config"
+    return ""
+
+
+def _version(facts: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The release of an SGLang; None if it is unknown, as of one that was built from source."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", str(facts.get("version") or ""))
+    numbers = tuple(map(int, found.groups())) if found else ()
+    return numbers if any(numbers) else None

@@ -17,6 +17,7 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.sglang.replay import ReplayPlan, ReplayRows
 from proxy.engine.version_names import VersionNumbers, version_chunks
 from proxy.engine.versions import divided, with_run
 from proxy.images.quoted import without_images
@@ -66,7 +67,7 @@ class SglangReply:
     tokens so far. `finish`: the finish reason, once it has ended. `ids`: the tokens that were turned into chunks.
     `said`: the version runs that were reported for them. `version`: the believed weight version, initially the server's
     version when the request was sent. `name`, `certain`: the version name in the latest part, and whether it is
-    believed. `unsure`: the number of tokens with an uncertain version.
+    believed. `unsure`: the number of tokens with an uncertain version. `plan`: the side columns of the request, if any.
     """
 
     numbers: VersionNumbers
@@ -79,10 +80,13 @@ class SglangReply:
     name: Any = None
     certain: bool = True
     unsure: int = 0
+    plan: ReplayPlan | None = None
     sent: int = field(init=False)
+    rows: ReplayRows | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.sent = self.version
+        self.rows = None if self.plan is None else ReplayRows(self.plan, self.prompt_tokens)
 
     def read(self, parts: Iterable[Any], serving: int | None = None, newest: int | None = None) -> list[TokenChunk]:
         """Return the new tokens of parts that arrived together, one chunk per weight version.
@@ -102,6 +106,8 @@ class SglangReply:
                     raise _refusal(part)
                 total, reason, sent = int(meta["completion_tokens"]), meta.get("finish_reason"), len(self.ids)
                 new = total - sent
+                if self.rows is not None:
+                    self.rows.read(meta, total)
                 if not new and reason is None:
                     continue
                 if reason is not None:
@@ -147,6 +153,8 @@ class SglangReply:
                 if tokens != taken:
                     raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
                 self.ids += ids[sent - before :]
+                if self.rows is not None:
+                    self.rows.read_sets(meta, slice(sent, total), tokens, sampled)
                 tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             message = f"the engine's answer does not have SGLang's form: {type(error).__name__}: {error}"
@@ -157,7 +165,10 @@ class SglangReply:
         correction = said if said != self.said else ()
         more, self.unsure = unsure - self.unsure, unsure
         self.said, self.finish = told, finish
-        return version_chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
+        chunks = version_chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
+        if self.rows is not None:  # the first chunk has them all, since the turn may end after it
+            chunks[0].columns = self.rows.taken()
+        return chunks
 
     def _check_prompt(self, told: Any) -> None:
         """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""

@@ -52,5 +52,16 @@ def _declare_kernels() -> None:
             setattr(torch.ops.sgl_kernel, name, missing)
 
 
-_DECLARATIONS = {"torchvision._meta_registrations": _declare_boxes, "sglang.srt.models.qwen3_5": _declare_kernels}
+def _leave_unpinned() -> None:
+    """Let SGLang keep experts in memory that is not pinned: it would register it with CUDA also on a CPU."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common._cuda_host_register = lambda *arguments, **options: None
+
+
+_DECLARATIONS = {
+    "torchvision._meta_registrations": _declare_boxes,
+    "sglang.srt.models.qwen3_5": _declare_kernels,
+    "sglang.srt.state_capturer.base": _leave_unpinned,
+}
 sys.meta_path.insert(0, _Declarations())
