@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.bench.columns import (
-    BINARY,
     BOTH,
     EXPERTS_ONLY,
     MASK,
@@ -21,6 +20,7 @@ from tests.bench.columns import (
     fill,
     stored_bytes,
 )
+from tests.bench.export import BINARY
 
 MOST = 1.05
 RECORDED = ("kept", "kept_logprobs", "routed_experts")
