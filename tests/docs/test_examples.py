@@ -80,7 +80,7 @@ def test_the_replay_loop_starts_at_ratio_one_only_with_both_columns(seed: int) -
     assert [name for name, *_ in found] == ["replay", "no kept sets", "no experts", "neither"] * 2
     for step in (found[:4], found[4:]):
         (_, mean, farthest, divergence), *others = step
-        assert abs(mean - 1) <= farthest < 1e-4
+        assert abs(mean - 1) < 1e-4 and farthest < 1e-4
         assert all(off > 10 * farthest and other > 10 * divergence for _, _, off, other in others), step
         assert abs(step[3][1] - 1) > 10 * max(abs(mean - 1), 1e-6)
 
