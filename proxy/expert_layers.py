@@ -6,11 +6,15 @@ read says nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k")
@@ -80,3 +84,16 @@ def _routes(config: Mapping[str, Any], layer: int) -> bool:
         return False
     steps = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
     return layer % every == 0 and (layer + 1) % steps == 0
+
+
+def repeated(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether a layer has an expert twice, bool [rows, layers], for `rows` [rows, layers, k].
+
+    No router chooses an expert twice: such ids are memory that nothing was written to. Many comparisons of columns are
+    faster than a sort.
+    """
+    columns = np.ascontiguousarray(rows.reshape(-1, rows.shape[2]).T)
+    found = np.zeros(columns.shape[1], bool)
+    for one, other in itertools.combinations(columns, 2):
+        found |= one == other
+    return found.reshape(rows.shape[:2])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.side_rows import SideRows
+from tokengrove.errors import EngineFailed
 from tokengrove.rows_beside import set_sizes
 
 ALL = -1
@@ -30,18 +31,25 @@ def kept_row(kept: NDArray[np.bool_], max_kept: int) -> SideRows:
 
 
 def kept_rows(sets: Iterable[Sequence[int] | None], vocab_size: int, max_kept: int) -> SideRows:
-    """Rows for lists of kept ids, in any order. None: the set is not known."""
+    """Rows for lists of kept ids, each id once, in any order. None: the set is not known.
+
+    Raises EngineFailed for an id that the model does not have.
+    """
     ids, counts = [np.zeros(0, np.uint32)], []
     for each in sets:
-        listed = np.unique(np.asarray(each if each is not None else (), np.uint32))
-        number, count = len(listed), len(listed)
-        if 2 * number > vocab_size:
-            count = -(vocab_size - number) - 1
-        if min(number, vocab_size - number) > max_kept:
-            listed, count = listed[:0], 0
-        elif count < 0:
-            listed = np.setdiff1d(np.arange(vocab_size, dtype=np.uint32), listed, assume_unique=True)
-        ids.append(listed)
+        number = len(each) if each is not None else 0
+        if not number or min(number, vocab_size - number) > max_kept:
+            counts.append(0)
+            continue
+        listed = np.unique(np.asarray(each, np.int64))
+        if not 0 <= listed[0] <= listed[-1] < vocab_size:
+            wrong = listed[0] if listed[0] < 0 else listed[-1]
+            raise EngineFailed(f"the engine gave a kept set with token {wrong}, which the model lacks")
+        count = len(listed)
+        if 2 * count > vocab_size:
+            listed = np.setdiff1d(np.arange(vocab_size), listed, assume_unique=True)
+            count = -len(listed) - 1
+        ids.append(listed.astype(np.uint32))
         counts.append(count)
     return SideRows(np.concatenate(ids), np.array(counts, np.int32))
 

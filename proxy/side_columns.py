@@ -26,11 +26,13 @@ KEPT, KEPT_LOGPROBS, EXPERTS, TOP_IDS, TOP_LOGPROBS = (
 class Declared:
     """A column. `of`: what records it. `of_output`: it has one row per sampled token; otherwise one row per token that
     a forward pass took in, which the last token of a sequence does not have. `ragged`: a row is a set of ids.
+    `partial`: a row may have missing entries at its end, so that rows of several lengths can be joined.
     """
 
     of: Replay
     of_output: bool = True
     ragged: bool = False
+    partial: bool = False
 
     def span(self, prefix_tokens: int, prompt_tokens: int, output_tokens: int) -> tuple[int, int]:
         """The positions [start, end) of the tokens of which a turn has rows. `prefix_tokens`: those of its parent.
@@ -48,8 +50,8 @@ DECLARED: Mapping[str, Declared] = {
     KEPT: Declared(Replay.KEPT, ragged=True),
     KEPT_LOGPROBS: Declared(Replay.KEPT),
     EXPERTS: Declared(Replay.EXPERTS, of_output=False),
-    TOP_IDS: Declared(Replay.TOP_LOGPROBS),
-    TOP_LOGPROBS: Declared(Replay.TOP_LOGPROBS),
+    TOP_IDS: Declared(Replay.TOP_LOGPROBS, partial=True),
+    TOP_LOGPROBS: Declared(Replay.TOP_LOGPROBS, partial=True),
 }
 
 Columns = Mapping[str, SideColumn]

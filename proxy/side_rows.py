@@ -57,9 +57,7 @@ class SideRows:
         """Which rows are missing, bool [R]."""
         if self.counts is not None:
             return np.asarray(self.counts == 0)
-        blank = missing_value(self.values.dtype)
-        absent = np.isnan(self.values) if self.values.dtype.kind == "f" else self.values == blank
-        return np.asarray(absent.reshape(len(self.values), -1).all(axis=1)) if len(self.values) else np.zeros(0, bool)
+        return np.asarray(self._blank.all(axis=tuple(range(1, self.values.ndim))))
 
     def blank(self, count: int) -> SideRows:
         """`count` missing rows of the same kind."""
@@ -80,29 +78,45 @@ class SideRows:
         """The same rows in the smallest unsigned dtype that can hold them, if they are unsigned integers."""
         if self.values.dtype.kind != "u":
             return self
-        if self.counts is not None:
-            return SideRows(self.values.astype(_fitting(self.values.max(initial=0))), self.counts)
-        absent = self.missing
-        dtype = _fitting(int(self.values[~absent].max(initial=0)) + 1)  # its largest value stays free
+        dtype = np.min_scalar_type(self._largest + (0 if self.ragged else 1))  # the largest value marks what is missing
         return self if dtype.itemsize >= self.values.dtype.itemsize else self.as_dtype(dtype)
 
     def as_dtype(self, dtype: np.dtype[Any]) -> SideRows:
-        """The same rows in another dtype, which must be able to hold them."""
+        """The same rows in another dtype. Raises ValueError if it cannot hold them."""
         if self.values.dtype == dtype:
             return self
+        if dtype.kind == "u" and self._largest + (0 if self.ragged else 1) > np.iinfo(dtype).max:
+            raise ValueError(f"{dtype} cannot hold {self._largest}")
         values = self.values.astype(dtype)
-        if self.counts is None:
-            values[self.missing] = missing_value(dtype)
+        if not self.ragged:
+            values[self._blank] = missing_value(dtype)
         return SideRows(values, self.counts)
+
+    def widened(self, inner: tuple[int, ...]) -> SideRows:
+        """The same rows with missing entries at the end of each, up to the shape `inner`."""
+        if self.inner == inner:
+            return self
+        values = np.full((len(self), *inner), missing_value(self.values.dtype), self.values.dtype)
+        values[:, *(slice(size) for size in self.inner)] = self.values
+        return SideRows(values)
+
+    @property
+    def _blank(self) -> NDArray[np.bool_]:
+        """Which entries are missing, in the shape of fixed `values`."""
+        if self.values.dtype.kind == "f":
+            return np.asarray(np.isnan(self.values))
+        return np.asarray(self.values == missing_value(self.values.dtype))
+
+    @property
+    def _largest(self) -> int:
+        """The largest of unsigned `values` that is not missing."""
+        present = self.values if self.ragged else self.values[~self._blank]
+        return int(present.max(initial=0))
 
     def sets(self) -> Iterator[NDArray[Any]]:
         """The ids that each ragged row lists."""
         assert self.counts is not None
         yield from np.split(self.values, np.cumsum(set_sizes(self.counts))[:-1]) if len(self.counts) else ()
-
-
-def _fitting(largest: int) -> np.dtype[Any]:
-    return np.dtype(np.uint8 if largest < 1 << 8 else np.uint16 if largest < 1 << 16 else np.uint32)
 
 
 def joined(pieces: Sequence[SideRows]) -> SideRows:

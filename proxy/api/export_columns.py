@@ -40,7 +40,8 @@ class ExportColumns:
         if not asked or wanted.options.outline:
             return wanted.options
         kinds = await self._recordings.column_kinds([record.session_id for record in page])
-        return replace(wanted.options, columns=_merged(kind for kind in kinds if DECLARED[kind.name].of in asked))
+        columns = _merged(kind for kind in kinds if DECLARED[kind.name].of in asked)
+        return replace(wanted.options, columns=columns, shows=asked)
 
     async def of(self, session_id: str, options: LayoutOptions) -> Mapping[str, Columns]:
         """The columns of a session by interaction id."""
@@ -50,15 +51,18 @@ class ExportColumns:
 
 
 def _merged(kinds: Iterable[SideShape]) -> tuple[SideShape, ...]:
-    """One kind for each name, in the order of their declaration, with the widest dtype."""
+    """One kind for each name, in the order of their declaration, with the widest dtype and the longest partial rows."""
     found: dict[str, SideShape] = {}
     for kind in kinds:
         known = found.setdefault(kind.name, kind)
-        if known.inner != kind.inner:
+        inner = known.inner
+        if DECLARED[kind.name].partial:
+            inner = (max(*known.inner, *kind.inner),)
+        elif inner != kind.inner:
             raise InvalidRequest(
                 f"the sessions have {kind.name} of the shapes {known.inner} and {kind.inner}, as of two models: export "
                 "them one by one ('session_ids'), or leave the column out ('replay')",
                 param="replay",
             )
-        found[kind.name] = known._replace(dtype=np.result_type(known.dtype, kind.dtype))
+        found[kind.name] = known._replace(dtype=np.result_type(known.dtype, kind.dtype), inner=inner)
     return tuple(found[name] for name in DECLARED if name in found)

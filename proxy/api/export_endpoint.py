@@ -111,10 +111,10 @@ class ExportEndpoint:
         ScratchFull, and ClientDisconnect.
         """
         wanted = replace(wanted, options=await self._columns.chosen(wanted, page))
-        encoding = encoder(wanted.format, wanted.options)
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
         headers = await self._headers(page, end)
+        encoding = encoder(wanted.format, wanted.options)
         body = self._page(page, end, encoding, wanted, groups)
         first = await while_connected(request.receive, anext(body, b""))
         return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)

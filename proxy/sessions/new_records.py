@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.settings import Settings
 from proxy.types import SessionRecord
-from tokengrove.errors import UnsupportedParameter
+from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.options.option import options_of
 from tokengrove.options.start import Delivery, Replay, TurnOptions
 
@@ -36,7 +36,8 @@ class NewRecords:
     def build(self, session_id: str, task_id: str, body: Mapping[str, Any]) -> SessionRecord:
         """The record of a session that starts now with the validated fields of `body`.
 
-        Raises UnsupportedParameter if it asks for side columns that the engine does not record.
+        Raises UnsupportedParameter if it asks for side columns that the engine does not record, and InvalidRequest for
+        an option of columns that it does not record.
         """
         now = time.time()
         return SessionRecord(
@@ -63,4 +64,7 @@ class NewRecords:
             raise UnsupportedParameter(f"'replay' asks for {fault[0]}: {fault[1]}", param="replay")
         given = {name: body[name] for name in options_of(TurnOptions) if name in body}
         replay = given.pop("replay", self._recording["replay"])
+        for name, needed in (("max_kept", Replay.KEPT), ("alternatives", Replay.TOP_LOGPROBS)):
+            if name in given and needed not in replay:
+                raise InvalidRequest(f"'{name}' has no effect unless 'replay' has {needed}", param=name)
         return {**self._recording, **given, "replay": sorted(replay)} if replay else given

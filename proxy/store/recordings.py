@@ -94,12 +94,8 @@ class SessionReads:
         self, session_id: str, interaction_ids: Collection[str]
     ) -> dict[str, dict[str, SideColumn]]:
         """The side columns of some turns of a session, by interaction id and name."""
-        found: dict[str, dict[str, SideColumn]] = {}
-        read = side_columns.load_turn_columns
-        for interaction_id, column in await self._database.read(read, session_id, interaction_ids):
-            if column.name in DECLARED:
-                found.setdefault(interaction_id, {})[column.name] = loaded(column)
-        return found
+        rows = await self._database.read(side_columns.load_turn_columns, session_id, interaction_ids)
+        return await asyncio.to_thread(_decoded, rows)
 
     async def column_sizes(self, session_id: str, interaction_id: str) -> dict[str, int]:
         """The number of rows of each stored side column of a turn, by name."""
@@ -126,6 +122,8 @@ class SessionReads:
 def _decoded(rows: Iterable[tuple[str, StoredColumn]]) -> dict[str, dict[str, SideColumn]]:
     found: dict[str, dict[str, SideColumn]] = {}
     for interaction_id, column in rows:
+        if column.name not in DECLARED:  # of a newer release
+            continue
         found.setdefault(interaction_id, {})[column.name] = loaded(column)
     return found
 

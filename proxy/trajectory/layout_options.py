@@ -14,6 +14,7 @@ from proxy.side_columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.token_arrays import IntArray
 from tokengrove.options.export import Padding, SampleOptions
+from tokengrove.options.start import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class LayoutOptions(SampleOptions):
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
     None: select all turns. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
     arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
-    sampled placeholders are not trained. `columns`: the side columns that samples have.
+    sampled placeholders are not trained. `columns`: the side columns that samples have. `shows`: the kinds of
+    them that are wanted, whether any is stored or not.
     """
 
     purposes: frozenset[str] | None = None
@@ -67,6 +69,7 @@ class LayoutOptions(SampleOptions):
     mrope: bool = False
     placeholders: frozenset[int] = frozenset()
     columns: tuple[SideShape, ...] = ()
+    shows: frozenset[Replay] = frozenset()
 
     @property
     def compares(self) -> bool:

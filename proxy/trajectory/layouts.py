@@ -61,7 +61,7 @@ def lay_out(
     session_samples = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
     warnings = (
         *logprob_warnings((node.interaction for node in scored.nodes.values()), session_samples.ledger),
-        *replay_warnings(options.replay or frozenset(), scored.nodes.values()),
+        *replay_warnings(options, scored.nodes.values(), columns),
         *comparison.warnings(),
     )
     return replace(session_samples, entry=comparison.entry(), warnings=warnings)

@@ -1,13 +1,15 @@
 """The side columns of a session, as the samples of an export have them.
 
 A row of the output belongs to a sampled token, and only a trained token has it. A row of a forward pass belongs to the
-token that the pass took in: of the turns of a branch, the first that has a row for a token counts, and a turn has none
-for the tokens before the last of its prefix. The last token of a sequence has no such row.
+token that the pass took in. A sampled token keeps that of its sampling. Of the turns of a branch, the first that has a
+row for a token counts, and a turn has none for the tokens before the last of its prefix. The last token of a sequence
+has no such row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +17,12 @@ from numpy.typing import NDArray
 
 from proxy.side_columns import DECLARED, KEPT, Columns, SideShape
 from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
-from tokengrove.options.start import Replay
+from tokengrove.errors import InvalidRequest
 
 SideOf = Mapping[str, SideRows]
 """The rows of a sample by the name of the column, one per token."""
@@ -52,7 +55,8 @@ class SideSource:
         found = {}
         for shape in self.shapes:
             passes = (self._column(shape.name, node.interaction) for node in chain)
-            parts = self._outputs(shape.name, places) if DECLARED[shape.name].of_output else passes
+            sampled = itertools.chain(self._sampled(shape.name, places), passes)
+            parts = self._outputs(shape.name, places) if DECLARED[shape.name].of_output else sampled
             found[shape.name] = _rows(shape, parts, length)
         return found
 
@@ -80,6 +84,13 @@ class SideSource:
             rows = spread([column], first, first + len(place.trained))
             yield SideColumn(place.start, rows.only(place.trained))
 
+    def _sampled(self, name: str, places: Sequence[Placement]) -> Iterator[SideColumn]:
+        """The rows of the passes that took in sampled tokens when they were sampled, at the places of their outputs."""
+        for place in places:
+            column, first = self._column(name, place.interaction), place.interaction.prompt_tokens
+            if column is not None and place.start is not None:
+                yield column.within(first, column.end).moved(place.start - first)
+
     def _passes(self, name: str, nodes: Sequence[Branch], offsets: IntArray, parents: IntArray) -> Iterator[SideColumn]:
         """The rows of forward passes. The first row of an aligned node is of its parent's last token."""
         for at, node in enumerate(nodes):
@@ -92,18 +103,33 @@ class SideSource:
 
 
 def _rows(shape: SideShape, parts: Iterable[SideColumn | None], length: int) -> SideRows:
-    columns = [SideColumn(0, shape.blank(0)), *(part for part in parts if part is not None)]
-    return spread(columns, 0, length).as_dtype(shape.dtype)
+    """Raises InvalidRequest for rows that `shape` cannot hold: a turn committed them after it was chosen."""
+    wide = [SideColumn(part.start, _widened(part.rows, shape)) for part in parts if part is not None]
+    try:
+        return spread([SideColumn(0, shape.blank(0)), *wide], 0, length).as_dtype(shape.dtype)
+    except ValueError as error:
+        message = f"a turn recorded other rows of {shape.name} since this export began ({error}): repeat it"
+        raise InvalidRequest(message, param="replay") from None
 
 
-def replay_warnings(asked: Collection[Replay], nodes: Iterable[Branch]) -> Iterator[str]:
-    """A warning for each kind of column that an export asks for by name and that some turns of a session lack."""
-    turns = [node.interaction.replay for node in nodes]
-    for each in sorted(asked):
+def _widened(rows: SideRows, shape: SideShape) -> SideRows:
+    shorter = len(rows.inner) == len(shape.inner) and all(map(int.__le__, rows.inner, shape.inner))
+    return rows.widened(shape.inner) if DECLARED[shape.name].partial and shorter else rows
+
+
+def replay_warnings(options: LayoutOptions, nodes: Iterable[Branch], columns: Mapping[str, Columns]) -> Iterator[str]:
+    """Warnings about turns that recorded nothing of a column that the export names, and about rows that are not stored,
+    because they were pruned or the engine reported none.
+    """
+    turns = [node.interaction for node in nodes]
+    for each in sorted(options.shows):
         names = [name for name, column in DECLARED.items() if column.of is each]
-        lacking = sum(not any(name in turn for name in names) for turn in turns)
-        if lacking:
-            yield f"{lacking} of {len(turns)} turns recorded no {each} ('replay')"
+        recorded = [turn for turn in turns if any(name in turn.replay for name in names)]
+        if options.replay is not None and len(recorded) < len(turns):
+            yield f"{len(turns) - len(recorded)} of {len(turns)} turns recorded no {each} ('replay')"
+        lost = sum(not any(name in columns.get(turn.id, {}) for name in names) for turn in recorded)
+        if lost:
+            yield f"{lost} of {len(turns)} turns recorded {each}, and none of their rows is stored"
 
 
 def side_labels(side: SideOf, expected: Mapping[bool, BoolArray]) -> Labels:

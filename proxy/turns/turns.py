@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from traceback import clear_frames
 from typing import Any, TypeVar
 
 from proxy.engine.gate import Gate
@@ -333,13 +332,13 @@ class Turns:
             turn.timeline.sampled = time.monotonic()
             return await self._commits.complete(turn, finish)
         except ProxyError as error:
-            clear_frames(error.__traceback__)  # the turn keeps the error, whose frames have chunks with side columns
+            error.__traceback__ = None  # the turn keeps the error, and its frames have chunks with side columns
             if isinstance(error, InvalidRequest):
                 _name_field(error, turn)
             await self._commits.record_failure(turn, Status.FAILED, error.message)
             raise
         except asyncio.CancelledError as error:
-            clear_frames(error.__traceback__)
+            error.__traceback__ = None
             stopped, withdrawn = self._draining, turn.session.record.withdrawn
             told = _SHUT_DOWN if stopped else _WITHDRAWN if withdrawn else _DISCONNECTED
             await self._commits.record_failure(turn, Status.ABORTED, told)
@@ -351,7 +350,7 @@ class Turns:
                 "turn %(interaction)s failed",
                 {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
             )
-            clear_frames(error.__traceback__)
+            error.__traceback__ = None
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
             raise EngineFailed("the engine or the server failed in this turn; see the server's log") from error
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import EngineInfo
@@ -15,9 +16,11 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.side_columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS
 from proxy.side_rows import SideColumn, spread
+from proxy.store.database import parse_url, writer_engine
 from proxy.types import Interaction
 from tests.recording_engine import RecordingEngine, experts_of, kept_of
-from tests.support import Server, assistant, sampled, says, serving, user
+from tests.support import Server, assistant, default_url, sampled, says, serving, user
+from tokengrove.client.readers.read import read
 from tokengrove.errors import ConfigurationError
 
 EVERYTHING = ["experts", "kept", "top_logprobs"]
@@ -168,7 +171,8 @@ async def test_a_reply_is_the_same_with_and_without_recording(
     async with serving(tmp_path, says("some words", "some words"), engine_type=RecordingEngine) as server:
         replies = []
         for session, replay in (("s", EVERYTHING), ("t", [])):
-            await server.ok("/rl/start_session", {"session_id": session, "replay": replay, "alternatives": 5})
+            options = {"replay": replay, "alternatives": 5} if replay else {"replay": replay}
+            await server.ok("/rl/start_session", {"session_id": session, **options})
             reply = await server.post(f"/{session}/v1/{path}", {"model": "m", "stream": stream, **body})
             assert reply.status_code == 200
             replies.append(constant(reply.text))
@@ -217,3 +221,51 @@ async def test_the_columns_of_a_deleted_session_are_deleted(tmp_path: Path, data
         recordings = server.app.state.store.recordings
         assert await recordings.load_columns("s", DECLARED) == {}
         assert len(await recordings.load_columns("t", DECLARED)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"replay": ["top_logprobs"], "max_kept": 9}, "max_kept"),
+        ({"replay": ["kept"], "alternatives": 2}, "alternatives"),
+        ({"alternatives": 2}, "alternatives"),
+    ],
+)
+async def test_an_option_of_a_column_that_is_not_recorded_is_refused(
+    tmp_path: Path, options: dict[str, Any], param: str
+) -> None:
+    async with serving(tmp_path, says("some words"), engine_type=RecordingEngine) as server:
+        response = await server.post("/rl/start_session", {"session_id": "s", **options})
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("name", ["npz", "json"])
+async def test_sessions_with_different_numbers_of_alternatives_are_exported_together(tmp_path: Path, name: str) -> None:
+    async with serving(tmp_path, says("some words", "some words"), engine_type=RecordingEngine) as server:
+        for session, number in (("s", 2), ("t", 4)):
+            body = {"session_id": session, "replay": ["top_logprobs"], "alternatives": number}
+            await server.ok("/rl/start_session", body)
+            await server.ok(f"/{session}/v1/chat/completions", {"model": "m", **CALLS[0][1]})
+        body = {"session_ids": ["s", "t"], "format": name, "replay": ["top_logprobs"]}
+        response = await server.post("/trajectories/export", body)
+    samples = {sample.session_id: sample for sample in read(response.content, name).samples}
+    for session, number in (("s", 2), ("t", 4)):
+        trained = samples[session].loss_mask == 1
+        top = samples[session].extra["top_logprobs"][trained]
+        assert top.shape[1] == 4 and (~np.isnan(top)).sum(axis=1).max() <= number
+        ids = samples[session].extra["top_token_ids"][trained]
+        assert ((ids == np.iinfo(ids.dtype).max) == np.isnan(top)).all()
+
+
+async def test_an_export_warns_of_columns_whose_rows_are_not_stored(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("some words"), engine_type=RecordingEngine) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "replay": ["kept"]})
+        await server.ok("/s/v1/chat/completions", {"model": "m", **CALLS[0][1]})
+        await server.ok("/s/rl/end_session", {})
+        engine = writer_engine(parse_url(default_url(tmp_path)))
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM side_columns"))
+        engine.dispose()
+        response = await server.post("/trajectories/export", {"session_id": "s", "format": "npz"})
+    [warning] = read(response.content, "npz").sessions["s"]["warnings"]
+    assert warning == "1 of 1 turns recorded kept, and none of their rows is stored"

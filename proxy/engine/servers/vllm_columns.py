@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.engine.requests import GenerateRequest
+from proxy.expert_layers import repeated
 from proxy.kept_sets import kept_rows
 from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
 from proxy.side_rows import SideColumn, SideRows
@@ -144,7 +145,8 @@ class ReplyColumns:
         if start + len(values) not in (length - 1, length):
             self.misfits = True
             return
-        self.experts = SideColumn(start, SideRows(values))
+        written = np.asarray(~repeated(values).all(axis=1))
+        self.experts = SideColumn(start, SideRows(values).only(written))
 
 
 def read_experts(told: Any) -> NDArray[Any]:

@@ -8,7 +8,6 @@ nor the request, fail the reply.
 from __future__ import annotations
 
 import binascii
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from proxy.engine.chunks import LARGEST_LOGPROB
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.expert_layers import ExpertLayers
+from proxy.expert_layers import ExpertLayers, repeated
 from proxy.kept_sets import ALL, kept_rows
 from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
 from proxy.side_rows import SideColumn, SideRows, spread
@@ -166,8 +165,6 @@ class ReplayRows:
             if kept is not None and token not in kept:
                 raise EngineFailed(f"the engine gave token {token} a kept set without that token")
         rows = kept_rows(chosen, self._plan.vocab_size, self._plan.columns.max_kept)
-        if len(rows.values) and int(rows.values.max()) >= self._plan.vocab_size:
-            raise EngineFailed(f"the engine gave a kept set with token {rows.values.max()}, which the model lacks")
         self._add(KEPT, SideColumn(start, rows))
         told = [_at(logprobs, number - first) for number in range(place.start, place.stop)]
         self._add(KEPT_LOGPROBS, SideColumn(start, _logprobs(told)))
@@ -214,22 +211,13 @@ def _routes(rows: NDArray[Any], layers: ExpertLayers) -> SideRows:
     routed = rows[:, list(layers.routed)] if partial else rows
     least, largest = int(routed.min(initial=0)), int(routed.max(initial=0))
     values = routed.astype(np.min_scalar_type(largest + 1))
-    wrong = _repeats(values)
+    wrong = repeated(values).any(axis=1)
     if least < 0:
         wrong |= (routed < 0).any(axis=(1, 2))
     if layers.experts and largest >= layers.experts:
         wrong |= (routed >= layers.experts).any(axis=(1, 2))
     values[wrong] = missing_value(values.dtype)
     return SideRows(values)
-
-
-def _repeats(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows have an expert twice in a layer, bool [rows]. Many comparisons of columns are faster than a sort."""
-    columns = np.ascontiguousarray(values.reshape(-1, values.shape[2]).T)
-    found = np.zeros(columns.shape[1], bool)
-    for one, other in itertools.combinations(columns, 2):
-        found |= one == other
-    return np.asarray(found.reshape(len(values), values.shape[1]).any(axis=1))
 
 
 def _flat(told: Any) -> NDArray[Any]:

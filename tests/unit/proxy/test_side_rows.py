@@ -106,7 +106,15 @@ def test_a_missing_row_is_never_zero_and_no_row_of_zeros_is_missing(dtype: np.dt
 def test_a_row_with_some_missing_entries_is_not_missing() -> None:
     few = SideRows(np.array([[5, 2**32 - 1]], np.uint32))
     assert few.missing.tolist() == [False]
-    assert few.smallest().values.tolist() == [[5, 2**32 - 1]]
+    assert few.smallest().values.tolist() == [[5, 255]]
+    assert few.smallest().as_dtype(np.dtype(np.uint16)).values.tolist() == [[5, 2**16 - 1]]
+    assert few.smallest().widened((3,)).values.tolist() == [[5, 255, 255]]
+
+
+@pytest.mark.parametrize("values", [[[300]], [[255]]])
+def test_rows_are_never_written_in_a_dtype_that_cannot_hold_them(values: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="uint8 cannot hold"):
+        SideRows(np.array(values, np.uint16)).as_dtype(np.dtype(np.uint8))
 
 
 @pytest.mark.parametrize(

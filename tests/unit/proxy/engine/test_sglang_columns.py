@@ -130,7 +130,7 @@ def test_a_part_without_sets_between_others_is_the_only_one_with_missing_rows() 
     [
         ({"output_token_sampling_mask": [[1, 2], [1, 3]]}, "token 2 a kept set without that token"),
         ({"output_token_sampling_mask": [[1], [2, 10**6]]}, "token 1000000, which the model lacks"),
-        ({"output_token_sampling_mask": [[1], [2, -1]]}, "form"),
+        ({"output_token_sampling_mask": [[1], [2, -1]]}, "token -1, which the model lacks"),
         ({"output_token_sampling_mask": 7}, "form"),
         ({"output_token_sampling_logprobs": [0.5, -1.0]}, "above 0"),
         ({"routed_experts": encoded([1, 2, 3, 4, 5])}, "5 expert ids, which are no rows of 3 layers with 2 experts"),

@@ -149,8 +149,8 @@ def test_rows_of_a_truncated_sample_move_with_its_tokens() -> None:
             assert found[EXPERTS][at].tolist() == (experts(0, position) if position < 19 else MISSING)
 
 
-def test_outputs_found_again_after_a_drift_keep_their_sets_and_lose_their_experts() -> None:
-    """The rows of experts are of the passes of the prompt that has the tokens, not of the one that sampled them."""
+def test_outputs_found_again_after_a_drift_keep_the_rows_of_their_sampling() -> None:
+    """The last token of the output was taken in by the prompt that has it again."""
     first = interaction("0", suffix=[1, 2, 3], output=[4, 5])
     second = interaction("1", parent="0", suffix=[9, 1, 2, 3, 4, 5, 6], output=[7], seq=1)
     columns = columns_of_all([first, second])
@@ -158,7 +158,7 @@ def test_outputs_found_again_after_a_drift_keep_their_sets_and_lose_their_expert
     found = row.columns()
     assert found["input_ids"].tolist() == [9, 1, 2, 3, 4, 5, 6, 7]
     assert found["loss_mask"].tolist() == [0, 0, 0, 0, 1, 1, 0, 1]
-    assert [each[0][0] for each in found[EXPERTS].tolist()] == [1, 1, 1, 1, 1, 1, 1, 255]
+    assert [each[0][0] for each in found[EXPERTS].tolist()] == [1, 1, 1, 1, 0, 1, 1, 255]
     assert found["kept_counts"].tolist() == [0, 0, 0, 0, kept(0, 0)[0], kept(0, 1)[0], 0, kept(1, 0)[0]]
 
 
