@@ -118,18 +118,24 @@ def _widened(rows: SideRows, shape: SideShape) -> SideRows:
 
 
 def replay_warnings(options: LayoutOptions, nodes: Iterable[Branch], columns: Mapping[str, Columns]) -> Iterator[str]:
-    """Warnings about turns that recorded nothing of a column that the export names, and about rows that are not stored,
-    because they were pruned or the engine reported none.
+    """Warnings about turns that recorded nothing of a column that the export names, and about columns of turns without
+    any stored row, because they were pruned or the engine reported none.
     """
     turns = [node.interaction for node in nodes]
-    for each in sorted(options.shows):
+    for each in sorted(options.replay or ()):
         names = [name for name, column in DECLARED.items() if column.of is each]
-        recorded = [turn for turn in turns if any(name in turn.replay for name in names)]
-        if options.replay is not None and len(recorded) < len(turns):
-            yield f"{len(turns) - len(recorded)} of {len(turns)} turns recorded no {each} ('replay')"
-        lost = sum(not any(name in columns.get(turn.id, {}) for name in names) for turn in recorded)
-        if lost:
-            yield f"{lost} of {len(turns)} turns recorded {each}, and none of their rows is stored"
+        lacking = sum(not any(name in turn.replay for name in names) for turn in turns)
+        if lacking:
+            yield f"{lacking} of {len(turns)} turns recorded no {each} ('replay')"
+    for name, column in DECLARED.items():
+        if column.of in options.shows and (lost := sum(_lost(name, turn, columns) for turn in turns)):
+            yield f"{lost} of {len(turns)} turns recorded {name}, and none of their rows is stored"
+
+
+def _lost(name: str, turn: Interaction, columns: Mapping[str, Columns]) -> bool:
+    """Whether a turn should have rows of a column, and none is stored."""
+    start, end = DECLARED[name].span(turn.prefix_length, turn.prompt_tokens, len(turn.output_ids))
+    return name in turn.replay and start < end and name not in columns.get(turn.id, {})
 
 
 def side_labels(side: SideOf, expected: Mapping[bool, BoolArray]) -> Labels:

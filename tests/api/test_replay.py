@@ -267,5 +267,7 @@ async def test_an_export_warns_of_columns_whose_rows_are_not_stored(tmp_path: Pa
             connection.execute(text("DELETE FROM side_columns"))
         engine.dispose()
         response = await server.post("/trajectories/export", {"session_id": "s", "format": "npz"})
-    [warning] = read(response.content, "npz").sessions["s"]["warnings"]
-    assert warning == "1 of 1 turns recorded kept, and none of their rows is stored"
+    assert read(response.content, "npz").sessions["s"]["warnings"] == [
+        "1 of 1 turns recorded kept, and none of their rows is stored",
+        "1 of 1 turns recorded kept_logprobs, and none of their rows is stored",
+    ]
