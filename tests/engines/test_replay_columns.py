@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
 ALL = frozenset({Replay.KEPT, Replay.EXPERTS})
+ELSEWHERE = pytest.mark.skipif("SGLANG_USE_CPU_ENGINE" in os.environ, reason="runs where the server is installed")
+
 PROMPT = tuple(range(40, 75))
 MIXTURES = ("qwen3_moe", "deepseek_v3")
 
@@ -48,6 +51,11 @@ SAMPLERS = {
     "all": SamplingParams(temperature=1.5, top_p=0.9, top_k=40, min_p=0.02),
     "greedy, cut": SamplingParams(temperature=0.0, top_p=0.5, top_k=3),
 }
+
+
+def slow(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a test that several updates or long prompts make slow."""
+    return pytest.mark.engines(ELSEWHERE(test))
 
 
 class Reply(NamedTuple):
@@ -225,6 +233,7 @@ def test_a_set_beyond_the_limit_is_missing_and_its_logprob_is_kept(shared) -> No
     assert reply.missing == {KEPT: 5, KEPT_LOGPROBS: 0}
 
 
+@slow
 async def test_each_turn_of_a_session_brings_the_rows_of_its_new_tokens(engine, kind: str, mixtures) -> None:
     prompt: tuple[int, ...] = tuple(range(100, 170))
     known = 0
@@ -240,6 +249,7 @@ async def test_each_turn_of_a_session_brings_the_rows_of_its_new_tokens(engine, 
         prompt = (*ids, 7, 8, 9)
 
 
+@slow
 async def test_two_children_of_a_parent_have_their_own_rows_after_it(engine, kind: str, mixtures) -> None:
     parent = await turn(engine, range(200, 290), 20)
     check_whole(mixtures[kind], range(200, 290), parent)
@@ -291,6 +301,7 @@ async def test_rows_of_a_prefix_that_nobody_asked_for_can_be_read_later(own_engi
     check_whole(mixtures[kind], prompt, reply)
 
 
+@slow
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT])
 async def test_a_pause_neither_loses_nor_repeats_rows(own_engine, kind: str, mixtures, mode: PauseMode) -> None:
     gate, request = AdminGate(own_engine), asking(PROMPT, 60)
@@ -304,6 +315,7 @@ async def test_a_pause_neither_loses_nor_repeats_rows(own_engine, kind: str, mix
     check_whole(mixtures[kind], PROMPT, reader.reply())
 
 
+@slow
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
 async def test_after_an_update_each_row_is_of_the_pass_that_took_in_its_token(
     own_engine, kind: str, mixtures, mode: PauseMode
@@ -325,6 +337,7 @@ async def test_after_an_update_each_row_is_of_the_pass_that_took_in_its_token(
     check_experts(passes, [int(place >= old) for place in range(len(ids) - 1)], reply.experts)
 
 
+@slow
 async def test_after_an_update_a_cached_prompt_has_no_rows_of_old_weights(own_engine, kind: str, mixtures) -> None:
     prompt = tuple(range(530, 630))
     check_whole(mixtures[kind], prompt, await turn(own_engine, prompt, 2))
@@ -335,6 +348,7 @@ async def test_after_an_update_a_cached_prompt_has_no_rows_of_old_weights(own_en
         check_whole(mixtures[f"{kind}_new"], prompt, reply)
 
 
+@slow
 async def test_more_requests_than_the_cache_holds_have_all_rows(mixtures) -> None:
     engine = TransformersEngine(Settings(engine_arg=("cache_mb=1",)), mixtures["qwen3_moe"])
     await engine.start()
@@ -367,6 +381,7 @@ def test_an_engine_says_whether_it_records_experts(shared) -> None:
 CALLING = {"tools": [function_tool("look", {"n": {"enum": [1, 23]}})], "tool_choice": "none"}
 
 
+@slow
 async def test_columns_of_a_tree_are_stored_as_the_engine_computed_them(tmp_path: Path, mixtures) -> None:
     old, new = mixtures["deepseek_v3"], mixtures["deepseek_v3_new"]
     settings = Settings(
