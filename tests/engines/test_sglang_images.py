@@ -153,7 +153,8 @@ async def test_an_aborted_request_ends_while_its_images_are_made_and_later(engin
     request = asks(ids, placed, (drawn(1),), 1000)
     chunks = engine.generate(request)
     first = asyncio.ensure_future(anext(chunks))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the generator starts the task that samples
+    await asyncio.sleep(0)  # and that task begins with the images
     await engine.abort(request.request_id)
     assert (await first).finish is FinishReason.ABORT
     await chunks.aclose()
