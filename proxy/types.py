@@ -403,7 +403,7 @@ class Interaction:
     version that was only assumed, namely the last known one, because the engine reported a version that nobody
     published, or because the weights changed within a part of the output. `logprobs_of`: the distribution that
     `logprobs` are of; if it changed within the output, the one furthest from the rule. `replay`: the side columns that
-    it recorded, and the number of missing rows of each (`proxy.side_columns`).
+    it recorded, and the number of missing rows of each (`proxy.side_columns.columns`).
     """
 
     id: str

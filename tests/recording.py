@@ -16,10 +16,10 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import EngineInfo
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
-from proxy.kept_sets import kept_rows
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS
+from proxy.side_columns.kept_sets import kept_rows
+from proxy.side_columns.rows import SideColumn, SideRows
 from tests.support import JSON, Server, default_url, says, tiny_renderer
 from tokengrove.options.start import Replay
 

@@ -17,9 +17,9 @@ from proxy.engine.interface import EngineInfo
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script
-from proxy.kept_sets import kept_rows
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS
+from proxy.side_columns.kept_sets import kept_rows
+from proxy.side_columns.rows import SideColumn, SideRows
 from tokengrove.options.start import Replay
 
 LAYERS, CHOSEN = 3, 2

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Columns, SideShape
-from proxy.side_rows import SideColumn, SideRows, joined
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Columns, SideShape
+from proxy.side_columns.rows import SideColumn, SideRows, joined
 from proxy.types import Interaction
 
 LAYERS, K = 2, 3

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from proxy.api.export_request import ParsedExport
-from proxy.side_columns import DECLARED, Columns, SideShape
+from proxy.side_columns.columns import DECLARED, Columns, SideShape
 from proxy.store.recordings import Recordings
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.types import SessionRecord

@@ -16,8 +16,8 @@ import numpy as np
 
 from proxy.protocols.fields import optional_int
 from proxy.rendering.token_texts import TokenTexts
-from proxy.side_columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Columns
-from proxy.side_rows import SideRows
+from proxy.side_columns.columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Columns
+from proxy.side_columns.rows import SideRows
 from proxy.store.recordings import SessionReads
 from proxy.trajectory.path_columns import PathColumns
 from proxy.trajectory.token_path import token_path

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from proxy.side_columns import DECLARED
+from proxy.side_columns.columns import DECLARED
 from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.side_columns import Columns
+from proxy.side_columns.columns import Columns
 from proxy.types import Ids, Logprobs, VersionRuns
 from tokengrove.errors import EngineFailed
 from tokengrove.reasons import FinishReason, LogprobsOf

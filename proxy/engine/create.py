@@ -24,12 +24,12 @@ from tokengrove.errors import ConfigurationError, InvalidRequest, how_to_get
 from tokengrove.options.start import Replay
 
 if TYPE_CHECKING:
+    from proxy.engine.expert_layers import ExpertLayers
     from proxy.engine.scripted.acting import Speech
     from proxy.engine.servers.examination import ServerFindings
     from proxy.engine.servers.remote import RemoteEngine
     from proxy.engine.servers.same_model import OwnModel
     from proxy.engine.servers.sent_images import Eyes
-    from proxy.expert_layers import ExpertLayers
 
 EngineMaker = Callable[[int, "Speech | None"], Engine]
 """Creates an engine from the vocabulary size of the tokenizer and the renderer.
@@ -269,7 +269,7 @@ def _eyes(settings: Settings) -> Eyes | None:
 
 def _expert_layers(settings: Settings) -> ExpertLayers | None:
     """The expert layers of the model that engine servers serve, if its config is here."""
-    from proxy.expert_layers import expert_layers
+    from proxy.engine.expert_layers import expert_layers
 
     return None if settings.model is None and settings.tokenizer is None else expert_layers(_config_folder(settings))
 

@@ -23,8 +23,8 @@ from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine,
 from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS
-from proxy.side_rows import SideColumn
+from proxy.side_columns.columns import EXPERTS
+from proxy.side_columns.rows import SideColumn
 from proxy.telemetry.groups import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from proxy.engine.grammar import Grammar
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
-from proxy.side_columns import ColumnRequest
+from proxy.side_columns.columns import ColumnRequest
 from proxy.telemetry.timeline import Timeline
 from proxy.types import Ids, SamplingParams, TurnRequest
 from tokengrove.errors import ContextLengthExceeded, InvalidRequest

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, exi
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
-from proxy.side_columns import DECLARED, StoredColumn, loaded
+from proxy.side_columns.columns import DECLARED, StoredColumn, loaded
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.recordings import SessionReads

@@ -9,8 +9,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from proxy.side_columns import DECLARED, SideShape, StoredColumn, loaded, shape_of
-from proxy.side_rows import SideColumn
+from proxy.side_columns.columns import DECLARED, SideShape, StoredColumn, loaded, shape_of
+from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery

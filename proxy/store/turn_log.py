@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.side_columns import NO_COLUMNS, Columns
+from proxy.side_columns.columns import NO_COLUMNS, Columns
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import begun, writes

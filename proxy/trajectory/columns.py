@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.side_columns import SideShape
+from proxy.side_columns.columns import SideShape
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import MROPE
 from tokengrove.options.export import Images, Include, Layout, Padding

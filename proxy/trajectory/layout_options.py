@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.side_columns import SideShape
+from proxy.side_columns.columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.token_arrays import IntArray
 from tokengrove.options.export import Padding, SampleOptions

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from proxy.side_columns import Columns
+from proxy.side_columns.columns import Columns
 from proxy.trajectory.advantages import Comparison, Groups
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.side_rows import joined
+from proxy.side_columns.rows import joined
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import MROPE, Columns, Labels, PositionsOf

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from proxy.side_columns import DECLARED, Columns
-from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.side_columns.columns import DECLARED, Columns
+from proxy.side_columns.rows import SideColumn, SideRows, spread
 from proxy.trajectory.token_path import PartKind, PathPart, TokenPath
 from proxy.types import Interaction
 

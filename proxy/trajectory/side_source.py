@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.side_columns import DECLARED, KEPT, Columns, SideShape
-from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.side_columns.columns import DECLARED, KEPT, Columns, SideShape
+from proxy.side_columns.rows import SideColumn, SideRows, spread
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement

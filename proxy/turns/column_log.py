@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from proxy.engine.chunks import TokenChunk
-from proxy.side_columns import DECLARED, TOP_IDS, TOP_LOGPROBS, ColumnRequest, Columns
-from proxy.side_rows import SideColumn, SideRows, merged, spread
+from proxy.side_columns.columns import DECLARED, TOP_IDS, TOP_LOGPROBS, ColumnRequest, Columns
+from proxy.side_columns.rows import SideColumn, SideRows, merged, spread
 from tokengrove.options.start import Replay
 
 _MERGED_PARTS = 64

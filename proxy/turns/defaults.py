@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
-from proxy.side_columns import ColumnRequest
+from proxy.side_columns.columns import ColumnRequest
 from proxy.turns.prompts import Prompt
 from proxy.types import Api, SamplingParams, SessionRecord, ToolChoiceMode, TurnRequest
 from tokengrove.errors import InvalidRequest, UnsupportedParameter

@@ -17,7 +17,7 @@ from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
-from proxy.side_columns import ColumnRequest
+from proxy.side_columns.columns import ColumnRequest
 from proxy.trajectory.matching import messages_hash
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog

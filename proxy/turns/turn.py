@@ -19,7 +19,7 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
-from proxy.side_columns import NO_COLUMNS, Columns
+from proxy.side_columns.columns import NO_COLUMNS, Columns
 from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog

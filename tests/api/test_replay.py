@@ -14,8 +14,8 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import EngineInfo
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.side_columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS
-from proxy.side_rows import SideColumn, spread
+from proxy.side_columns.columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS
+from proxy.side_columns.rows import SideColumn, spread
 from proxy.store.database import parse_url, writer_engine
 from proxy.types import Interaction
 from tests.recording_engine import RecordingEngine, experts_of, kept_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
-from proxy.side_columns import DECLARED
+from proxy.side_columns.columns import DECLARED
 from tests.recording_engine import RecordingEngine
 from tests.support import Server, assistant, sampled, says, serving, until, user
 from tokengrove.errors import StoreUnavailable

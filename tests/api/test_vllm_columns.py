@@ -12,7 +12,7 @@ import pytest
 
 from proxy.app import build_app
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS
 from tests.engines.wire import LiveWire, experts_at, mask_of
 from tests.support import JSON, Server, default_url, tiny_renderer, user
 from tokengrove.errors import ConfigurationError

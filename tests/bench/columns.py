@@ -39,8 +39,8 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import babble
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.store.store import Store
 from proxy.types import SessionRecord
 from tests.bench.counting import Counting

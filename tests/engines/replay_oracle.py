@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.side_rows import SideRows
+from proxy.side_columns.rows import SideRows
 from proxy.types import SamplingParams
 
 CLOSE = 1e-5

@@ -22,8 +22,8 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.engine import TransformersEngine
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
-from proxy.side_rows import SideColumn, spread
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
+from proxy.side_columns.rows import SideColumn, spread
 from proxy.types import SamplingParams, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.replay_oracle import check_experts, check_kept, forward, masks

@@ -18,14 +18,14 @@ import pytest_asyncio
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import request_for
+from proxy.engine.expert_layers import expert_layers
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.sglang.engine import SglangEngine
-from proxy.expert_layers import expert_layers
 from proxy.settings import Settings
-from proxy.side_columns import ColumnRequest, Columns
-from proxy.side_rows import SideRows
+from proxy.side_columns.columns import ColumnRequest, Columns
+from proxy.side_columns.rows import SideRows
 from proxy.turns.column_log import ColumnLog
 from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
 from tests.engines.devices import CPU_ARGUMENTS

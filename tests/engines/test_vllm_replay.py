@@ -22,8 +22,8 @@ from proxy.engine.contract import request_for
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.pool import Pool
-from proxy.side_columns import EXPERTS, ColumnRequest
-from proxy.side_rows import SideColumn, spread
+from proxy.side_columns.columns import EXPERTS, ColumnRequest
+from proxy.side_columns.rows import SideColumn, spread
 from proxy.types import ids_of
 from tests.engines.engine_process import pool_of
 from tests.engines.forward import routed_experts

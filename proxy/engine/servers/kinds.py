@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any
 
+from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.remote import RemoteEngine, started
@@ -15,7 +16,6 @@ from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
-from proxy.expert_layers import ExpertLayers
 from tokengrove.errors import EngineIncapable, EngineUnavailable
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
+from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
 from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
@@ -28,7 +29,6 @@ from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, w
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
-from proxy.expert_layers import ExpertLayers
 from proxy.prompt_ids import PromptIds
 from proxy.types import Logprobs, ids_of
 from tokengrove.errors import (

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.engine.expert_layers import repeated
 from proxy.engine.requests import GenerateRequest
-from proxy.expert_layers import repeated
-from proxy.kept_sets import kept_rows
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest, Columns
+from proxy.side_columns.kept_sets import kept_rows
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.types import Logprobs, SamplingParams
 from tokengrove.errors import EngineFailed
 from tokengrove.options.start import Replay

@@ -21,6 +21,7 @@ from typing import Any
 from proxy.engine.arguments import parse_arguments
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
+from proxy.engine.expert_layers import expert_layers
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang.facts import EXPERTS_FLAG, capabilities_by, recorded_by, running_by, unrecorded_by
@@ -31,7 +32,6 @@ from proxy.engine.sglang.scheduler import run_scheduler
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
-from proxy.expert_layers import expert_layers
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
 from proxy.types import Logprobs, ids_of

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.interface import Capability
-from proxy.expert_layers import ExpertLayers
 from tokengrove.options.start import Replay
 
 SEEDED = "enable_deterministic_inference"

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.engine.chunks import LARGEST_LOGPROB
+from proxy.engine.expert_layers import ExpertLayers, repeated
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.expert_layers import ExpertLayers, repeated
-from proxy.kept_sets import ALL, kept_rows
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
+from proxy.side_columns.kept_sets import ALL, kept_rows
+from proxy.side_columns.rows import SideColumn, SideRows, spread
 from proxy.types import Ids
 from tokengrove.errors import EngineFailed
 from tokengrove.options.start import Replay

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
 from proxy.engine.transformers.experts import ExpertHooks
-from proxy.side_rows import SideColumn, SideRows, spread
+from proxy.side_columns.rows import SideColumn, SideRows, spread
 from tokengrove.rows_beside import missing_value
 
 

@@ -18,9 +18,9 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.expert_rows import PendingExperts
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
-from proxy.kept_sets import kept_row
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
+from proxy.side_columns.kept_sets import kept_row
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import ProxyError
 from tokengrove.reasons import FinishReason

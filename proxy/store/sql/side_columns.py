@@ -12,7 +12,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, exists, func, 
 from sqlalchemy.types import NullType
 from xxhash import xxh3_128_digest
 
-from proxy.side_columns import Columns, StoredColumn, stored
+from proxy.side_columns.columns import Columns, StoredColumn, stored
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, side_columns
 

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from proxy.side_columns import Columns
+from proxy.side_columns.columns import Columns
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered

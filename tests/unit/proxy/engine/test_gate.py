@@ -17,8 +17,8 @@ from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
-from proxy.side_columns import EXPERTS, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, ColumnRequest
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.turns.generation import sample
 from proxy.types import ImageFile
 from tests.engines.gates import AdminGate

@@ -14,17 +14,17 @@ import pytest
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import request_for
+from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.sglang import engine
 from proxy.engine.sglang.facts import recorded_by, unrecorded_by
 from proxy.engine.sglang.replay import ReplayPlan, expert_rows, replay_plan
 from proxy.engine.sglang.wire import SglangReply
 from proxy.engine.version_names import VersionNumbers
-from proxy.expert_layers import ExpertLayers
-from proxy.kept_sets import ALL
 from proxy.settings import Settings
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
-from proxy.side_rows import SideColumn, spread
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
+from proxy.side_columns.kept_sets import ALL
+from proxy.side_columns.rows import SideColumn, spread
 from proxy.types import ids_of
 from tests.engines.scripts import VOCABULARY
 from tests.engines.wire import experts_of, kept_logprob, kept_with

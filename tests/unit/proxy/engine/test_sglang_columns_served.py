@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.chunks import TokenChunk
+from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
@@ -19,9 +20,8 @@ from proxy.engine.servers import sglang_server
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
-from proxy.expert_layers import ExpertLayers
-from proxy.side_columns import ColumnRequest, Columns
-from proxy.side_rows import SideRows
+from proxy.side_columns.columns import ColumnRequest, Columns
+from proxy.side_columns.rows import SideRows
 from proxy.turns.column_log import ColumnLog
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, of_session, states, wires

@@ -19,9 +19,9 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.same_model import OwnModel, own_model
 from proxy.engine.servers.vllm_columns import ReplyColumns, read_experts
 from proxy.engine.servers.vllm_server import VllmServer
-from proxy.kept_sets import kept_rows
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows, joined
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, ColumnRequest
+from proxy.side_columns.kept_sets import kept_rows
+from proxy.side_columns.rows import SideColumn, SideRows, joined
 from proxy.types import Logprobs, ids_of
 from tests.engines.engine_process import pool_of
 from tests.engines.scripts import VOCABULARY, following

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proxy.export_formats.create_encoder import encoder
-from proxy.side_columns import Columns
+from proxy.side_columns.columns import Columns
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import Interaction, SessionRecord

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy.commands.audit import Audit, audit
-from proxy.side_columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, SideShape, loaded
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import DECLARED, EXPERTS, KEPT, KEPT_LOGPROBS, SideShape, loaded
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.store import schema
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals, entries, reading

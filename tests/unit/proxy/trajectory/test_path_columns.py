@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.side_columns import EXPERTS, KEPT_LOGPROBS, Columns
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT_LOGPROBS, Columns
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.trajectory.path_columns import PathColumns
 from proxy.trajectory.token_path import PartKind, token_path
 from proxy.trajectory.tree import build_tree

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.side_columns import EXPERTS, KEPT, Columns
+from proxy.side_columns.columns import EXPERTS, KEPT, Columns
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.sample_row import SampleRow

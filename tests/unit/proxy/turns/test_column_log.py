@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, TOP_LOGPROBS, ColumnRequest
+from proxy.side_columns.rows import SideColumn, SideRows
 from proxy.turns.column_log import ColumnLog
 from proxy.types import ids_of
 from tokengrove.options.start import Replay

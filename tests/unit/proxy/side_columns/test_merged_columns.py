@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from proxy.engine.chunks import TokenChunk
-from proxy.side_columns import EXPERTS, KEPT, ColumnRequest
-from proxy.side_rows import SideColumn, SideRows, merged, spread
+from proxy.side_columns.columns import EXPERTS, KEPT, ColumnRequest
+from proxy.side_columns.rows import SideColumn, SideRows, merged, spread
 from proxy.turns.column_log import ColumnLog
 from proxy.types import Logprobs, ids_of
 from tokengrove.options.start import Replay

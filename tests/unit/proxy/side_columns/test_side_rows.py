@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from proxy.side_columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, StoredColumn, loaded, stored
-from proxy.side_rows import SideColumn, SideRows, joined, spread
+from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, TOP_IDS, StoredColumn, loaded, stored
+from proxy.side_columns.rows import SideColumn, SideRows, joined, spread
 from tokengrove.rows_beside import missing_value
 
 DTYPES = [np.dtype(name) for name in ("uint8", "uint16", "uint32", "float32", "int16")]

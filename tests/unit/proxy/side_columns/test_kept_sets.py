@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from proxy.kept_sets import ALL, kept_row, kept_rows, packed, unpacked
-from proxy.side_rows import SideRows, joined
+from proxy.side_columns.kept_sets import ALL, kept_row, kept_rows, packed, unpacked
+from proxy.side_columns.rows import SideRows, joined
 
 VOCABULARY = 400
 MASKS = st.integers(0, VOCABULARY).flatmap(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from proxy import kept_sets
-from proxy.side_rows import SideColumn, SideRows
+from proxy.side_columns import kept_sets
+from proxy.side_columns.rows import SideColumn, SideRows
 from tokengrove.options.start import Replay
 
 KEPT, KEPT_LOGPROBS, EXPERTS, TOP_IDS, TOP_LOGPROBS = (

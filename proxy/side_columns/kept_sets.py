@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.side_rows import SideRows
+from proxy.side_columns.rows import SideRows
 from tokengrove.errors import EngineFailed
 from tokengrove.rows_beside import set_sizes
 

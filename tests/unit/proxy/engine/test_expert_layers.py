@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.expert_layers import ExpertLayers, expert_layers
+from proxy.engine.expert_layers import ExpertLayers, expert_layers
 
 QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 128, "num_experts_per_tok": 8}
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_routed_experts": 256, "num_experts_per_tok": 8}
