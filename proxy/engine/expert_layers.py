@@ -51,10 +51,8 @@ def expert_layers(folder: Path | None) -> ExpertLayers | None:
 
 
 def _layers_in(config: Mapping[str, Any]) -> ExpertLayers | None:
-    layers = config.get("num_hidden_layers")
-    if type(layers) is not int:
-        return None
-    if not any(_names_experts(name) and config[name] for name in config):
+    layers = _first(config, ("num_hidden_layers",))
+    if not _names_experts(config):
         return ExpertLayers(layers, (), 0)
     per_token, experts = _first(config, _PER_TOKEN), _first(config, _EXPERTS)
     if not per_token:
@@ -63,8 +61,14 @@ def _layers_in(config: Mapping[str, Any]) -> ExpertLayers | None:
     return ExpertLayers(layers, routed, per_token, experts) if routed else None
 
 
-def _names_experts(name: str) -> bool:
-    return "expert" in name or "moe" in name
+def _names_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a config, or a part of it, has a field about experts."""
+    for name, value in config.items():
+        if value and ("expert" in name or "moe" in name):
+            return True
+        if isinstance(value, Mapping) and _names_experts(value):
+            return True
+    return False
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

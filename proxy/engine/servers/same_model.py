@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from proxy.engine.expert_layers import expert_layers
 from proxy.engine.servers.connection import ServerConnection
 from proxy.types import Ids
 from tokengrove.errors import EngineUnavailable, ProxyError
@@ -32,8 +33,6 @@ _TEXTS = (
 _LIMIT_S = 5.0
 _MOST_IDS = 12
 _SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
-_OF_EXPERTS = ("expert", "moe")
-"""Parts of the names of fields that models with experts have, such as `num_experts` and `n_routed_experts`."""
 
 
 class OtherModel(EngineUnavailable):
@@ -45,7 +44,7 @@ class OwnModel:
     """The model that servers are compared with.
 
     `named`: the flag that names it, with its value. `spelling`: texts with their ids. `sizes`: sizes in its config.
-    `dense`: its config has no field about experts.
+    `dense`: its config says that it has no experts.
     """
 
     named: str
@@ -59,35 +58,21 @@ def own_model(named: str, encode: Callable[[str], Ids], folder: Path | None) -> 
     spelling = tuple((text, encode(text)) for text in _TEXTS)
     if folder is None:
         return OwnModel(named, spelling)
-    config = _config_in(folder)
-    return OwnModel(named, spelling, sizes_in(folder), bool(config.get("model_type")) and not _has_experts(config))
+    layers = expert_layers(folder)
+    return OwnModel(named, spelling, sizes_in(folder), layers is not None and layers.dense)
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
     """The sizes in the config of a model; empty if it cannot be read."""
-    config = _config_in(folder)
-    texts = config.get("text_config")
-    found = {**(texts if isinstance(texts, Mapping) else {}), **config}
-    return {name: found[name] for name in _SIZES if isinstance(found.get(name), int)}
-
-
-def _config_in(folder: Path) -> Mapping[str, Any]:
-    """The config of a model; empty if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
-
-
-def _has_experts(config: Mapping[str, Any]) -> bool:
-    """True if a config, or a part of it, has a field about experts."""
-    for name, value in config.items():
-        if value and any(mark in name.lower() for mark in _OF_EXPERTS):
-            return True
-        if isinstance(value, Mapping) and _has_experts(value):
-            return True
-    return False
+    if not isinstance(config, dict):
+        return {}
+    texts = config.get("text_config")
+    found = {**(texts if isinstance(texts, Mapping) else {}), **config}
+    return {name: found[name] for name in _SIZES if isinstance(found.get(name), int)}
 
 
 async def is_same(connection: ServerConnection, own: OwnModel, names: Mapping[str, str], model: str, path: str) -> bool:
