@@ -19,7 +19,18 @@ from proxy.side_columns.rows import SideColumn, spread
 from proxy.store.database import parse_url, writer_engine
 from proxy.types import Interaction
 from tests.recording_engine import RecordingEngine, experts_of, kept_of
-from tests.support import Server, assistant, default_url, sampled, says, serving, user
+from tests.support import (
+    Server,
+    assistant,
+    call_text,
+    default_url,
+    function_tool,
+    sampled,
+    says,
+    serving,
+    tool_result,
+    user,
+)
 from tokengrove.client.readers.read import read
 from tokengrove.errors import ConfigurationError
 
@@ -237,6 +248,21 @@ async def test_an_option_of_a_column_that_is_not_recorded_is_refused(
     async with serving(tmp_path, says("some words"), engine_type=RecordingEngine) as server:
         response = await server.post("/rl/start_session", {"session_id": "s", **options})
     assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+async def test_an_answer_that_the_client_sends_back_changed_keeps_its_rows(tmp_path: Path) -> None:
+    """The client leaves out the text beside a call, and the sampled tokens are continued."""
+    script, settings = says("I look.\n" + call_text("look", '{"at": 1}'), "done"), {"replay": tuple(EVERYTHING)}
+    more = {"tools": [function_tool("look", {"at": {"type": "integer"}})]}
+    async with serving(tmp_path, script, engine_type=RecordingEngine, **settings) as server:
+        echoed = await server.answer([user("where?")], **more)
+        assert echoed["content"]
+        answers = [{**echoed, "content": None}, tool_result(echoed["tool_calls"][0]["id"], "there")]
+        await server.chat([user("where?"), *answers], **more)
+        nodes, found = await stored(server)
+        assert nodes[1].echo and nodes[1].prefix_length
+        for node, prompt in zip(nodes, server.prompts(), strict=True):
+            check(node, found[node.id], prompt)
 
 
 @pytest.mark.parametrize("name", ["npz", "json"])
