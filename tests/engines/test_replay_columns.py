@@ -264,6 +264,7 @@ async def test_two_children_of_a_parent_have_their_own_rows_after_it(engine, kin
         check_experts([forward(mixtures[kind], ids)], [0] * (len(ids) - 1), joined)
 
 
+@slow
 async def test_a_group_has_the_rows_of_its_cached_prompt(engine, kind: str, mixtures) -> None:
     prompt = tuple(range(300, 380))
     first = await turn(engine, prompt, 4)
@@ -274,6 +275,7 @@ async def test_a_group_has_the_rows_of_its_cached_prompt(engine, kind: str, mixt
     assert all(np.array_equal(reply.experts[:64], first.experts[:64]) for reply in others)
 
 
+@slow
 async def test_a_prompt_of_several_passes_has_all_rows(engine, kind: str, mixtures) -> None:
     prompt = (*range(400, 640), *range(300, 600))  # a pass has 256 tokens
     replies = await asyncio.gather(turn(engine, prompt, 3), turn(engine, prompt[:300], 3))
