@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.resources.senders import Sender
 from proxy.telemetry.timeline import Timeline
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.options.start import Delivery
 from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
@@ -315,7 +316,8 @@ class TurnRequest:
     reply has the text of each choice as sampled, markup included. `tool_parser`: the name of the tool-call format;
     None: the model's own. `timeline`: the stages that the request has reached. `images`: the images of the image tokens
     in `input_ids`, in their order. `files`: the images of the request that are not yet stored with its session, by
-    digest. `sender`: the sender of the request.
+    digest. `sender`: the sender of the request. `route`: the name of the route that serves it, "" without a table of
+    models; `pinned`: the adapter version that it names (`policy@7`).
 
     Headers set some of the fields (`api.client_hints`), then the session does (`turns.defaults`); after that, the
     request does not change.
@@ -357,6 +359,8 @@ class TurnRequest:
     images: tuple[ImagePart, ...] = ()
     files: dict[str, ImageFile] = field(default_factory=dict, compare=False, repr=False)
     sender: Sender = field(default=Sender(), compare=False, repr=False)
+    route: str = ""
+    pinned: int | None = None
 
 
 class Continued(NamedTuple):
@@ -403,7 +407,9 @@ class Interaction:
     version that was only assumed, namely the last known one, because the engine reported a version that nobody
     published, or because the weights changed within a part of the output. `logprobs_of`: the distribution that
     `logprobs` are of; if it changed within the output, the one furthest from the rule. `replay`: the side columns that
-    it recorded, and the number of missing rows of each (`proxy.side_columns.columns`).
+    it recorded, and the number of missing rows of each (`proxy.side_columns.columns`). `route`: the name of the route
+    that answered, "" without a table of models. `route_kind`: its kind then. Only turns of kind `policy` are trained.
+    `versions` count per route. A turn of kind `external` has no tokens.
     """
 
     id: str
@@ -457,6 +463,8 @@ class Interaction:
     uncertain: bool = False
     logprobs_of: LogprobsOf = LogprobsOf.RULE
     replay: Mapping[str, int] = field(default_factory=dict)
+    route: str = ""
+    route_kind: RouteKind = RouteKind.POLICY
 
     @property
     def prompt_tokens(self) -> int:

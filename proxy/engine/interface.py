@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import Failure, GenerateRequest
@@ -29,7 +29,7 @@ class Capability(StrEnum):
 
     SEED: the engine takes a seed. DETERMINISTIC: equal seeds sample equal tokens, regardless of other requests. Without
     it a seed is best effort, and the turn records that. IMAGES: the model sees `GenerateRequest.images`; an engine
-    without it never receives images.
+    without it never receives images. ADAPTERS: it is an `AdapterEngine`, and set up to load adapters.
     """
 
     GRAMMAR = "grammar"
@@ -43,6 +43,7 @@ class Capability(StrEnum):
     RELEASE_MEMORY = "release_memory"
     STREAMING = "streaming"
     IMAGES = "images"
+    ADAPTERS = "adapters"
 
 
 class PauseMode(StrEnum):
@@ -188,6 +189,38 @@ class SessionEngine(Protocol):
 
     def forget_session(self, session_id: str) -> None:
         """Forget a session that has ended; unknown ids are ignored. A request that still runs continues."""
+
+
+class AdapterSource(NamedTuple):
+    """A LoRA adapter in PEFT's layout: a folder with adapter_config.json and adapter_model.safetensors.
+
+    `path`: the folder, as the engine sees it. `config`, `tensors`: the contents of both files, if the trainer sent them
+    instead of a path; the folder then holds the same files on this machine.
+    """
+
+    path: str
+    config: Mapping[str, Any] | None = None
+    tensors: bytes | None = None
+
+
+@runtime_checkable
+class AdapterEngine(Protocol):
+    """Additional interface of an engine that serves several LoRA adapters of its model at once, by their versions.
+
+    A request names one in `GenerateRequest.adapter`, and its tokens carry that version; one without samples from the
+    base model. No KV cache is shared between versions, or with the base model. Loading pauses no other request.
+    """
+
+    async def load_adapter(self, version: int, source: AdapterSource) -> None:
+        """Load an adapter; it may be named once this returns. Idempotent for equal sources.
+
+        On several servers: on all, or on none. Servers that join, restart or lose it later get it before they serve a
+        request that names it. Raises InvalidRequest if it does not fit the model, EngineIncapable if this engine has no
+        adapters (with the way out), EngineUnavailable and EngineFailed.
+        """
+
+    async def unload_adapter(self, version: int) -> None:
+        """Unload an adapter that no request names any more. Unknown versions are ignored."""
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ class GenerateRequest:
     decides. `failures`: earlier failures on engine servers, recorded by the pool for the resubmission of the rest.
     `timeline`: the time of admission, and events in the engine. `images`: the images of the prompt, which already has
     their placeholder tokens as the model's own processor writes them; None without images. `columns`: the side columns
-    to record; None: none.
+    to record; None: none. `adapter`: the version of the LoRA adapter that samples; None: the base model.
     """
 
     request_id: str
@@ -58,6 +58,7 @@ class GenerateRequest:
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     images: PromptImages | None = None
     columns: ColumnRequest | None = None
+    adapter: int | None = None
 
     @property
     def input_ids(self) -> Ids:

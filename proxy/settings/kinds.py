@@ -12,6 +12,7 @@ from tokengrove.options.option import Option, options_of
 from tokengrove.options.values import read_text, read_value
 
 _ARGUMENT_KEY = re.compile(r"^(\w*key=).+", re.DOTALL)
+_TABLE_KEY = re.compile(r'("key":\s*")(?:[^"\\]|\\.)*(?=")')
 _PASSWORD = re.compile(r"(?<=//)([^:/@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
 SETTINGS = options_of(Settings)
 
@@ -52,6 +53,8 @@ def masked(name: str, value: Any) -> Any:
         return tuple(_ARGUMENT_KEY.sub(r"\1***", part) for part in value)
     if name == "database_url":
         return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}***", value)
+    if name == "models":
+        return _TABLE_KEY.sub(r"\1***", value or "") or value
     return "***" if value and SETTINGS[name].about.get("secret") else value
 
 

@@ -44,6 +44,11 @@ class Settings:
     engine_arg: tuple[str, ...] = option(
         (), "Engine option as key=value, repeatable (variable: separated by ;). SGLang takes its ServerArgs fields."
     )
+    models: str | None = option(
+        None,
+        "Models by the names that requests give: a TOML file with tables [models.NAME], or a JSON object; "
+        "none: one model under any name. A configuration file has the tables themselves.",
+    )
     family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
     tool_parser: str | None = option(None, "Tool-call format; none: the family's.")
     reasoning_parser: str | None = option(None, "Reasoning format; none: the family's.")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from proxy.settings.kinds import SETTINGS, convert, did_you_mean, masked
 from proxy.settings.settings import Settings
 from proxy.settings.variables import CONFIG_VARIABLE, read_variables, variable_of
@@ -112,8 +114,10 @@ def readable_secret(path: Path, found: Mapping[str, tuple[Any, str]]) -> str | N
 
 def _checked(path: Path, text: str, name: str, value: Any) -> tuple[Any, str]:
     place = f"{name} in {path}{_line(text, name)}"
+    if name == "models" and isinstance(value, dict):
+        return orjson.dumps(value).decode(), place
     if isinstance(value, dict):
-        raise ConfigurationError(f"{place} is a table; the file has no tables: write each setting as `name = value`")
+        raise ConfigurationError(f"{place} is a table; only models may be one: write each setting as `name = value`")
     if name not in SETTINGS:
         raise ConfigurationError(f"{place} is no setting{did_you_mean(name.replace('-', '_').lower(), SETTINGS)}")
     return convert(place, value, SETTINGS[name]), place

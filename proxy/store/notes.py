@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.types import Interaction
 from tokengrove.errors import short
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import Echo, LogprobsOf
 
 
@@ -37,6 +38,10 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["malformed_calls"] = node.malformed_calls
     if node.replay:
         notes["replay"] = dict(node.replay)
+    if node.route:
+        notes["route"] = node.route
+    if node.route_kind is not RouteKind.POLICY:
+        notes["route_kind"] = node.route_kind.value
     return notes
 
 
@@ -55,4 +60,6 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
         "replay": notes.get("replay", {}),
+        "route": notes.get("route", ""),
+        "route_kind": RouteKind(notes.get("route_kind", RouteKind.POLICY)),
     }

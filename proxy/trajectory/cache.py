@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.prompt_ids import PromptIds
-from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
+from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify, route_key
 from proxy.trajectory.recent import RecentConversations
 from proxy.types import Ids, Interaction, Message, PlacedImage, Role, TurnRequest
 from tokengrove.reasons import Reason, Status
@@ -125,13 +125,17 @@ class InteractionCache:
             del kept[next(iter(kept))]
         return found
 
-    def find_prefix(self, ids: Ids, images: Iterable[PlacedImage] = ()) -> Node | None:
-        """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal.
+    def find_prefix(self, ids: Ids, images: Iterable[PlacedImage] = (), route: str = "") -> Node | None:
+        """Find the deepest node of a route whose prompt and output ids are a prefix of `ids`; the newest of equal ones.
 
         `images`: all images in `ids`. They must include the images of the node.
         """
-        view, placed = memoryview(ids), frozenset(images)
-        heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
+        view, placed, own_key = memoryview(ids), frozenset(images), route_key(route)
+        heads = [
+            node
+            for node in self.nodes.values()
+            if node.root.route == own_key and (node.parent is None or not node.interaction.aligned)
+        ]
         best: tuple[int, int, Node] | None = None
         open_nodes = [(node, 0) for node in heads]
         while open_nodes:
@@ -195,7 +199,9 @@ class InteractionCache:
         """Make the node of a stored interaction, whose parent is already in the tree. The tree does not change."""
         parent = self.nodes.get(interaction.parent_id) if interaction.parent_id else None
         if parent is None:
-            identity = identify(interaction.new_messages, interaction.tools, interaction.template_options)
+            identity = identify(
+                interaction.new_messages, interaction.tools, interaction.template_options, interaction.route
+            )
             root, start = identity.root, identity.end
         else:
             root, start = parent.root, extend(parent.end, interaction.new_messages)[-1]

@@ -30,16 +30,22 @@ _THINKING = ("<think>", "<thinking>")
 
 
 class RootKeys(NamedTuple):
-    """Hashes of the head of a prompt: tools, leading system messages, template options."""
+    """Hashes of the head of a prompt: tools, leading system messages, template options; and of the route, 0 if unnamed.
+
+    A turn continues turns of its own route only: another model's answer is context, and its tokens are not the route's.
+    """
 
     tools: int
     system: int
     options: int
+    route: int = 0
 
     @property
     def start(self) -> ChainState:
         """The chain before the first message after the head."""
-        return ChainState(key=hash((self.tools, self.system, self.options)), body_key=0)
+        if not self.route:
+            return ChainState(key=hash((self.tools, self.system, self.options)), body_key=0)
+        return ChainState(key=hash((self.tools, self.system, self.options, self.route)), body_key=self.route)
 
 
 class ChainState(NamedTuple):
@@ -70,16 +76,25 @@ class Identity(NamedTuple):
 _EMPTY_BODY = ChainState(key=0, body_key=0)
 
 
-def identify(messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identity:
-    """Compute the identity of a conversation, in time linear in its text."""
+def identify(
+    messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], route: str = ""
+) -> Identity:
+    """Compute the identity of a conversation with a route, in time linear in its text."""
     lead = count_leading_system(messages)
-    root = root_keys(messages[:lead], tools, options)
+    root = root_keys(messages[:lead], tools, options, route)
     return Identity(root, lead, tuple(extend(root.start, messages[lead:])))
 
 
-def root_keys(system: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> RootKeys:
+def root_keys(
+    system: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], route: str = ""
+) -> RootKeys:
     """The hashes of a head; `system` are its leading system messages."""
-    return RootKeys(_tools_key(tools), extend(_EMPTY_BODY, system)[-1].body_key, _json_key(options))
+    return RootKeys(_tools_key(tools), extend(_EMPTY_BODY, system)[-1].body_key, _json_key(options), route_key(route))
+
+
+def route_key(route: str) -> int:
+    """The hash of a route's name; 0 for "", the only route of a server without a table of models."""
+    return _text_key(route) if route else 0
 
 
 def count_leading_system(messages: Sequence[Message]) -> int:

@@ -30,14 +30,20 @@ class RecentConversations:
         self.kept: list[Identified] = []
 
     def identify(
-        self, messages: tuple[Message, ...], tools: Sequence[Tool], options: Mapping[str, Any], *, keep: bool = True
+        self,
+        messages: tuple[Message, ...],
+        tools: Sequence[Tool],
+        options: Mapping[str, Any],
+        route: str = "",
+        *,
+        keep: bool = True,
     ) -> Identified:
         """Identify a conversation, as `matching.identify` does. It shares its first messages with an earlier one.
 
         Without `keep`, the conversation is not kept.
         """
         lead = count_leading_system(messages)
-        root = root_keys(messages[:lead], tools, options)
+        root = root_keys(messages[:lead], tools, options, route)
         known: Identified | None = None
         shared, states = lead, [root.start]
         for other in self.kept:

@@ -43,7 +43,7 @@ def with_messages(request: TurnRequest, messages: tuple[Message, ...]) -> TurnRe
 def identified(session: LiveSession, request: TurnRequest, *, keep: bool = True) -> Identity:
     """Return the identity of a request. Its messages are replaced by equal messages of an earlier request, if any."""
     request.messages, identity = session.cache.recent.identify(
-        request.messages, request.tools, request.template_options, keep=keep
+        request.messages, request.tools, request.template_options, request.route, keep=keep
     )
     return identity
 

@@ -146,6 +146,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         tools=request.tools if parent is None else (),
         template_options=request.template_options if parent is None else {},
         model=request.model,
+        route=request.route,
         state_hash=request.state_hash or messages_hash(new_messages),
         purpose=request.purpose,
         agent=request.agent,

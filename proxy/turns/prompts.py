@@ -151,7 +151,7 @@ class Prompts:
                 if request.api is Api.COMPLETIONS:
                     error.param = "prompt"
                 raise
-        parent = session.cache.find_prefix(ids, images)
+        parent = session.cache.find_prefix(ids, images, request.route)
         request.timeline.matched = time.monotonic()
         known = 0 if parent is None else parent.length
         added = ids[known:]
@@ -160,7 +160,7 @@ class Prompts:
         text = await self.decode(added, request.sender) if text is None else text
         new = Message(Role.USER, text, name=name, images=parts)
         if parent is None:
-            identity = identify((new,), (), {})
+            identity = identify((new,), (), {}, request.route)
             return Prompt(PromptIds(ids), Match(None, 0), (new,), identity, bridged=True, images=images)
         before = session.cache.conversation(parent)
         states = (parent.end, extend(parent.end, [new])[-1])

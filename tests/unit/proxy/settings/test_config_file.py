@@ -80,7 +80,7 @@ def test_a_variable_names_the_file_and_the_flag_wins(file: Path) -> None:
         ("engine_arg = [1]", "engine_arg in {file}, line 1 must be a list, each a text"),
         ("credit = 'debit'", "credit in {file}, line 1 must be tree or linear"),
         ("x = 1\n\n[server]\nport = 1", "x in {file}, line 1 is no setting"),
-        ("\n[server]\nport = 1", "server in {file}, line 2 is a table; the file has no tables"),
+        ("\n[server]\nport = 1", "server in {file}, line 2 is a table; only models may be one"),
         ("engine_timeout_s = nan", "--engine-timeout-s is engine_timeout_s in {file}, line 1"),
         ("port = 70000", "--port must be between 0 and 65535, not 70000 (--port is port in {file}, line 1)"),
         ("port = ", "--config {file} is not TOML: Invalid value (at end of document)"),

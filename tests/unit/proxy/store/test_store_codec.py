@@ -27,6 +27,7 @@ from proxy.types import (
     ids_of,
 )
 from tokengrove.errors import InvalidRequest
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import Credit, Outcome, SessionStatus
 from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
 
@@ -120,6 +121,8 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         created_at=draw(times),
         first_token_at=draw(st.none() | times),
         completed_at=draw(st.none() | times),
+        route=draw(plain_text),
+        route_kind=draw(st.sampled_from(RouteKind)),
     )
 
 
@@ -199,7 +202,16 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 def test_every_field_has_a_column() -> None:
     in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key", "request_id"}
-    in_notes |= {"grammar", "has_logprobs", "malformed_calls", "uncertain", "logprobs_of", "replay"}
+    in_notes |= {
+        "grammar",
+        "has_logprobs",
+        "malformed_calls",
+        "uncertain",
+        "logprobs_of",
+        "replay",
+        "route",
+        "route_kind",
+    }
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
 
