@@ -32,12 +32,14 @@ from proxy.api.wrong_keys import WrongKeys
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Capability, Engine, EngineInfo, ServerPool, SessionEngine
+from proxy.engine.interface import Capability, Engine, EngineInfo, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
 from proxy.images.intake import ImageIntake, Limits
+from proxy.models.declared import read_models
+from proxy.models.names import ModelNames
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -47,6 +49,7 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Senders
 from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
+from proxy.served_engines import ServedEngines, load_declared, served_engine
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.settings.checks import listed
@@ -57,8 +60,6 @@ from proxy.store.store import Store
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
-from proxy.turns.prompts import Prompts
-from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, codes
@@ -147,19 +148,24 @@ def build_app(
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
-    forget = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
+    images = ImagePool(store.images.read, settings.image_memory_bytes)
+    models = read_models(settings.models)
+    main = next((each for each in models if each.of_server), None)
+    admin = EngineAdmin(engine, gate, metrics.engine)
+    served = ServedEngines(
+        served_engine(settings, engine, gate, renderer, pool, images, main, admin),
+        load_declared(models, settings, pool, images, store.pauses, _name_of(settings)),
+        ModelNames(models),
+    )
     sessions = SessionParts(
         *(store, settings, metrics),
         lambda: gate.info().weight_version,
-        forget,
+        served.forget_session,
         lambda asked: gate.info().why_unrecorded(asked),
+        served.routes.names.check_bindings,
     )
-    images = ImagePool(store.images.read, settings.image_memory_bytes)
-    prompts = Prompts(renderer, pool)
     turns = Turns(
-        gate=gate,
-        renderer=renderer,
-        prompts=prompts,
+        routes=served.routes,
         log=store.turns,
         news=store.news,
         registry=sessions.registry,
@@ -182,7 +188,6 @@ def build_app(
         settings=settings,
         sessions=sessions,
         turns=turns,
-        tokens=Tokens(prompts, gate, images, settings),
         store=store,
         engine=engine,
         gate=gate,
@@ -190,14 +195,12 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=addresses,
-        turn_endpoints=turn_endpoints(
-            sessions.access, turns, turnstile, renderer, bodies, model_name(settings), forwarding, tracing
-        ),
+        turn_endpoints=turn_endpoints(sessions.access, turns, turnstile, bodies, forwarding, tracing),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics, store.changed.since),
         pool=pool,
         bodies=bodies,
         forwarding=forwarding,
-        admin=EngineAdmin(engine, gate, metrics.engine),
+        served=served,
         tracing=tracing,
     )
     app = App(routes=routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
@@ -230,6 +233,7 @@ def _each(*listeners: RequestEnd) -> RequestEnd:
 def check(settings: Settings) -> None:
     """Raise ConfigurationError for errors in pinned settings that can be detected without loading anything."""
     check_names(settings)
+    read_models(settings.models)
     if settings.model or settings.tokenizer:
         check_folder(tokenizer_folder(settings), settings.family)
     with doing(f"checking the database {label(parse_url(settings.database_url))}"):
@@ -331,8 +335,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         if parts.group is not None:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:
-            await parts.admin.go_on(*pause)
+            await parts.served.main.admin.go_on(*pause)
         stack.push_async_callback(parts.engine.close)
+        await parts.served.start_others(stack)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))

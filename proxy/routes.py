@@ -40,8 +40,6 @@ from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
-from proxy.engine.admin import EngineAdmin
-from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
@@ -56,13 +54,13 @@ from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.turnstile import Turnstile
+from proxy.served_engines import ServedEngines
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
-from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
@@ -78,7 +76,6 @@ class Parts:
     settings: Settings
     sessions: SessionParts
     turns: Turns
-    tokens: Tokens
     store: Store
     engine: Engine
     gate: Gate
@@ -91,7 +88,7 @@ class Parts:
     pool: FairPool
     bodies: Bodies
     forwarding: Forwarding | None
-    admin: EngineAdmin
+    served: ServedEngines
     tracing: Tracing | None
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
@@ -192,39 +189,27 @@ def turn_endpoints(
     access: Access,
     turns: Turns,
     turnstile: Turnstile,
-    renderer: Renderer,
     bodies: Bodies,
-    model: str,
     forwarding: Forwarding | None,
     tracing: Tracing | None,
 ) -> dict[str, TurnEndpoint]:
     """The endpoints of turns by path."""
     return {
-        path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding, tracing)
-        for path, protocol in _protocols(renderer).items()
+        path: TurnEndpoint(protocol, access, turns, turnstile, bodies, forwarding, tracing)
+        for path, protocol in _protocols(turns.routes.main.renderer).items()
     }
 
 
 def _agent_routes(parts: Parts) -> list[Route]:
     """The routes that agents call."""
-    access, tokens, bodies = parts.sessions.access, parts.tokens, parts.bodies
-    models = ModelEndpoints(model_name(parts.settings), parts.renderer.stop_token_ids)
+    access, served, bodies = parts.sessions.access, parts.turns.routes, parts.bodies
+    models = ModelEndpoints(access, served)
     messages, responses = MessagesProtocol(), ResponsesProtocol()
-    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, tokens, bodies)
+    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, served, bodies)
     head = {"object": "response.input_tokens"}
-    input_tokens = count_endpoint(responses.api, responses.parse, head, access, tokens, bodies)
-    tokenize = TokenizeEndpoints(access, tokens, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
-    generate = GenerateEndpoint(
-        access,
-        parts.turns,
-        tokens,
-        parts.gate,
-        parts.settings,
-        bodies,
-        parts.renderer.stop_token_ids,
-        parts.forwarding,
-        parts.tracing,
-    )
+    input_tokens = count_endpoint(responses.api, responses.parse, head, access, served, bodies)
+    tokenize = TokenizeEndpoints(access, served, bodies)
+    generate = GenerateEndpoint(access, parts.turns, bodies, parts.forwarding, parts.tracing)
     return [
         *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
         *_aliases("/messages/count_tokens", count_tokens, ["POST"]),
@@ -303,7 +288,7 @@ def _of_leader(parts: Parts, routes: list[Route]) -> list[Route]:
 
 def _engine_routes(parts: Parts) -> list[Route]:
     """The routes that administer the engine."""
-    admin, pool = parts.admin, parts.server_pool
+    admin, pool = parts.served.main.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
     engine = EngineEndpoints(

@@ -247,6 +247,12 @@ class SessionNotFound(NotFound):
     code = "session_not_found"
 
 
+class ModelNotFound(NotFound):
+    """The request names a model that this server, or this session, does not have."""
+
+    code = "model_not_found"
+
+
 class PreviousResponseNotFound(NotFound):
     """`previous_response_id` is not a complete response of this session."""
 

@@ -17,7 +17,6 @@ from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of
 from proxy.api.replies import UnaryReply, begin_turns, ignored_header
-from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
@@ -27,8 +26,8 @@ from proxy.settings import Settings
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.defaults import check_capabilities, stop_tokens
 from proxy.turns.generation import sample
+from proxy.turns.route import EngineRoute
 from proxy.turns.spans import trace_request, trace_turns
-from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere
@@ -43,25 +42,20 @@ _AFFINITY = "generate "
 
 
 class GenerateEndpoint:
-    """The endpoint, with and without a session. `stop_token_ids` are those of the model."""
+    """The endpoint, with and without a session."""
 
     def __init__(
         self,
         access: Access,
         turns: Turns,
-        tokens: Tokens,
-        gate: Gate,
-        settings: Settings,
         bodies: Bodies,
-        stop_token_ids: tuple[int, ...],
         forwarding: Forwarding | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         """`forwarding`: to other workers; None without other workers. `tracing`: None if no traces are made."""
         self._bodies = bodies
-        self._access, self._gate, self._settings = access, gate, settings
-        self._turns, self._tokens = turns, tokens
-        self._stop_token_ids = stop_token_ids
+        self._access = access
+        self._turns, self._routes = turns, turns.routes
         self._protocol, self._forwarding, self._tracing = GenerateProtocol(), forwarding, tracing
 
     async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
@@ -86,6 +80,7 @@ class GenerateEndpoint:
         asked.files = files
         asked.sender = upload.sender if session is None else upload.sender._replace(name=session.id)
         agent = None if session is None else agent_in(request.path_params.get("session"), session.id)
+        self._routes.assign(asked, None if session is None else session.record)
         add_headers(asked, headers_of(request.scope), agent)
         asked.request_id = record.client_id
         asked.timeline.received, asked.timeline.read = record.started, read
@@ -95,11 +90,12 @@ class GenerateEndpoint:
             if session is None:
                 upload.release()  # of the body only the ids are kept, for the engine
                 sent = b""
-                wanted = self._generate_request(asked, affinity)
-                if asked.images or self._turns.has_vision:
-                    ids, wanted.images = await self._tokens.seen(asked, asked.sender)
+                route = self._routes.of(asked)
+                wanted = self._generate_request(asked, affinity, route)
+                if asked.images or route.renderer.has_vision:
+                    ids, wanted.images = await route.tokens.seen(asked, asked.sender)
                     wanted.prompt = PromptIds(ids)
-                return await self._unrecorded(request, asked, wanted)
+                return await self._unrecorded(request, asked, wanted, route)
             try:
                 turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
             except RunsElsewhere as found:
@@ -109,9 +105,9 @@ class GenerateEndpoint:
             trace_turns(record.trace, asked, turns)
         return UnaryReply(self._turns, asked, turns, self._protocol)
 
-    def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:
+    def _generate_request(self, asked: TurnRequest, affinity: str | None, route: EngineRoute) -> GenerateRequest:
         assert asked.input_ids is not None
-        check_capabilities(asked, asked.sampling, self._gate.info(), strict=self._settings.strict_sampling)
+        check_capabilities(asked, asked.sampling, route.gate.info(), strict=route.settings.strict_sampling)
         if asked.sampling.stop:
             raise UnsupportedParameter(
                 "'stop' needs a session, because without one no text is decoded; use 'stop_token_ids'", param="stop"
@@ -119,21 +115,18 @@ class GenerateEndpoint:
         return GenerateRequest(
             request_id=self._protocol.new_id(),
             prompt=PromptIds(asked.input_ids),
-            sampling=self._within_limit(asked.sampling._replace(ignore_eos=False)),
-            stop_token_ids=stop_tokens(asked, self._stop_token_ids),
+            sampling=_within_limit(asked.sampling._replace(ignore_eos=False), route.settings),
+            stop_token_ids=stop_tokens(asked, route.renderer.stop_token_ids),
             session_id=_AFFINITY + affinity if affinity else "",
             whole=True,
             timeline=asked.timeline,
         )
 
-    def _within_limit(self, sampling: SamplingParams) -> SamplingParams:
-        """Apply `--max-tokens-per-turn`, which also applies without a session."""
-        limits = [n for n in (sampling.max_tokens, self._settings.max_tokens_per_turn) if n is not None]
-        return sampling._replace(max_tokens=min(limits, default=None))
-
-    async def _unrecorded(self, request: Request, asked: TurnRequest, wanted: GenerateRequest) -> JsonResponse:
+    async def _unrecorded(
+        self, request: Request, asked: TurnRequest, wanted: GenerateRequest, route: EngineRoute
+    ) -> JsonResponse:
         """Sample outside of any session. If the client leaves, the engine stops and ClientDisconnect is raised."""
-        work = sample(self._gate, wanted, self._settings.max_context_tokens)
+        work = sample(route.gate, wanted, route.settings.max_context_tokens)
         sampling = self._turns.running.run_unrecorded(asked, work)
         try:
             done = await while_connected(request.receive, sampling)
@@ -148,6 +141,12 @@ class GenerateEndpoint:
         response = JsonResponse({"id": wanted.request_id, **reply})
         response.raw_headers += ignored_header(asked.dropped)
         return response
+
+
+def _within_limit(sampling: SamplingParams, settings: Settings) -> SamplingParams:
+    """Apply `--max-tokens-per-turn`, which also applies without a session."""
+    limits = [n for n in (sampling.max_tokens, settings.max_tokens_per_turn) if n is not None]
+    return sampling._replace(max_tokens=min(limits, default=None))
 
 
 @contextmanager

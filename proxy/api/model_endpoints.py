@@ -3,46 +3,65 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.http import JsonResponse
+from proxy.api.http import JsonResponse, caller_of
+from proxy.models.declared import DeclaredModel
+from proxy.sessions.access import Access
+from proxy.turns.route import Routes, bindings_of
 
 
 class ModelEndpoints:
-    """The served model, under any name, like in turns. `end_token_ids` end its answers."""
+    """The declared models; without any, the served model, under any name, like in turns."""
 
-    def __init__(self, name: str, end_token_ids: tuple[int, ...]) -> None:
-        self._name, self._end_token_ids = name, end_token_ids
+    def __init__(self, access: Access, routes: Routes) -> None:
+        self._access, self._routes = access, routes
         self._created = int(time.time())
 
     async def index(self, request: Request) -> JsonResponse:
-        """List the served model."""
-        model = self._model(self._name)
+        """List the models that the caller may name."""
+        models = [self._model(each.name, each) for each in self._routes.names.listed(await self._bindings(request))]
+        if not self._routes.names.declared:
+            models = [self._model(self._routes.main.model)]
         listing = {
             "object": "list",
-            "data": [model],
+            "data": models,
             "has_more": False,
-            "first_id": model["id"],
-            "last_id": model["id"],
+            "first_id": models[0]["id"] if models else None,
+            "last_id": models[-1]["id"] if models else None,
         }
         return JsonResponse(listing)
 
     async def show(self, request: Request) -> JsonResponse:
-        """Return the served model under the requested name; `display_name` is its own name."""
-        return JsonResponse(self._model(request.path_params["model"] or self._name))
+        """Return the model that serves the requested name. Raises ModelNotFound."""
+        asked = request.path_params["model"]
+        if not self._routes.names.declared:
+            return JsonResponse(self._model(asked or self._routes.main.model))
+        found = self._routes.names.find(asked, await self._bindings(request))
+        return JsonResponse(self._model(asked or found.route, self._routes.names.declared[found.route]))
 
-    def _model(self, name: str) -> dict[str, Any]:
+    async def _bindings(self, request: Request) -> Mapping[str, str] | None:
+        if not self._routes.names.declared:
+            return None
+        session = await self._access.resolve_if_named(caller_of(request))
+        return bindings_of(None if session is None else session.record)
+
+    def _model(self, name: str, declared: DeclaredModel | None = None) -> dict[str, Any]:
+        """A model in `/v1/models`. `display_name`: its own name, whatever name was asked for."""
         created_at = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
+        route = self._routes.main if declared is None else self._routes.engines.get(declared.name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "tokengrove",
             "type": "model",
-            "display_name": self._name,
+            "display_name": self._routes.main.model if declared is None else declared.name,
             "created_at": created_at,
-            "end_token_ids": list(self._end_token_ids),
+            "end_token_ids": [] if route is None else list(route.renderer.stop_token_ids),
+            **({} if declared is None else {"kind": declared.kind.value}),
         }

@@ -152,6 +152,12 @@ def _object(value: Any, option: Option, path: str) -> Mapping[str, Any]:
     return expect_object(value, path)
 
 
+def _text_object(value: Any, option: Option, path: str) -> Mapping[str, str]:
+    return {
+        key: check_text(expect_str(each, f"{path}.{key}"), path) for key, each in expect_object(value, path).items()
+    }
+
+
 _READERS: Mapping[Any, Callable[[Any, Option, str], Any]] = {
     bool: lambda value, option, path: expect_bool(value, path),
     int: _integer,
@@ -159,6 +165,7 @@ _READERS: Mapping[Any, Callable[[Any, Option, str], Any]] = {
     str: _text,
     tuple[str, ...]: _texts,
     Mapping[str, Any]: _object,
+    Mapping[str, str]: _text_object,
     Conditions: _conditions,
     NumberCondition: _number_condition,
     TurnSelection | frozenset[int]: _turns,

@@ -13,7 +13,6 @@ from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import TOO_DEEP, JsonResponse
 from proxy.api.known_fields import check_given
 from proxy.api.replies import ignored_header
-from proxy.engine.gate import Gate
 from proxy.protocols.chat.tokenize import (
     OF_CONTINUE_FROM,
     OF_PARSE,
@@ -24,10 +23,10 @@ from proxy.protocols.chat.tokenize import (
     parse_tokenize,
     tokenize_reply,
 )
+from proxy.protocols.fields import optional_text
 from proxy.resources.senders import Sender
 from proxy.sessions.access import Access, Caller
-from proxy.settings import Settings
-from proxy.turns.tokens import Tokens
+from proxy.turns.route import EngineRoute, Routes
 from proxy.types import Api, Ids, Parsing
 from tokengrove.errors import InvalidRequest
 
@@ -41,56 +40,54 @@ class TokenizeEndpoints:
     no session.
     """
 
-    def __init__(
-        self, access: Access, tokens: Tokens, gate: Gate, vocab_size: int, settings: Settings, bodies: Bodies
-    ) -> None:
-        self._access, self._tokens, self._gate, self._settings = access, tokens, gate, settings
-        self._vocab_size, self._bodies = vocab_size, bodies
+    def __init__(self, access: Access, routes: Routes, bodies: Bodies) -> None:
+        self._access, self._routes, self._bodies = access, routes, bodies
 
     async def tokenize(self, request: Request) -> JsonResponse:
         """The ids of a chat or a text, or given ids followed by the ids of further messages."""
         async with self._read(request, _parse_tokenize) as (caller, sender, wanted):
             try:
-                ids = await self._ids(caller, sender, wanted)
+                ids, route = await self._ids(caller, sender, wanted)
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
-            most, allowed = self._gate.info().context_length, self._settings.max_context_tokens
+            most, allowed = route.gate.info().context_length, route.settings.max_context_tokens
             reply = JsonResponse(tokenize_reply(ids, most if allowed is None else min(most, allowed)))
             reply.raw_headers += ignored_header(wanted.request.dropped)
             return reply
 
-    async def _ids(self, caller: Caller, sender: Sender, wanted: ParsedTokenize) -> Ids:
+    async def _ids(self, caller: Caller, sender: Sender, wanted: ParsedTokenize) -> tuple[Ids, EngineRoute]:
+        """The ids, and the route whose tokenizer made them."""
         asked, known, prompt = wanted
         asked.sender = sender
         session = await self._access.resolve_if_named(caller)
+        self._routes.assign(asked, None if session is None else session.record)
+        route = self._routes.of(asked)
+        tokens = route.tokens
         if known is not None:
-            return await self._tokens.continued(asked, known, sender, generation_prompt=prompt)
+            return await tokens.continued(asked, known, sender, generation_prompt=prompt), route
         if asked.text is not None:
-            return await self._tokens.encode(asked.text, sender)
+            return await tokens.encode(asked.text, sender), route
         if session is None and self._access.open_server:
             session = await self._access.resolve(caller)
         if session is None:
-            return await self._tokens.render(asked, sender, generation_prompt=prompt)
-        return (await self._tokens.prompt(session, asked, generation_prompt=prompt)).joined
+            return await tokens.render(asked, sender, generation_prompt=prompt), route
+        return (await tokens.prompt(session, asked, generation_prompt=prompt)).joined, route
 
     async def parse(self, request: Request) -> JsonResponse:
         """The message that sampled ids parse to."""
-        async with self._read(request, _parse_parse) as (caller, sender, (ids, wanted)):
+        async with self._read(request, _parse_parse) as (caller, sender, (model, ids, wanted)):
             session = await self._access.resolve_if_named(caller)
+            tokens = self._routes.named(model, session).tokens
             if session is not None and wanted.tools and wanted.tool_parser is None:
                 wanted = wanted._replace(tool_parser=session.record.turn_options.get("tool_parser"))
-            return JsonResponse(parse_reply(*await self._tokens.parse(ids, wanted, sender)))
+            return JsonResponse(parse_reply(*await tokens.parse(ids, wanted, sender)))
 
     async def detokenize(self, request: Request) -> JsonResponse:
         """The text of ids, including special tokens unless the body excludes them."""
-        async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (
-            caller,
-            sender,
-            wanted,
-        ):
-            await self._access.resolve_if_named(caller)
-            ids, special = wanted
-            return JsonResponse({"prompt": await self._tokens.decode(ids, sender, special=special)})
+        async with self._read(request, _with_model) as (caller, sender, (model, body)):
+            route = self._routes.named(model, await self._access.resolve_if_named(caller))
+            ids, special = parse_detokenize(body, route.renderer.vocab_size)
+            return JsonResponse({"prompt": await route.tokens.decode(ids, sender, special=special)})
 
     @asynccontextmanager
     async def _read(
@@ -117,6 +114,10 @@ def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
     return parse_tokenize(body)
 
 
-def _parse_parse(body: Mapping[str, Any]) -> tuple[Ids, Parsing]:
+def _parse_parse(body: Mapping[str, Any]) -> tuple[str, Ids, Parsing]:
     check_given(body, OF_PARSE)
-    return parse_parse(body)
+    return optional_text(body, "model") or "", *parse_parse(body)
+
+
+def _with_model(body: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return optional_text(body, "model") or "", body

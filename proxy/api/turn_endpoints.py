@@ -24,8 +24,8 @@ from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.turns.route import Routes
 from proxy.turns.spans import trace_request, trace_turns
-from proxy.turns.tokens import Tokens
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere
@@ -52,17 +52,12 @@ class TurnEndpoint:
         access: Access,
         turns: Turns,
         turnstile: Turnstile,
-        model: str,
         bodies: Bodies,
         forwarding: Forwarding | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """`model`: the served name, for requests without one. `forwarding`: to other workers; None if there are none.
-
-        `tracing`: None if no traces are made.
-        """
+        """`forwarding`: to other workers; None if there are none. `tracing`: None if no traces are made."""
         self._protocol, self._access, self._turns, self._bodies = protocol, access, turns, bodies
-        self._model = model
         self._turnstile, self._forwarding, self._tracing = turnstile, forwarding, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +117,9 @@ class TurnEndpoint:
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         if files:
             asked.files = files
-        asked.model, asked.sender = asked.model or self._model, sender
+        routes, asked.sender = self._turns.routes, sender
+        routes.assign(asked, session.record)
+        asked.model = asked.model or routes.main.model
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
@@ -164,7 +161,7 @@ def count_endpoint(
     parse: Callable[[Any, ParsedBodies], TurnRequest],
     head: Mapping[str, str],
     access: Access,
-    tokens: Tokens,
+    routes: Routes,
     bodies: Bodies,
 ) -> Endpoint:
     """The endpoint for `input_tokens`: the number of prompt tokens that the body would have as a turn.
@@ -184,8 +181,10 @@ def count_endpoint(
             await upload.read_images(body, size, api, session, sizes_only=True)
             asked = await upload.do(size, parse, body, session.parsed)
             asked.sender = upload.sender._replace(name=session.id)
+            routes.assign(asked, session.record)
             try:
-                return JsonResponse({**head, "input_tokens": len(await tokens.prompt(session, asked))})
+                prompt = await routes.of(asked).tokens.prompt(session, asked)
+                return JsonResponse({**head, "input_tokens": len(prompt)})
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
 

@@ -12,6 +12,7 @@ from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.options.option import options_of
 from tokengrove.options.start import Delivery, Replay, TurnOptions
 
+CheckBindings = Callable[[Mapping[str, Any]], None]
 WhyUnrecorded = Callable[[Iterable[Replay]], tuple[Replay, str] | None]
 
 
@@ -19,12 +20,18 @@ class NewRecords:
     """Builds records of new sessions.
 
     `weight_version` returns the engine's current weight version. `why_unrecorded` returns the first of some side
-    columns that the engine does not record, and why; None if it records them all.
+    columns that the engine does not record, and why; None if it records them all. `check_bindings` raises
+    InvalidRequest for a name in `models` that is bound to no route.
     """
 
     def __init__(
-        self, settings: Settings, weight_version: Callable[[], int], why_unrecorded: WhyUnrecorded = lambda _: None
+        self,
+        settings: Settings,
+        weight_version: Callable[[], int],
+        why_unrecorded: WhyUnrecorded = lambda _: None,
+        check_bindings: CheckBindings = lambda _: None,
     ) -> None:
+        self._check_bindings = check_bindings
         self._why_unrecorded = why_unrecorded
         self._discount, self._credit, self._weight_version = settings.discount, settings.credit, weight_version
         self._recording = {
@@ -60,6 +67,8 @@ class NewRecords:
 
     def _turn_options(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The options of turns, with the server's recording if the session records anything."""
+        if "models" in body:
+            self._check_bindings(body["models"])
         if body.get("replay") and (fault := self._why_unrecorded(body["replay"])) is not None:
             raise UnsupportedParameter(f"'replay' asks for {fault[0]}: {fault[1]}", param="replay")
         given = {name: body[name] for name in options_of(TurnOptions) if name in body}

@@ -11,7 +11,7 @@ from proxy.sessions.idle_sweep import IdleSweep
 from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Keyring
 from proxy.sessions.named_sessions import NamedSessions
-from proxy.sessions.new_records import NewRecords, WhyUnrecorded
+from proxy.sessions.new_records import CheckBindings, NewRecords, WhyUnrecorded
 from proxy.sessions.registry import Registry
 from proxy.sessions.rewards import Scores
 from proxy.sessions.session_memory import SessionMemory
@@ -34,12 +34,14 @@ class SessionParts:
         weight_version: Callable[[], int],
         forget: Callable[[str], None] = lambda _: None,
         why_unrecorded: WhyUnrecorded = lambda _: None,
+        check_bindings: CheckBindings = lambda _: None,
     ) -> None:
-        """`why_unrecorded`: see NewRecords. `forget` is called with the id of each session that was ended or deleted
-        here.
-        """
+        """`forget` is called with the id of each session that was ended or deleted here. The others: see NewRecords."""
         keys = Keyring(store.keys, settings.admin_key)
-        limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version, why_unrecorded)
+        limits, records = (
+            StartLimits(settings, weight_version),
+            NewRecords(settings, weight_version, why_unrecorded, check_bindings),
+        )
         self.registry = Registry(store.news, keys, metrics)
         self.named = NamedSessions(self.registry, store.starts, limits, records)
         self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)

@@ -300,6 +300,11 @@ def _check_open(settings: Settings) -> None:
 
 def _check_workers(settings: Settings) -> None:
     """Raise ConfigurationError unless several processes can share the database and the engine."""
+    if settings.models is not None:
+        raise ConfigurationError(
+            f"--workers {settings.workers} cannot share the models of --models yet; run several servers on one "
+            "PostgreSQL database behind a load balancer instead"
+        )
     if settings.database_url.startswith("sqlite"):
         raise ConfigurationError(
             f"--workers {settings.workers} cannot share a SQLite file, which one process locks; "

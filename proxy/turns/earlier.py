@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
@@ -21,6 +20,7 @@ from proxy.turns.defaults import with_defaults
 from proxy.turns.history import identified, with_history
 from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, is_retry, marked
+from proxy.turns.route import Routes
 from proxy.turns.turn import Turn
 from proxy.types import TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere, WorkerAttempts, digest_of
@@ -62,7 +62,7 @@ class EarlierAttempts:
 
     def __init__(
         self,
-        renderer: Renderer,
+        routes: Routes,
         log: TurnLog,
         news: ReplicaNews,
         registry: Registry,
@@ -70,7 +70,7 @@ class EarlierAttempts:
         metrics: TurnMetrics,
         worker_attempts: WorkerAttempts | None,
     ) -> None:
-        self._renderer, self._log, self._news = renderer, log, news
+        self._routes, self._log, self._news = routes, log, news
         self._registry, self._named, self._metrics, self._worker_attempts = registry, named, metrics, worker_attempts
         self._parts = asyncio.Lock()
         self.running: dict[Attempt, Sequence[Turn]] = {}
@@ -143,8 +143,9 @@ class EarlierAttempts:
             case Replay(attempt):
                 request.timeline.note("replayed")
                 self._metrics.retries.by[("replayed",)] += 1
+                renderer = self._routes.of(request).renderer
                 return [
-                    await replay(self._renderer, session, request, attempt, interaction, self.yield_to_others)
+                    await replay(renderer, session, request, attempt, interaction, self.yield_to_others)
                     for interaction in attempt.interactions
                 ]
         return None

@@ -25,6 +25,7 @@ from proxy.turns.defaults import sampling_of_choice, stop_tokens
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
 from proxy.turns.reply_options import reply_options_of
+from proxy.turns.route import EngineRoute
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
 from tokengrove.options.start import Replay
@@ -42,6 +43,7 @@ class ReplyPlan:
 
     session: LiveSession
     request: TurnRequest
+    route: EngineRoute
     prompt: Prompt
     sampling: SamplingParams
     grammar: Grammar | None
@@ -52,16 +54,17 @@ class ReplyPlan:
     columns: ColumnRequest | None = None
 
 
-def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
+def make_turns(plan: ReplyPlan) -> list[Turn]:
     """Return one turn per choice, not yet started."""
     if "seed" not in plan.request.given:  # vary the session's seed, or equal prompts would get equal answers
         plan.sampling = sampling_of_choice(plan.sampling, plan.session.turns_taken)
     number = plan.request.n
     order = ChoiceOrder(number) if number > 1 else None
-    return [_make_turn(plan, k, order, renderer) for k in range(number)]
+    return [_make_turn(plan, k, order) for k in range(number)]
 
 
-def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Renderer) -> Turn:
+def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
+    renderer = plan.route.renderer
     request, prompt, sampling = plan.request, plan.prompt, sampling_of_choice(plan.sampling, k)
     interaction = _begin(plan, plan.reply_id if k == 0 else f"{plan.reply_id}.{k}", sampling)
     generate = GenerateRequest(
@@ -89,6 +92,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         index=k,
         order=order,
         prompt=prompt,
+        gate=plan.route.gate,
         generate=generate,
         columns=None if plan.columns is None else ColumnLog(plan.columns, _alternatives(plan)),
         parser=parser,
@@ -147,6 +151,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         template_options=request.template_options if parent is None else {},
         model=request.model,
         route=request.route,
+        route_kind=plan.route.kind,
         state_hash=request.state_hash or messages_hash(new_messages),
         purpose=request.purpose,
         agent=request.agent,

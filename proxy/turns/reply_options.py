@@ -44,4 +44,5 @@ def request_of(turn: Interaction, messages: Sequence[Message], tools: tuple[Tool
         fields["echo"] = {**echo, _INSTRUCTIONS: messages[0].content}
     if turn.prefill:
         fields["prefill"] = turn.output._replace(content=turn.output.content[: turn.prefill], tool_calls=())
-    return TurnRequest(turn.api, turn.model, tuple(messages), tools, sampling=turn.sampling, **fields)
+    given = {"sampling": turn.sampling, "route": turn.route}
+    return TurnRequest(turn.api, turn.model, tuple(messages), tools, **given, **fields)

@@ -31,13 +31,12 @@ class RunningTurns:
 
     def __init__(
         self,
-        gate: Gate,
         places: Places,
         settings: Settings,
         metrics: TurnMetrics,
         worker_attempts: WorkerAttempts | None,
     ) -> None:
-        self._gate, self._places, self._worker_attempts = gate, places, worker_attempts
+        self._places, self._worker_attempts = places, worker_attempts
         self._most = settings.max_turns_in_flight
         self._turns: set[Turn] = set()
         metrics.in_flight.watch(self._turns.__len__)
@@ -74,8 +73,8 @@ class RunningTurns:
                 f"{self._most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0
             )
 
-    async def arrive(self, session: LiveSession, timeline: Timeline) -> None:
-        """Wait until the gate admits requests.
+    async def arrive(self, session: LiveSession, timeline: Timeline, gate: Gate) -> None:
+        """Wait until a gate admits requests.
 
         A waiting request counts against the limit of turns in flight, and keeps its session in use.
         """
@@ -83,7 +82,7 @@ class RunningTurns:
         session.waiting += 1
         timeline.held = time.monotonic()
         try:
-            await self._gate.enter()
+            await gate.enter()
             timeline.let_in = time.monotonic()
         finally:
             self._arriving -= 1

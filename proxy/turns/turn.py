@@ -12,6 +12,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from proxy.engine.chunks import TokenChunk
+from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
@@ -36,11 +37,12 @@ class Turn:
     """A `Choice` that is being generated: the interaction that it records, and its output so far.
 
     `index`: its index among the choices of the reply. `order`: the commit order of the choices; None for the only
-    choice. `columns`: its side columns while it runs, if it records any. `recorded`: the side columns of the ended
-    turn, until they are committed. `encode` tokenizes text from engines that return no token ids. `raw_text` returns
-    the text of an output, markup included. `begun`: its task has started. `unwanted`: it was cancelled, possibly before
-    it started. `placed`: it has one of the `Places`. `committing`: it is being committed and can no longer be
-    cancelled. `timeline`: the times of its phases; complete once the turn has `ended`.
+    choice. `gate`: that of its route's engine. `columns`: its side columns while it runs, if it records any.
+    `recorded`: the side columns of the ended turn, until they are committed. `encode` tokenizes text from engines that
+    return no token ids. `raw_text` returns the text of an output, markup included. `begun`: its task has started.
+    `unwanted`: it was cancelled, possibly before it started. `placed`: it has one of the `Places`. `committing`: it is
+    being committed and can no longer be cancelled. `timeline`: the times of its phases; complete once the turn has
+    `ended`.
     """
 
     interaction: Interaction
@@ -50,6 +52,7 @@ class Turn:
     index: int = 0
     order: ChoiceOrder | None = None
     prompt: Prompt
+    gate: Gate
     generate: GenerateRequest
     columns: ColumnLog | None = None
     recorded: Columns = field(default_factory=dict)

@@ -17,10 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from proxy.engine.gate import Gate
-from proxy.engine.interface import EngineInfo
 from proxy.images.image_pool import ImagePool
-from proxy.rendering.renderer import Renderer
 from proxy.resources.places import Places
 from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
@@ -42,8 +39,9 @@ from proxy.turns.defaults import best_effort, check_capabilities, columns_of, fo
 from proxy.turns.earlier import EarlierAttempts
 from proxy.turns.history import identified, with_history, with_messages
 from proxy.turns.plan import ReplyPlan, make_turns
-from proxy.turns.prompts import Prompt, Prompts
+from proxy.turns.prompts import Prompt
 from proxy.turns.retries import NewSample, decide, is_retry
+from proxy.turns.route import EngineRoute, Routes
 from proxy.turns.running import RunningTurns
 from proxy.turns.turn import Turn
 from proxy.types import Ids, Interaction, PromptText, TurnRequest
@@ -57,6 +55,7 @@ from tokengrove.errors import (
     ProxyError,
     StoreUnavailable,
 )
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import FinishReason, Status
 
 logger = logging.getLogger(__name__)
@@ -74,19 +73,16 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 
 
 class Turns:
-    """Starts turns on one engine, and ends their attempts.
+    """Starts turns on the engine of their route, and ends their attempts.
 
     `running`: the turns that run. `earlier`: the attempts that a request may repeat. `absence`: outages of the
     database, during which a turn waits before it starts. `log_content`: log lines may have text of messages.
-    `has_vision`: the model takes images.
     """
 
     def __init__(
         self,
         *,
-        gate: Gate,
-        renderer: Renderer,
-        prompts: Prompts,
+        routes: Routes,
         log: TurnLog,
         news: ReplicaNews,
         registry: Registry,
@@ -99,15 +95,13 @@ class Turns:
         images: ImagePool,
         worker_attempts: WorkerAttempts | None = None,
     ) -> None:
-        """`places`: the limit on running choices. `turnstile`: the queue of starting choices. `images`: the images of
-        earlier turns. `worker_attempts`: this worker's entries in the table of all workers; None if it is the only
-        one."""
-        self.running = RunningTurns(gate, places, settings, metrics, worker_attempts)
-        self.earlier = EarlierAttempts(renderer, log, news, registry, named, metrics, worker_attempts)
+        """`routes`: what serves requests. `places`: the limit on running choices. `turnstile`: the queue of starting
+        choices. `images`: the images of earlier turns. `worker_attempts`: this worker's entries in the table of all
+        workers; None if it is the only one."""
+        self.running = RunningTurns(places, settings, metrics, worker_attempts)
+        self.earlier = EarlierAttempts(routes, log, news, registry, named, metrics, worker_attempts)
         self._images, self._turnstile = images, turnstile
-        self._gate, self._worker_attempts = gate, worker_attempts
-        self._renderer, self.has_vision = renderer, renderer.has_vision
-        self._prompts = prompts
+        self.routes, self._worker_attempts = routes, worker_attempts
         self._log, self.absence = log, log.absence
         self._named = named
         self._settings = settings
@@ -126,7 +120,7 @@ class Turns:
     @property
     def blocked(self) -> bool:
         """True while new turns wait before they start: the engine is paused, or none of its servers is alive."""
-        return self._gate.closed
+        return self.routes.main.gate.closed
 
     async def begin(self, session: LiveSession, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:
         """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
@@ -138,13 +132,15 @@ class Turns:
         request.timeline.begun = time.monotonic()
         session.check_open()
         follow_session(request, session.record)
+        route = self.routes.of(request)
         if request.text is not None:
-            request = replace(request, input_ids=await self._ids_of(session, request.text, request.sender), text=None)
+            ids = await self._ids_of(session, request.text, request.sender, route)
+            request = replace(request, input_ids=ids, text=None)
         if is_retry(request) and session.follows is not None:
             earlier = await self.earlier.of_predecessor(session, request)
             if earlier is not None:
                 return earlier
-        info = self._gate.info()
+        info = route.gate.info()
         wanted = with_defaults(request, session.record.sampling)
         check_capabilities(request, wanted, info, strict=self._settings.strict_sampling)
         request = with_history(session, request)
@@ -154,20 +150,20 @@ class Turns:
             return earlier
         self._commits.check_backlog()
         self.running.check_room(request)
-        if self._gate.closed:
-            await self.running.arrive(session, request.timeline)
+        if route.gate.closed:
+            await self.running.arrive(session, request.timeline, route.gate)
         try:
-            prompt = await self._prompt(session, request, identity, info)
+            prompt = await self._prompt(session, request, identity, route)
         except ContextLengthExceeded:
             session.cache.recent.forget(request.messages)  # they may be megabytes
             raise
         if prompt.messages is not request.messages:
             request = with_messages(request, prompt.messages)
-        self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
-        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
+        route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
+        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
         if prompt.images:
             check_images(session, prompt.images, request.files, self._settings)
-        grammar = self._prompts.grammar(request)
+        grammar = route.prompts.grammar(request)
         request.timeline.rendered = time.monotonic()
         if logger.isEnabledFor(logging.DEBUG):
             _log_prompt(session, request, prompt)
@@ -182,6 +178,7 @@ class Turns:
         plan = ReplyPlan(
             session=session,
             request=request,
+            route=route,
             prompt=prompt,
             sampling=sampling,
             grammar=grammar,
@@ -189,37 +186,40 @@ class Turns:
             attempt=Attempt(key, request.idempotency_key),
             reply_id=new_id(),
             pool=self._images,
-            columns=columns_of(session.record, prompt, info),
+            columns=columns_of(session.record, prompt, info) if route.kind is RouteKind.POLICY else None,
         )
-        choices = make_turns(plan, self._renderer)
+        choices = make_turns(plan)
         if isinstance(decision, NewSample):
             for failed in decision.superseded:
                 self._supersede(session, failed)
         self._start(plan, choices)
         return choices
 
-    async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, info: EngineInfo) -> Prompt:
+    async def _prompt(
+        self, session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute
+    ) -> Prompt:
         """Return the prompt of a turn.
 
         A history with a token outside of the vocabulary, from a broken engine or another model, is rendered again.
         """
-        context = context_of(session, self._settings, info.context_length)
+        info, prompts = route.gate.info(), route.prompts
+        context = context_of(session, route.settings, info.context_length)
         most = most_in_prompt(session, context)
         with fits(context):
             if request.input_ids is not None:
                 if len(request.input_ids) > most:
                     raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
-                return await self._prompts.given(session, request, request.input_ids)
-            prompt = await self._prompts.build(session, request, identity, most)
+                return await prompts.given(session, request, request.input_ids)
+            prompt = await prompts.build(session, request, identity, most)
             if prompt.bridged and prompt.ids.largest >= info.vocab_size:
-                return await self._prompts.anew(session, request, prompt, most)
+                return await prompts.anew(session, request, prompt, most)
             return prompt
 
-    async def _ids_of(self, session: LiveSession, text: PromptText, sender: Sender) -> Ids:
+    async def _ids_of(self, session: LiveSession, text: PromptText, sender: Sender, route: EngineRoute) -> Ids:
         """Return the ids of a turn's text prompt. Raises InvalidRequest if there are none."""
-        context = context_of(session, self._settings, self._gate.info().context_length)
+        context = context_of(session, route.settings, route.gate.info().context_length)
         with fits(context):
-            ids = await self._prompts.encode(text, most_in_prompt(session, context), sender)
+            ids = await route.prompts.encode(text, most_in_prompt(session, context), sender)
         if not ids:
             raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
         return ids
@@ -245,7 +245,8 @@ class Turns:
         Returns how many were cancelled.
         """
         self._draining = True
-        self._gate.send_away()
+        for route in self.routes.engines.values():
+            route.gate.send_away()
         cancelled = await self.running.drain(timeout_s)
         for task in self._background:
             if task.get_name() == _GRACE:
@@ -328,7 +329,7 @@ class Turns:
             await self.running.place(sender)
             turn.placed, finish = True, FinishReason.LENGTH
             if turn.generate.sampling.max_tokens:
-                finish = await self._gate.sample(turn.generate, turn.take)
+                finish = await turn.gate.sample(turn.generate, turn.take)
             turn.timeline.sampled = time.monotonic()
             return await self._commits.complete(turn, finish)
         except ProxyError as error:

@@ -74,6 +74,11 @@ class TurnOptions:
     chat_template_kwargs: Mapping[str, Any] = option(
         {}, "Options of the chat template for all turns, such as `enable_thinking`."
     )
+    models: Mapping[str, str] | None = option(
+        None,
+        "Names or patterns (`*`) that requests give as `model`, and the routes that serve them.",
+        note="[Models and adapters](models.md).",
+    )
     replay: frozenset[Replay] | None = option(
         None,
         "What turns record for training: kept sets, routed experts, alternatives. The agent's replies do not have it.",

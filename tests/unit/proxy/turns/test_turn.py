@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +20,11 @@ from proxy.trajectory.matching import identify
 from proxy.turns.generation import Generation
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt
+from proxy.turns.route import EngineRoute
 from proxy.turns.turn import Turn
 from proxy.types import Api, Ids, ImageFile, Message, Role, SamplingParams, SessionRecord, Tool, TurnRequest, ids_of
 from tests.support import call_text, sampled, tiny_renderer
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import LogprobsOf
 
 FIRST_CALL: list[Delta] = [
@@ -49,6 +52,7 @@ def new_turn(**asked: Any) -> Turn:
     plan = ReplyPlan(
         session=LiveSession(SessionRecord("s"), InteractionCache()),
         request=request,
+        route=cast(EngineRoute, SimpleNamespace(renderer=tiny_renderer(), gate=None, kind=RouteKind.POLICY)),
         prompt=Prompt(PromptIds(ids_of([1, 2])), Match(None, 0), request.messages, identity, bridged=False),
         sampling=SamplingParams(max_tokens=200),
         grammar=None,
@@ -57,7 +61,7 @@ def new_turn(**asked: Any) -> Turn:
         reply_id="reply",
         pool=ImagePool(no_images, 0),
     )
-    (turn,) = make_turns(plan, tiny_renderer())
+    (turn,) = make_turns(plan)
     return turn
 
 

@@ -1,0 +1,76 @@
+"""The routes of turns: what serves the requests of each name. No turn continues the tokens of another route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.engine.gate import Gate
+from proxy.models.declared import DeclaredModel
+from proxy.models.names import ModelNames
+from proxy.rendering.renderer import Renderer
+from proxy.sessions.live_session import LiveSession
+from proxy.settings import Settings
+from proxy.turns.prompts import Prompts
+from proxy.turns.tokens import Tokens
+from proxy.types import SessionRecord, TurnRequest
+from tokengrove.errors import ModelNotFound, brief
+from tokengrove.options.model import RouteKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineRoute:
+    """A route that an engine serves.
+
+    `gate`, `renderer`, `prompts`, `tokens`: its engine, and the texts and prompts of its model. `settings`: the
+    server's, with those of the route. `model`: its name, for requests that give none. `declared`: its table; None
+    without a table of models.
+    """
+
+    gate: Gate
+    renderer: Renderer
+    prompts: Prompts
+    tokens: Tokens
+    settings: Settings
+    model: str
+    declared: DeclaredModel | None = None
+
+    @property
+    def name(self) -> str:
+        return "" if self.declared is None else self.declared.name
+
+    @property
+    def kind(self) -> RouteKind:
+        return RouteKind.POLICY if self.declared is None else self.declared.kind
+
+
+class Routes:
+    """The routes of a server by name. `main`: the route of its own engine."""
+
+    def __init__(self, names: ModelNames, main: EngineRoute) -> None:
+        self.names, self.main = names, main
+        self.engines: dict[str, EngineRoute] = {main.name: main}
+
+    def assign(self, request: TurnRequest, record: SessionRecord | None) -> None:
+        """Set the route of a request, in a session or outside of one. Raises ModelNotFound."""
+        if self.names.declared:
+            request.route, request.pinned = self.names.find(request.model, bindings_of(record))
+
+    def named(self, model: str, session: LiveSession | None) -> EngineRoute:
+        """The route that serves a `model`, in a session or outside of one. Raises ModelNotFound."""
+        return self.engine(self.names.find(model, bindings_of(None if session is None else session.record)).route)
+
+    def of(self, request: TurnRequest) -> EngineRoute:
+        """The route of a request."""
+        return self.engine(request.route)
+
+    def engine(self, name: str) -> EngineRoute:
+        """The engine's route with this name. Raises ModelNotFound."""
+        if (route := self.engines.get(name)) is None:
+            raise ModelNotFound(f"the model {brief(name)} is no longer served", param="model")
+        return route
+
+
+def bindings_of(record: SessionRecord | None) -> Mapping[str, str] | None:
+    """The routes that a session's names are bound to."""
+    return None if record is None else record.turn_options.get("models")

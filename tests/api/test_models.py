@@ -1,0 +1,121 @@
+"""Several models behind one address: which route serves a request, and what it records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import Server, says, serving, user
+
+TABLES: dict[str, Any] = {
+    "policy": {},
+    "opponent": {"kind": "frozen", "engine": "scripted"},
+    "critic": {"kind": "policy", "engine": "scripted", "restricted": True},
+}
+
+
+@asynccontextmanager
+async def several(folder: Path, tables: dict[str, Any] = TABLES, *answers: str) -> AsyncIterator[Server]:
+    async with serving(folder, says(*(answers or ["one"] * 9)), models=json.dumps(tables)) as server:
+        yield server
+
+
+async def asked(server: Server, model: str, messages: list[Any], session: str = "s") -> Any:
+    return await server.post(f"/{session}/v1/chat/completions", {"model": model, "messages": messages})
+
+
+async def turns(server: Server, session: str = "s") -> list[Any]:
+    return (await server.http.get(f"/rl/sessions/{session}")).json()["interactions"]
+
+
+async def test_a_name_is_served_by_its_route_and_a_turn_says_which(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        for model in ("policy", "opponent"):
+            response = await asked(server, model, [user("hello")])
+            assert response.status_code == 200, response.text
+            assert response.json()["model"] == model
+        notes = [turn["notes"] for turn in await turns(server)]
+        assert [(note["route"], note.get("route_kind")) for note in notes] == [
+            ("policy", None),
+            ("opponent", "frozen"),
+        ]
+
+
+@pytest.mark.parametrize("model", ["Policy", "polcy", "opponent@3", "gpt-4.1", "policy@", "critic"])
+async def test_another_name_is_not_found_in_the_words_of_each_api(tmp_path: Path, model: str) -> None:
+    async with several(tmp_path) as server:
+        chat = await asked(server, model, [user("hello")])
+        assert (chat.status_code, chat.json()["error"]["code"]) == (404, "model_not_found")
+        body = {"model": model, "max_tokens": 5, "messages": [user("hello")]}
+        messages = await server.post("/s/v1/messages", body)
+        assert (messages.status_code, messages.json()["error"]["type"]) == (404, "not_found_error")
+        responses = await server.post("/s/v1/responses", {"model": model, "input": "hello"})
+        assert (responses.status_code, responses.json()["error"]["code"]) == (404, "model_not_found")
+        for path in (f"/v1/models/{model}", f"/s/v1/models/{model}"):
+            assert (await server.http.get(path)).status_code == 404
+        assert server.engine.requests == [], "no request reached the engine"
+
+
+async def test_a_turn_continues_turns_of_its_own_route_only(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        first = (await asked(server, "policy", [user("a")])).json()["choices"][0]["message"]
+        talk = [user("a"), first, user("b")]
+        second = (await asked(server, "opponent", talk)).json()["choices"][0]["message"]
+        await asked(server, "policy", [*talk, second, user("c")])
+        found = await turns(server)
+        assert [turn["parent_id"] for turn in found] == [None, None, found[0]["id"]]
+        assert [turn["aligned"] for turn in found] == [False, False, True]
+        assert [turn["reason"] for turn in found] == ["first", "new_root", "continued"]
+
+
+async def test_a_session_binds_names_to_routes(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        bound = {"*": "policy", "claude-*-haiku": "opponent", "critic": "critic"}
+        started = await server.post("/rl/start_session", {"session_id": "s", "models": bound})
+        assert started.status_code == 200, started.text
+        for model in ("gpt-4.1", "claude-4-haiku", "critic", ""):
+            response = await asked(server, model, [user("hello")])
+            assert response.status_code == 200, response.text
+        routes = [turn["notes"]["route"] for turn in await turns(server)]
+        assert routes == ["policy", "opponent", "critic", "policy"]
+        listed = (await server.http.get("/s/v1/models")).json()["data"]
+        assert [each["id"] for each in listed] == ["policy", "opponent", "critic"]
+        assert (await server.http.get("/s/v1/models/claude-4-haiku")).json()["display_name"] == "opponent"
+
+
+async def test_models_lists_the_routes_that_are_open_to_all(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        listed = (await server.http.get("/v1/models")).json()
+        assert [(each["id"], each["kind"]) for each in listed["data"]] == [("policy", "policy"), ("opponent", "frozen")]
+        assert (listed["first_id"], listed["last_id"]) == ("policy", "opponent")
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({"*": "polcy"}, "'models.*': the model 'polcy' does not exist; this server has policy, opponent"),
+        ({"judge": 3}, "models"),
+        ({"*": "opponent@3"}, "has no adapters"),
+    ],
+)
+async def test_a_session_cannot_be_bound_to_a_route_that_does_not_exist(
+    tmp_path: Path, bound: dict[str, Any], said: str
+) -> None:
+    async with several(tmp_path) as server:
+        response = await server.post("/rl/start_session", {"session_id": "s", "models": bound})
+        assert response.status_code == 400
+        assert said in response.json()["error"]["message"]
+
+
+async def test_without_a_table_names_cannot_be_bound_and_every_name_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one")) as server:
+        refused = await server.post("/rl/start_session", {"session_id": "s", "models": {"*": "policy"}})
+        assert refused.status_code == 400
+        assert "declares none (--models)" in refused.json()["error"]["message"]
+        assert (await asked(server, "anything", [user("hello")])).status_code == 200
+        assert "route" not in (await turns(server))[0]["notes"]
