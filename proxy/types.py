@@ -284,7 +284,7 @@ class ResponseFormat:
     """The answer must be a text that matches `regex` or `ebnf`, or one of `choices`, or else JSON.
 
     JSON is any object, or a value of the JSON `schema`. `ebnf`: a grammar in the notation of xgrammar. `param`: the
-    request field that demands the format.
+    request field that demands the format. `strict`: as sent with a schema, for external models; engines always obey it.
     """
 
     schema: Mapping[str, Json] | None = None
@@ -292,6 +292,7 @@ class ResponseFormat:
     ebnf: str | None = None
     choices: tuple[str, ...] = ()
     param: str = "response_format"
+    strict: bool | None = field(default=None, repr=False)  # hashes of requests are made of the rest
 
 
 class PromptText(NamedTuple):
@@ -317,7 +318,8 @@ class TurnRequest:
     None: the model's own. `timeline`: the stages that the request has reached. `images`: the images of the image tokens
     in `input_ids`, in their order. `files`: the images of the request that are not yet stored with its session, by
     digest. `sender`: the sender of the request. `route`: the name of the route that serves it, "" without a table of
-    models; `pinned`: the adapter version that it names (`policy@7`).
+    models; `pinned`: the adapter version that it names (`policy@7`). `reasoning_fields`: the fields of the Messages API
+    that configure reasoning, as sent, for external models.
 
     Headers set some of the fields (`api.client_hints`), then the session does (`turns.defaults`); after that, the
     request does not change.
@@ -361,6 +363,7 @@ class TurnRequest:
     sender: Sender = field(default=Sender(), compare=False, repr=False)
     route: str = ""
     pinned: int | None = None
+    reasoning_fields: Mapping[str, Json] = field(default_factory=dict)
 
 
 class Continued(NamedTuple):

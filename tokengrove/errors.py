@@ -23,6 +23,7 @@ ProxyError                        status  code
 ├── TooManyRequests               429     rate_limit_exceeded
 ├── HeadersTooLarge               431     headers_too_large
 ├── EngineFailed                  502     engine_failed
+├── UpstreamFailed                502     upstream_failed (or 400, 404, 413, 422, 429, 504)
 ├── EngineUnavailable             503     engine_unavailable
 │   ├── EngineLost                503     engine_lost
 │   │   └── EngineBusy            503     engine_busy
@@ -103,9 +104,9 @@ class ProxyError(Exception):
     that quotes an engine's answer; the log and administrators get the full message.
     """
 
-    status: ClassVar[int] = 500
+    status: int = 500
     code: ClassVar[str] = "internal_error"
-    retryable: ClassVar[bool] = True
+    retryable: bool = True
 
     def __init__(
         self,
@@ -326,6 +327,25 @@ class EngineFailed(ProxyError):
 
     status = 502
     code = "engine_failed"
+
+
+class UpstreamFailed(ProxyError):
+    """An external model refuses the request, fails, is not reached, or does not answer as its API does.
+
+    Its status is 400, 404, 413, 422 or 429 if the external model answers so, 504 if it is silent for too long, and else
+    502. The message has no address and no key.
+    """
+
+    status = 502
+    code = "upstream_failed"
+
+    def __init__(self, message: str, *, status: int = 502, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.answer_with(status)
+
+    def answer_with(self, status: int) -> None:
+        """Set the status."""
+        self.status, self.retryable = status, status >= 500 or status == 429
 
 
 class EngineUnavailable(ProxyError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable
+from tokengrove.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable, UpstreamFailed
 
 _ADMINISTRATION = (
     *("/engine", "/mailbox/", "/trajectories/", "/export_trajectories", "/rl/sessions", "/rl/start_session"),
@@ -26,6 +26,7 @@ _NEUTRAL: tuple[tuple[type[ProxyError], str], ...] = (
     (EngineUnavailable, "no engine server is available"),
     (EngineFailed, "the engine failed"),
     (StoreUnavailable, "the database is not available"),
+    (UpstreamFailed, "the external model failed"),
     (ProxyError, "the server failed"),
 )
 

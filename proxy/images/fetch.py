@@ -35,8 +35,7 @@ class ImageFetcher:
     only public addresses. A host that is listed by its own name may have any address."""
 
     def __init__(self, hosts: tuple[str, ...], timeout_s: float, most_bytes: int) -> None:
-        self._names = frozenset(host for host in hosts if not host.startswith("*."))
-        self._suffixes = tuple(host[1:] for host in hosts if host.startswith("*."))
+        self._hosts, self._names = hosts, frozenset(host for host in hosts if not host.startswith("*."))
         self._timeout_s, self._most_bytes = timeout_s, most_bytes
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
@@ -74,12 +73,9 @@ class ImageFetcher:
             raise _refused(name, "is no http(s) URL of a host")
         if parts.username is not None or parts.password is not None:
             raise _refused(name, "has a user name or password; give a URL without")
-        if (self._names or self._suffixes) and not self._is_listed(parts.hostname):
+        if self._hosts and not is_listed(parts.hostname, self._hosts):
             raise _refused(name, "is at a host that --image-hosts does not list")
         return parts
-
-    def _is_listed(self, host: str) -> bool:
-        return host in self._names or host.endswith(self._suffixes)
 
     async def _address(self, parts: SplitResult, name: str) -> str:
         """Return an address of the host to which a connection is allowed."""
@@ -122,6 +118,11 @@ class ImageFetcher:
             if len(body) > self._most_bytes:
                 raise _refused(name, f"has more than {self._most_bytes} bytes (--max-image-bytes)")
         return bytes(body)
+
+
+def is_listed(host: str, hosts: tuple[str, ...]) -> bool:
+    """Whether a list of hosts, each NAME or *.SUFFIX, has a host."""
+    return any(host.endswith(entry[1:]) if entry.startswith("*.") else host == entry for entry in hosts)
 
 
 def is_public(address: str) -> bool:

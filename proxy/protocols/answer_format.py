@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from proxy.protocols.fields import expect_list, expect_object, expect_text, json_type, optional_bool
+from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_text, json_type, optional_bool
 from proxy.types import ResponseFormat
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
@@ -58,7 +58,12 @@ def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
             return ResponseFormat(param=name)
         case "json_schema":
             holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
-            return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"), param=name)
+            strict = holder.get("strict")
+            return ResponseFormat(
+                expect_object(holder.get("schema"), f"{name}.json_schema.schema"),
+                param=name,
+                strict=None if strict is None else expect_bool(strict, f"{name}.json_schema.strict"),
+            )
         case kind:
             message = f"'{name}.type' must be text, json_object or json_schema, not {brief(kind)}"
             raise InvalidRequest(message, param=f"{name}.type")
@@ -71,7 +76,9 @@ def format_fields(wanted: ResponseFormat) -> dict[str, Any]:
         return {_AT: structured}
     if wanted.schema is None:
         return {"response_format": {"type": "json_object"}}
-    named = {"name": "answer", "schema": wanted.schema}
+    named: dict[str, Any] = {"name": "answer", "schema": wanted.schema}
+    if wanted.strict is not None:
+        named["strict"] = wanted.strict
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 

@@ -16,6 +16,7 @@ _OPENAI_TYPES = {
     409: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
 }
@@ -29,6 +30,7 @@ _ANTHROPIC_TYPES = {
     409: "invalid_request_error",
     413: "request_too_large",
     415: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     503: "overloaded_error",

@@ -49,6 +49,11 @@ class Settings:
         "Models by the names that requests give: a TOML file with tables [models.NAME], or a JSON object; "
         "none: one model under any name. A configuration file has the tables themselves.",
     )
+    model_hosts: str | None = option(
+        None,
+        "Hosts of external models that may be declared over HTTP: NAME or *.SUFFIX, separated by commas; their "
+        "addresses may be private. None: no host. URLs of the configuration need no entry.",
+    )
     family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
     tool_parser: str | None = option(None, "Tool-call format; none: the family's.")
     reasoning_parser: str | None = option(None, "Reasoning format; none: the family's.")
@@ -268,6 +273,7 @@ def _check(settings: Settings) -> None:
         "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*",
     )
     checks.check_listed("--image-hosts", settings.image_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
+    checks.check_listed("--model-hosts", settings.model_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
     if settings.image_hosts is not None and not settings.allow_image_urls:
         raise ConfigurationError("--image-hosts has no effect without --allow-image-urls; add it, or leave this out")
     if settings.all_body_bytes < 2 * settings.max_body_bytes:

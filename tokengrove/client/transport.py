@@ -22,7 +22,7 @@ from tokengrove.client.retries import RETRY_S, Attempts, Clock, checked_retry_s
 from tokengrove.client.running_app import AppHold
 from tokengrove.client.unreachable import ServerUnreachable, unreachable
 from tokengrove.client.values import Json
-from tokengrove.errors import InvalidRequest, ProxyError, classes_by, told
+from tokengrove.errors import InvalidRequest, ProxyError, UpstreamFailed, classes_by, told
 
 TIMEOUT_S = 60.0
 """Far above the response time of a healthy server. A call's own `wait_s` is added to it."""
@@ -137,7 +137,10 @@ def _error(response: httpx.Response) -> ProxyError:
             message = f"no answer from the server behind {where} ({message}); is it running and the URL correct?"
             code = ServerUnreachable.code
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
-    return told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
+    error = told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
+    if isinstance(error, UpstreamFailed):
+        error.answer_with(response.status_code)
+    return error
 
 
 def _seconds(header: str | None) -> float | None:

@@ -158,6 +158,7 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
         return_completion_text=optional_bool(body, "return_completion_text"),
         response_format=parse_answer_format(body, _parse_format(body, dropped)),
         dropped=tuple(dropped),
+        reasoning_fields=_reasoning_fields(body),
     )
     if request.messages[-1].role is Role.ASSISTANT:
         _take_prefill(request, f"messages[{len(body['messages']) - 1}].content")
@@ -272,6 +273,13 @@ def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, An
         raise InvalidRequest(f"'thinking.type' must be one of {', '.join(_THINKING)}", param="thinking.type")
     dropped += (f"thinking.{name}" for name in sorted(thinking) if name != "type")
     return {"enable_thinking": False} if kind == "disabled" else {}
+
+
+def _reasoning_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that configure reasoning, as sent."""
+    fields = {"thinking": body["thinking"]} if body.get("thinking") else {}
+    effort = optional_object(body, "output_config").get("effort")
+    return fields if effort is None else {**fields, "output_config": {"effort": effort}}
 
 
 def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat | None:
