@@ -49,7 +49,7 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Senders
 from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
-from proxy.served_engines import ServedEngines, load_declared, served_engine
+from proxy.served_engines import ServedEngines, load_declared, load_externals, served_engine
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.settings.checks import listed
@@ -156,6 +156,7 @@ def build_app(
         served_engine(settings, engine, gate, renderer, pool, images, main, admin),
         load_declared(models, settings, pool, images, store.pauses, _name_of(settings)),
         ModelNames(models),
+        load_externals(models, settings),
     )
     sessions = SessionParts(
         *(store, settings, metrics),

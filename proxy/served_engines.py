@@ -22,8 +22,9 @@ from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.settings import Settings
 from proxy.turns.prompts import Prompts
-from proxy.turns.route import EngineRoute, Routes
+from proxy.turns.route import EngineRoute, ExternalRoute, Routes
 from proxy.turns.tokens import Tokens
+from proxy.upstream.client import UpstreamClient
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +46,17 @@ class ServedEngine:
 class ServedEngines:
     """The engines by the names of their routes. `main`: the server's own."""
 
-    def __init__(self, main: ServedEngine, others: Sequence[ServedEngine], names: ModelNames) -> None:
+    def __init__(
+        self,
+        main: ServedEngine,
+        others: Sequence[ServedEngine],
+        names: ModelNames,
+        externals: Sequence[ExternalRoute] = (),
+    ) -> None:
         self.main, self._others = main, list(others)
         self.routes = Routes(names, main.route)
         self.routes.engines.update({each.route.name: each.route for each in others})
+        self.routes.externals.update({each.name: each for each in externals})
 
     def __iter__(self) -> Iterator[ServedEngine]:
         return iter((self.main, *self._others))
@@ -60,7 +68,9 @@ class ServedEngines:
                 each.engine.forget_session(session_id)
 
     async def start_others(self, stack: AsyncExitStack) -> None:
-        """Start the engines of declared models; `stack` closes them. Raises ConfigurationError."""
+        """Start the engines of declared models; `stack` closes them, and external ones. Raises ConfigurationError."""
+        for external in self.routes.externals.values():
+            stack.push_async_callback(external.client.close)
         for each in self._others:
             began = time.monotonic()
             await each.engine.start()
@@ -108,6 +118,15 @@ def load_declared(
             with doing(f"loading the model of [models.{each.name}]"):
                 found.append(_load(each, settings, pool, images, pauses, owner))
     return found
+
+
+def load_externals(models: Sequence[DeclaredModel], settings: Settings) -> list[ExternalRoute]:
+    """The routes of external models. Raises ConfigurationError for a URL or a key that cannot be sent."""
+    return [
+        ExternalRoute(client=UpstreamClient(each.upstream), settings=settings, declared=each)
+        for each in models
+        if each.upstream is not None
+    ]
 
 
 def _load(

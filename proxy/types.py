@@ -133,6 +133,11 @@ class PlacedImage(NamedTuple):
     height: int = 0
     detail: str = ""
 
+    @classmethod
+    def without_tokens(cls, part: ImagePart) -> PlacedImage:
+        """The image of a message that an external model answers."""
+        return cls(part.digest, 0, 0, part.width, part.height, part.detail)
+
     def to_json(self) -> dict[str, Json]:
         """Return the fields, without a `detail` that is not set."""
         out: dict[str, Json] = {"digest": self.digest, "start": self.start, "length": self.length}
@@ -412,7 +417,8 @@ class Interaction:
     `logprobs` are of; if it changed within the output, the one furthest from the rule. `replay`: the side columns that
     it recorded, and the number of missing rows of each (`proxy.side_columns.columns`). `route`: the name of the route
     that answered, "" without a table of models. `route_kind`: its kind then. Only turns of kind `policy` are trained.
-    `versions` count per route. A turn of kind `external` has no tokens.
+    `versions` count per route. A turn of kind `external` has no tokens; `external`: the `model`
+    that answered, in its own words, and its counts of tokens, as far as it told them.
     """
 
     id: str
@@ -468,6 +474,7 @@ class Interaction:
     replay: Mapping[str, int] = field(default_factory=dict)
     route: str = ""
     route_kind: RouteKind = RouteKind.POLICY
+    external: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:

@@ -90,7 +90,7 @@ class GenerateEndpoint:
             if session is None:
                 upload.release()  # of the body only the ids are kept, for the engine
                 sent = b""
-                route = self._routes.of(asked)
+                route = self._routes.engine(asked.route)
                 wanted = self._generate_request(asked, affinity, route)
                 if asked.images or route.renderer.has_vision:
                     ids, wanted.images = await route.tokens.seen(asked, asked.sender)

@@ -61,7 +61,7 @@ class TokenizeEndpoints:
         asked.sender = sender
         session = await self._access.resolve_if_named(caller)
         self._routes.assign(asked, None if session is None else session.record)
-        route = self._routes.of(asked)
+        route = self._routes.engine(asked.route)
         tokens = route.tokens
         if known is not None:
             return await tokens.continued(asked, known, sender, generation_prompt=prompt), route

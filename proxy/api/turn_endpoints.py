@@ -183,7 +183,7 @@ def count_endpoint(
             asked.sender = upload.sender._replace(name=session.id)
             routes.assign(asked, session.record)
             try:
-                prompt = await routes.of(asked).tokens.prompt(session, asked)
+                prompt = await routes.engine(asked.route).tokens.prompt(session, asked)
                 return JsonResponse({**head, "input_tokens": len(prompt)})
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.protocols.wire_protocol import Answer
+from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.types import Interaction
 from tokengrove.reasons import FinishReason
 
@@ -27,15 +27,14 @@ def finish_reason(interaction: Interaction) -> str:
 
 def usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the usage. The prompt counts once, for any number of choices."""
-    first = answers[0].interaction
-    prompt, completion, reasoning = first.prompt_tokens, 0, 0
-    for answer in answers:
-        completion += len(answer.interaction.output_ids)
-        reasoning += answer.interaction.reasoning_tokens
+    usages = [usage_of(answer.interaction) for answer in answers]
+    prompt, cached = usages[0].prompt_tokens, usages[0].cached_tokens
+    completion = sum([usage.completion_tokens for usage in usages])
+    reasoning = sum([usage.reasoning_tokens for usage in usages])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens or 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }

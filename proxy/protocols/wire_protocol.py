@@ -49,7 +49,9 @@ class Usage:
 
 
 def usage_of(interaction: Interaction) -> Usage:
-    """Return the token counts of `interaction`; unknown cached tokens count as 0."""
+    """Return the token counts of `interaction`, or those that an external model told; unknown ones count as 0."""
+    if interaction.external:
+        return Usage(**{name: interaction.external.get(name) or 0 for name in Usage.__dataclass_fields__})
     return Usage(
         prompt_tokens=interaction.prompt_tokens,
         completion_tokens=len(interaction.output_ids),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from proxy.models.declared import DeclaredModel
 from proxy.rendering.token_bound import TooManyTokens
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
@@ -46,6 +47,41 @@ def apply_budgets(
         left,
     )
     return sampling if most == sampling.max_tokens else with_most(sampling, most)
+
+
+def limited(sampling: SamplingParams, choices: int, session: LiveSession, settings: Settings) -> SamplingParams:
+    """Return `sampling` within the limits of the session and the server, for a model without a known context.
+
+    Raises LimitReached for a limit of the session.
+    """
+    limits = session.record.limits
+    if limits:
+        _check_session(session, choices)
+    given = (
+        sampling.max_tokens,
+        settings.max_tokens_per_turn,
+        limits.get("max_tokens_per_turn"),
+        _left_in_session(session, choices),
+    )
+    most = min((each for each in given if each is not None), default=None)
+    return sampling if most is None or most == sampling.max_tokens else with_most(sampling, most)
+
+
+def check_route(session: LiveSession, declared: DeclaredModel | None, choices: int) -> None:
+    """Raise LimitReached if a session has used up a limit of a route."""
+    if declared is None or (declared.max_turns is None and declared.max_total_tokens is None):
+        return
+    own = [turn for turn in session.complete() if turn.route == declared.name]
+    tokens = sum(turn.external.get("completion_tokens") or len(turn.output_ids) for turn in own)
+    for found, most, what in (
+        (len(own) + choices, declared.max_turns, "max_turns"),
+        (tokens + 1, declared.max_total_tokens, "max_total_tokens"),
+    ):
+        if most is not None and found > most:
+            raise LimitReached(
+                f"session {brief(session.id)} has used up the model {brief(declared.name)}: its {what} is {most}",
+                param=f"models.{declared.name}.{what}",
+            )
 
 
 def check_images(

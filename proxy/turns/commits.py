@@ -30,6 +30,7 @@ from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
@@ -256,7 +257,8 @@ class Commits:
         interaction.completed_at = time.time()
 
     def _reason(self, turn: Turn) -> Reason:
-        if turn.interaction.parent_id is not None and not turn.interaction.aligned:
+        tokens = turn.interaction.route_kind is not RouteKind.EXTERNAL
+        if tokens and turn.interaction.parent_id is not None and not turn.interaction.aligned:
             return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
@@ -314,7 +316,8 @@ class Commits:
         metrics.tokens.by[("output",)] += sampled
         metrics.cached.by[()] += interaction.cached_tokens or 0
         metrics.malformed.by[()] += interaction.malformed_calls
-        if interaction.parent_id is not None and not interaction.aligned:
+        tokens = interaction.route_kind is not RouteKind.EXTERNAL
+        if tokens and interaction.parent_id is not None and not interaction.aligned:
             metrics.unaligned.by[()] += 1
             logger.warning(
                 "interaction %(interaction)s is not aligned with its parent, so its tokens start a new sample: "

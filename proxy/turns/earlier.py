@@ -20,7 +20,7 @@ from proxy.turns.defaults import with_defaults
 from proxy.turns.history import identified, with_history
 from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, is_retry, marked
-from proxy.turns.route import Routes
+from proxy.turns.route import ExternalRoute, Routes
 from proxy.turns.turn import Turn
 from proxy.types import TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere, WorkerAttempts, digest_of
@@ -143,7 +143,8 @@ class EarlierAttempts:
             case Replay(attempt):
                 request.timeline.note("replayed")
                 self._metrics.retries.by[("replayed",)] += 1
-                renderer = self._routes.of(request).renderer
+                route = self._routes.of(request)
+                renderer = None if isinstance(route, ExternalRoute) else route.renderer
                 return [
                     await replay(renderer, session, request, attempt, interaction, self.yield_to_others)
                     for interaction in attempt.interactions

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from proxy.engine.grammar import Grammar
 from proxy.engine.requests import GenerateRequest
@@ -22,12 +23,15 @@ from proxy.trajectory.matching import messages_hash
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog
 from proxy.turns.defaults import sampling_of_choice, stop_tokens
+from proxy.turns.given_answer import GivenAnswer
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
 from proxy.turns.reply_options import reply_options_of
-from proxy.turns.route import EngineRoute
+from proxy.turns.route import ExternalRoute, Route
 from proxy.turns.turn import Turn
+from proxy.turns.upstream import ask_upstream
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
+from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
 from tokengrove.reasons import Reason, Status
 
@@ -38,19 +42,20 @@ _NO_ANSWER = Message(Role.ASSISTANT)
 class ReplyPlan:
     """The data that the `n` choices of one reply share. `sampling` includes the session's defaults and the budgets.
 
-    `pool`: the images of the prompt that did not come with the request. `columns`: the side columns to record.
+    `attempt`, `reply_id`: set before the turns start. `pool`: the images of the prompt that did not come with the
+    request. `columns`: the side columns to record.
     """
 
     session: LiveSession
     request: TurnRequest
-    route: EngineRoute
+    route: Route
     prompt: Prompt
     sampling: SamplingParams
     grammar: Grammar | None
     best_effort: tuple[str, ...]
-    attempt: Attempt
-    reply_id: str
     pool: ImagePool
+    attempt: Attempt = field(init=False)
+    reply_id: str = ""
     columns: ColumnRequest | None = None
 
 
@@ -64,7 +69,9 @@ def make_turns(plan: ReplyPlan) -> list[Turn]:
 
 
 def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
-    renderer = plan.route.renderer
+    if isinstance(plan.route, ExternalRoute):
+        return _external_turn(plan, plan.route)
+    gate, renderer = plan.route.gate, plan.route.renderer
     request, prompt, sampling = plan.request, plan.prompt, sampling_of_choice(plan.sampling, k)
     interaction = _begin(plan, plan.reply_id if k == 0 else f"{plan.reply_id}.{k}", sampling)
     generate = GenerateRequest(
@@ -92,13 +99,33 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
         index=k,
         order=order,
         prompt=prompt,
-        gate=plan.route.gate,
+        sample=lambda turn: gate.sample(turn.generate, turn.take),
         generate=generate,
         columns=None if plan.columns is None else ColumnLog(plan.columns, _alternatives(plan)),
         parser=parser,
         report=new_report(request, generate.stop_token_ids, renderer.piece) if request.logprobs else None,
         encode=renderer.encode,
         raw_text=renderer.raw_text,
+    )
+
+
+def _external_turn(plan: ReplyPlan, route: ExternalRoute) -> Turn:
+    """The turn of an external model, whose answers have no choices and no tokens."""
+    interaction = _begin(plan, plan.reply_id, plan.sampling)
+    interaction.trainable = interaction.has_logprobs = False
+    timeline, answer = plan.request.timeline, GivenAnswer(plan.request.prefill)
+    return Turn(
+        interaction=interaction,
+        request=plan.request,
+        session=plan.session,
+        attempt=plan.attempt,
+        prompt=plan.prompt,
+        sample=partial(ask_upstream, route.client, answer, plan.pool.get),
+        generate=GenerateRequest(interaction.id, plan.prompt.ids, plan.sampling, timeline=timeline),
+        parser=answer,
+        report=None,
+        encode=lambda text: Ids("i"),
+        raw_text=lambda ids: "",
     )
 
 
@@ -151,7 +178,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         template_options=request.template_options if parent is None else {},
         model=request.model,
         route=request.route,
-        route_kind=plan.route.kind,
+        route_kind=RouteKind.EXTERNAL if isinstance(plan.route, ExternalRoute) else plan.route.kind,
         state_hash=request.state_hash or messages_hash(new_messages),
         purpose=request.purpose,
         agent=request.agent,

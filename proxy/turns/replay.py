@@ -14,6 +14,7 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.tree import token_ids
 from proxy.turns.defaults import stop_tokens
+from proxy.turns.given_answer import deltas_of
 from proxy.turns.logprob_report import LogprobReport, new_report
 from proxy.turns.plan import new_parser
 from proxy.types import Ids, Interaction, TurnRequest
@@ -44,7 +45,7 @@ class ReplayedTurn:
 
 
 async def replay(
-    renderer: Renderer,
+    renderer: Renderer | None,
     session: LiveSession,
     request: TurnRequest,
     attempt: Attempt,
@@ -53,7 +54,7 @@ async def replay(
 ) -> ReplayedTurn:
     """Parse the tokens of a committed interaction again, to answer a request that repeats the original request.
 
-    `yield_to_others` is awaited between parts of the work.
+    `renderer`: None for an external model. `yield_to_others` is awaited between parts of the work.
     """
     prompt = token_ids(session.cache.nodes[interaction.id])[: interaction.prompt_tokens]
     parts = _parse(renderer, request, interaction, prompt)
@@ -71,11 +72,12 @@ async def replay(
 
 
 def parse_again(
-    renderer: Renderer, request: TurnRequest, interaction: Interaction, prompt: Ids
+    renderer: Renderer | None, request: TurnRequest, interaction: Interaction, prompt: Ids
 ) -> tuple[list[Delta], Answer]:
     """Return the whole output of a committed interaction in the form that `request` selects.
 
-    `prompt`: the ids of the interaction's prompt. Logprobs have no alternatives per token, which are not stored.
+    `renderer`: None for an external model. `prompt`: the ids of the interaction's prompt. Logprobs have no alternatives
+    per token, which are not stored.
     """
     parts = _parse(renderer, request, interaction, prompt)
     try:
@@ -87,9 +89,11 @@ def parse_again(
 
 
 def _parse(
-    renderer: Renderer, request: TurnRequest, interaction: Interaction, prompt: Ids
+    renderer: Renderer | None, request: TurnRequest, interaction: Interaction, prompt: Ids
 ) -> Generator[None, None, tuple[list[Delta], Answer]]:
     """Do the work of `parse_again` in parts of some hundred tokens, if it is done token by token."""
+    if renderer is None:
+        return [*deltas_of(interaction.sampled_output)], Answer(interaction)
     call_ids = iter([call.id for call in interaction.output.tool_calls])  # the recorded ids are used again
     parser = new_parser(renderer, request, interaction.sampling, prompt, lambda: next(call_ids, ""))
     report = new_report(request, stop_tokens(request, renderer.stop_token_ids), renderer.piece)

@@ -44,5 +44,4 @@ def request_of(turn: Interaction, messages: Sequence[Message], tools: tuple[Tool
         fields["echo"] = {**echo, _INSTRUCTIONS: messages[0].content}
     if turn.prefill:
         fields["prefill"] = turn.output._replace(content=turn.output.content[: turn.prefill], tool_calls=())
-    given = {"sampling": turn.sampling, "route": turn.route}
-    return TurnRequest(turn.api, turn.model, tuple(messages), tools, **given, **fields)
+    return TurnRequest(turn.api, turn.model, tuple(messages), tools, sampling=turn.sampling, route=turn.route, **fields)

@@ -14,7 +14,8 @@ from proxy.settings import Settings
 from proxy.turns.prompts import Prompts
 from proxy.turns.tokens import Tokens
 from proxy.types import SessionRecord, TurnRequest
-from tokengrove.errors import ModelNotFound, brief
+from proxy.upstream.client import UpstreamClient
+from tokengrove.errors import ModelNotFound, UnsupportedParameter, brief
 from tokengrove.options.model import RouteKind
 
 
@@ -44,12 +45,29 @@ class EngineRoute:
         return RouteKind.POLICY if self.declared is None else self.declared.kind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExternalRoute:
+    """A route that another server's API serves."""
+
+    client: UpstreamClient
+    settings: Settings
+    declared: DeclaredModel
+
+    @property
+    def name(self) -> str:
+        return self.declared.name
+
+
+Route = EngineRoute | ExternalRoute
+
+
 class Routes:
     """The routes of a server by name. `main`: the route of its own engine."""
 
     def __init__(self, names: ModelNames, main: EngineRoute) -> None:
         self.names, self.main = names, main
         self.engines: dict[str, EngineRoute] = {main.name: main}
+        self.externals: dict[str, ExternalRoute] = {}
 
     def assign(self, request: TurnRequest, record: SessionRecord | None) -> None:
         """Set the route of a request, in a session or outside of one. Raises ModelNotFound."""
@@ -60,12 +78,16 @@ class Routes:
         """The route that serves a `model`, in a session or outside of one. Raises ModelNotFound."""
         return self.engine(self.names.find(model, bindings_of(None if session is None else session.record)).route)
 
-    def of(self, request: TurnRequest) -> EngineRoute:
-        """The route of a request."""
-        return self.engine(request.route)
+    def of(self, request: TurnRequest) -> Route:
+        """The route of a request. Raises ModelNotFound."""
+        return self.externals.get(request.route) or self.engine(request.route)
 
     def engine(self, name: str) -> EngineRoute:
-        """The engine's route with this name. Raises ModelNotFound."""
+        """The engine's route with this name. Raises ModelNotFound; UnsupportedParameter for an external model."""
+        if name in self.externals:
+            raise UnsupportedParameter(
+                f"the model {brief(name)} is external: this server has no token ids of it; name another", param="model"
+            )
         if (route := self.engines.get(name)) is None:
             raise ModelNotFound(f"the model {brief(name)} is no longer served", param="model")
         return route

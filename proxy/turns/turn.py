@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, field
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
@@ -24,6 +23,7 @@ from proxy.side_columns.columns import NO_COLUMNS, Columns
 from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog
+from proxy.turns.given_answer import GivenAnswer
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of
@@ -37,7 +37,7 @@ class Turn:
     """A `Choice` that is being generated: the interaction that it records, and its output so far.
 
     `index`: its index among the choices of the reply. `order`: the commit order of the choices; None for the only
-    choice. `gate`: that of its route's engine. `columns`: its side columns while it runs, if it records any.
+    choice. `sample`: samples it on its route. `columns`: its side columns while it runs, if it records any.
     `recorded`: the side columns of the ended turn, until they are committed. `encode` tokenizes text from engines that
     return no token ids. `raw_text` returns the text of an output, markup included. `begun`: its task has started.
     `unwanted`: it was cancelled, possibly before it started. `placed`: it has one of the `Places`. `committing`: it is
@@ -52,11 +52,11 @@ class Turn:
     index: int = 0
     order: ChoiceOrder | None = None
     prompt: Prompt
-    gate: Gate
+    sample: Callable[[Turn], Awaitable[FinishReason]]
     generate: GenerateRequest
     columns: ColumnLog | None = None
     recorded: Columns = field(default_factory=dict)
-    parser: OutputParser
+    parser: OutputParser | GivenAnswer
     report: LogprobReport | None
     encode: Callable[[str], Ids]
     raw_text: Callable[[Ids], str]
@@ -69,12 +69,15 @@ class Turn:
     watchers: list[Callable[[], None]] = field(default_factory=list)
     timeline: Timeline = field(init=False)
     _held: list[Delta] = field(default_factory=list)
+    _reader: OutputParser = field(init=False)
     _ends: frozenset[int] = field(init=False)
     _takes_whole_chunks: bool = field(init=False)
     _reasoning_tokens: int = 0
     _unsure: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.parser, OutputParser):  # else no token is taken
+            self._reader = self.parser
         self._ends = frozenset(self.generate.stop_token_ids)
         self.timeline = self.generate.timeline
         request = self.request
@@ -106,6 +109,14 @@ class Turn:
         text = self.raw_text(interaction.output_ids) if self.request.return_completion_text else None
         return Answer(interaction, logprobs, self.prompt_ids if self.request.return_token_ids else None, text)
 
+    def receive(self, deltas: list[Delta]) -> None:
+        """Add the next pieces of an external model's answer."""
+        assert isinstance(self.parser, GivenAnswer)
+        if self.interaction.first_token_at is None:
+            self.interaction.first_token_at, self.timeline.first_token = time.time(), time.monotonic()
+        self.parser.add(deltas)
+        self.publish(deltas)
+
     def take(self, chunk: TokenChunk) -> FinishReason | None:
         """Add a chunk, cut off after an end token or a complete stop string.
 
@@ -136,7 +147,7 @@ class Turn:
         if ids and not interaction.output_ids:
             interaction.first_token_at, self.timeline.first_token = time.time(), time.monotonic()
         if self._takes_whole_chunks:
-            return self._add(ids, chunk, 0, self.parser.feed(tokens)) or finish
+            return self._add(ids, chunk, 0, self._reader.feed(tokens)) or finish
         return self._take_apart(ids, chunk) or finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
@@ -151,12 +162,12 @@ class Turn:
 
     def _take_apart(self, ids: Ids, chunk: TokenChunk) -> FinishReason | None:
         """Add tokens one by one, to report logprobs or to stop after the first call. A run of text may stay whole."""
-        deltas = self.parser.feed_text(ids)
+        deltas = self._reader.feed_text(ids)
         if deltas is not None:
             return self._add(ids, chunk, 0, deltas)
         for at in range(len(ids)):
             token = ids[at : at + 1]
-            finish = self._add(token, chunk, at, self.parser.feed(token))
+            finish = self._add(token, chunk, at, self._reader.feed(token))
             if finish is not None:
                 return finish
         return None
@@ -166,7 +177,7 @@ class Turn:
 
         Returns the reason if sampling ends after them, else None.
         """
-        parser, interaction, request = self.parser, self.interaction, self.request
+        parser, interaction, request = self._reader, self.interaction, self.request
         if parser.stop_string is not None:
             ids = ids[: parser.kept - len(interaction.output_ids)]
         interaction.output_ids += ids

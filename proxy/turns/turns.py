@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from proxy.images.image_pool import ImagePool
 from proxy.resources.places import Places
-from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.live_session import LiveSession
@@ -31,31 +30,29 @@ from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
-from proxy.trajectory.matching import Identity, request_hash
-from proxy.turns.budgets import apply_budgets, check_images, context_of, fits, most_in_prompt
+from proxy.trajectory.matching import request_hash
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
-from proxy.turns.defaults import best_effort, check_capabilities, columns_of, follow_session, with_defaults
+from proxy.turns.defaults import check_capabilities, follow_session, with_defaults
 from proxy.turns.earlier import EarlierAttempts
-from proxy.turns.history import identified, with_history, with_messages
+from proxy.turns.history import identified, with_history
 from proxy.turns.plan import ReplyPlan, make_turns
+from proxy.turns.planner import Planner, ids_of_text
 from proxy.turns.prompts import Prompt
 from proxy.turns.retries import NewSample, decide, is_retry
 from proxy.turns.route import EngineRoute, Routes
 from proxy.turns.running import RunningTurns
 from proxy.turns.turn import Turn
-from proxy.types import Ids, Interaction, PromptText, TurnRequest
+from proxy.types import Interaction, TurnRequest
 from proxy.workers.attempt_table import WorkerAttempts, digest_of
 from tokengrove.errors import (
     SHUTTING_DOWN,
-    ContextLengthExceeded,
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
     ProxyError,
     StoreUnavailable,
 )
-from tokengrove.options.model import RouteKind
 from tokengrove.reasons import FinishReason, Status
 
 logger = logging.getLogger(__name__)
@@ -100,7 +97,7 @@ class Turns:
         workers; None if it is the only one."""
         self.running = RunningTurns(places, settings, metrics, worker_attempts)
         self.earlier = EarlierAttempts(routes, log, news, registry, named, metrics, worker_attempts)
-        self._images, self._turnstile = images, turnstile
+        self._planner, self._turnstile = Planner(settings, images, self.running), turnstile
         self.routes, self._worker_attempts = routes, worker_attempts
         self._log, self.absence = log, log.absence
         self._named = named
@@ -134,15 +131,15 @@ class Turns:
         follow_session(request, session.record)
         route = self.routes.of(request)
         if request.text is not None:
-            ids = await self._ids_of(session, request.text, request.sender, route)
+            ids = await ids_of_text(session, request.text, request.sender, self.routes.engine(request.route))
             request = replace(request, input_ids=ids, text=None)
         if is_retry(request) and session.follows is not None:
             earlier = await self.earlier.of_predecessor(session, request)
             if earlier is not None:
                 return earlier
-        info = route.gate.info()
         wanted = with_defaults(request, session.record.sampling)
-        check_capabilities(request, wanted, info, strict=self._settings.strict_sampling)
+        if isinstance(route, EngineRoute):
+            check_capabilities(request, wanted, route.gate.info(), strict=self._settings.strict_sampling)
         request = with_history(session, request)
         identity = identified(session, request)
         key = request_hash(request, wanted, identity)
@@ -150,23 +147,12 @@ class Turns:
             return earlier
         self._commits.check_backlog()
         self.running.check_room(request)
-        if route.gate.closed:
-            await self.running.arrive(session, request.timeline, route.gate)
-        try:
-            prompt = await self._prompt(session, request, identity, route)
-        except ContextLengthExceeded:
-            session.cache.recent.forget(request.messages)  # they may be megabytes
-            raise
-        if prompt.messages is not request.messages:
-            request = with_messages(request, prompt.messages)
-        route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
-        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
-        if prompt.images:
-            check_images(session, prompt.images, request.files, self._settings)
-        grammar = route.prompts.grammar(request)
+        plan = await self._planner.plan(session, request, identity, wanted, route)
+        plan.attempt = Attempt(key, request.idempotency_key)
+        request = plan.request
         request.timeline.rendered = time.monotonic()
         if logger.isEnabledFor(logging.DEBUG):
-            _log_prompt(session, request, prompt)
+            _log_prompt(session, request, plan.prompt)
         # Other turns may have started while this prompt was rendered, so the checks are repeated. No other task runs
         # between here and the start.
         session.check_open()
@@ -175,54 +161,13 @@ class Turns:
             return earlier
         self.earlier.check_elsewhere(session, key)
         self.running.check_room(request)
-        plan = ReplyPlan(
-            session=session,
-            request=request,
-            route=route,
-            prompt=prompt,
-            sampling=sampling,
-            grammar=grammar,
-            best_effort=best_effort(wanted, info),
-            attempt=Attempt(key, request.idempotency_key),
-            reply_id=new_id(),
-            pool=self._images,
-            columns=columns_of(session.record, prompt, info) if route.kind is RouteKind.POLICY else None,
-        )
+        plan.reply_id = new_id()
         choices = make_turns(plan)
         if isinstance(decision, NewSample):
             for failed in decision.superseded:
                 self._supersede(session, failed)
         self._start(plan, choices)
         return choices
-
-    async def _prompt(
-        self, session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute
-    ) -> Prompt:
-        """Return the prompt of a turn.
-
-        A history with a token outside of the vocabulary, from a broken engine or another model, is rendered again.
-        """
-        info, prompts = route.gate.info(), route.prompts
-        context = context_of(session, route.settings, info.context_length)
-        most = most_in_prompt(session, context)
-        with fits(context):
-            if request.input_ids is not None:
-                if len(request.input_ids) > most:
-                    raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
-                return await prompts.given(session, request, request.input_ids)
-            prompt = await prompts.build(session, request, identity, most)
-            if prompt.bridged and prompt.ids.largest >= info.vocab_size:
-                return await prompts.anew(session, request, prompt, most)
-            return prompt
-
-    async def _ids_of(self, session: LiveSession, text: PromptText, sender: Sender, route: EngineRoute) -> Ids:
-        """Return the ids of a turn's text prompt. Raises InvalidRequest if there are none."""
-        context = context_of(session, route.settings, route.gate.info().context_length)
-        with fits(context):
-            ids = await route.prompts.encode(text, most_in_prompt(session, context), sender)
-        if not ids:
-            raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
-        return ids
 
     def leave(self, attempt: Attempt) -> None:
         """Detach a reader. A running attempt without readers is cancelled after `GRACE_S` seconds."""
@@ -328,8 +273,8 @@ class Turns:
                 await self._turnstile.enter(sender)
             await self.running.place(sender)
             turn.placed, finish = True, FinishReason.LENGTH
-            if turn.generate.sampling.max_tokens:
-                finish = await turn.gate.sample(turn.generate, turn.take)
+            if turn.generate.sampling.max_tokens != 0:
+                finish = await turn.sample(turn)
             turn.timeline.sampled = time.monotonic()
             return await self._commits.complete(turn, finish)
         except ProxyError as error:

@@ -122,6 +122,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         first_token_at=draw(st.none() | times),
         completed_at=draw(st.none() | times),
         route=draw(plain_text),
+        external=draw(objects),
         route_kind=draw(st.sampled_from(RouteKind)),
     )
 

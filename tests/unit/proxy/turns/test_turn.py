@@ -57,10 +57,10 @@ def new_turn(**asked: Any) -> Turn:
         sampling=SamplingParams(max_tokens=200),
         grammar=None,
         best_effort=(),
-        attempt=Attempt("key"),
         reply_id="reply",
         pool=ImagePool(no_images, 0),
     )
+    plan.attempt = Attempt("key")
     (turn,) = make_turns(plan)
     return turn
 

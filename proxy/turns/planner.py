@@ -1,0 +1,140 @@
+"""Plans replies: the prompt, the budget and the recording of a turn, on the route that serves it."""
+
+from __future__ import annotations
+
+import time
+
+from proxy.images.image_pool import ImagePool
+from proxy.prompt_ids import PromptIds
+from proxy.rendering.image_tokens import images_of
+from proxy.resources.senders import Sender
+from proxy.sessions.live_session import LiveSession
+from proxy.settings import Settings
+from proxy.trajectory.matching import Identity
+from proxy.turns.budgets import (
+    apply_budgets,
+    check_images,
+    check_route,
+    context_of,
+    fits,
+    limited,
+    most_in_prompt,
+)
+from proxy.turns.defaults import best_effort, columns_of
+from proxy.turns.history import with_messages
+from proxy.turns.plan import ReplyPlan
+from proxy.turns.prompts import Prompt
+from proxy.turns.route import EngineRoute, ExternalRoute, Route
+from proxy.turns.running import RunningTurns
+from proxy.types import Ids, PlacedImage, PromptText, SamplingParams, TurnRequest
+from tokengrove.errors import ContextLengthExceeded, InvalidRequest
+from tokengrove.options.model import RouteKind
+
+
+class Planner:
+    """Plans replies. `images`: the images of earlier turns. `running`: where requests wait for a paused engine."""
+
+    def __init__(self, settings: Settings, images: ImagePool, running: RunningTurns) -> None:
+        self._settings, self._images, self._running = settings, images, running
+
+    async def plan(
+        self, session: LiveSession, request: TurnRequest, identity: Identity, wanted: SamplingParams, route: Route
+    ) -> ReplyPlan:
+        """Plan a reply, with the messages that its prompt has. `wanted`: the sampling that was asked for.
+
+        Raises InvalidRequest, LimitReached, and EngineUnavailable.
+        """
+        if isinstance(route, ExternalRoute):
+            return self._of_external(session, request, identity, wanted, route)
+        return await self._of_engine(session, request, identity, wanted, route)
+
+    async def _of_engine(
+        self,
+        session: LiveSession,
+        request: TurnRequest,
+        identity: Identity,
+        wanted: SamplingParams,
+        route: EngineRoute,
+    ) -> ReplyPlan:
+        """Plan the reply of an engine, which has the prompt. `wanted`: the sampling that was asked for."""
+        if route.gate.closed:
+            await self._running.arrive(session, request.timeline, route.gate)
+        try:
+            prompt = await _prompt(session, request, identity, route)
+        except ContextLengthExceeded:
+            session.cache.recent.forget(request.messages)  # they may be megabytes
+            raise
+        if prompt.messages is not request.messages:
+            request = with_messages(request, prompt.messages)
+        info = route.gate.info()
+        route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
+        check_route(session, route.declared, request.n)
+        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
+        if prompt.images:
+            check_images(session, prompt.images, request.files, self._settings)
+        return ReplyPlan(
+            session=session,
+            request=request,
+            route=route,
+            prompt=prompt,
+            sampling=sampling,
+            grammar=route.prompts.grammar(request),
+            best_effort=best_effort(wanted, info),
+            pool=self._images,
+            columns=columns_of(session.record, prompt, info) if route.kind is RouteKind.POLICY else None,
+        )
+
+    def _of_external(
+        self,
+        session: LiveSession,
+        request: TurnRequest,
+        identity: Identity,
+        wanted: SamplingParams,
+        route: ExternalRoute,
+    ) -> ReplyPlan:
+        """Plan the reply of an external model: its conversation is the prompt, which has no tokens."""
+        check_route(session, route.declared, request.n)
+        match = session.cache.find_parent(request, identity)
+        request.timeline.matched = time.monotonic()
+        images = tuple(PlacedImage.without_tokens(each) for each in images_of(match.new_messages(request.messages)))
+        if images:
+            check_images(session, images, request.files, self._settings)
+        return ReplyPlan(
+            session=session,
+            request=request,
+            route=route,
+            prompt=Prompt(PromptIds(), match, request.messages, identity, bridged=False, images=images),
+            sampling=limited(wanted, request.n, session, route.settings),
+            grammar=None,
+            best_effort=(),
+            pool=self._images,
+        )
+
+
+async def _prompt(session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute) -> Prompt:
+    """Return the prompt of a turn.
+
+    A history with a token outside of the vocabulary, from a broken engine or another model, is rendered again.
+    """
+    info, prompts = route.gate.info(), route.prompts
+    context = context_of(session, route.settings, info.context_length)
+    most = most_in_prompt(session, context)
+    with fits(context):
+        if request.input_ids is not None:
+            if len(request.input_ids) > most:
+                raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
+            return await prompts.given(session, request, request.input_ids)
+        prompt = await prompts.build(session, request, identity, most)
+        if prompt.bridged and prompt.ids.largest >= info.vocab_size:
+            return await prompts.anew(session, request, prompt, most)
+        return prompt
+
+
+async def ids_of_text(session: LiveSession, text: PromptText, sender: Sender, route: EngineRoute) -> Ids:
+    """Return the ids of a turn's text prompt. Raises InvalidRequest if there are none."""
+    context = context_of(session, route.settings, route.gate.info().context_length)
+    with fits(context):
+        ids = await route.prompts.encode(text, most_in_prompt(session, context), sender)
+    if not ids:
+        raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
+    return ids

@@ -1,0 +1,165 @@
+"""Turns that an external model answers, over HTTP: the client's API, the record, and the failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import Server, says, serving, user
+from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, fake_upstream, failed
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = ("call_1", "weather", ('{"city"', ': "Rome"}'))
+
+
+@asynccontextmanager
+async def judged(folder: Path, api: str = "chat", **table: Any) -> AsyncIterator[tuple[Server, FakeUpstream]]:
+    """A server with a policy and an external judge."""
+    async with fake_upstream() as upstream:
+        judge = {"kind": "external", "url": upstream.url, "api": api, "key": KEY, "upstream_model": "big", **table}
+        tables = {"policy": {}, "judge": judge}
+        async with serving(folder, says(*["one"] * 9), models=json.dumps(tables)) as server:
+            yield server, upstream
+
+
+async def turns(server: Server) -> list[Any]:
+    return (await server.http.get("/rl/sessions/s")).json()["interactions"]
+
+
+async def events(server: Server, path: str, body: Any) -> str:
+    response = await server.post(path, {**body, "stream": True})
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_each_api_gets_the_answer_of_each_kind_of_external_model(tmp_path: Path, api: str) -> None:
+    async with judged(tmp_path, api) as (server, upstream):
+        chat = (await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("hi")]})).json()
+        assert chat["choices"][0]["message"]["content"] == "fine"
+        assert chat["model"] == "judge"
+        usage = chat["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (11, 7, 18)
+        message = (
+            await server.post("/s/v1/messages", {"model": "judge", "max_tokens": 9, "messages": [user("hi")]})
+        ).json()
+        assert message["content"] == [{"type": "text", "text": "fine"}]
+        assert message["usage"]["output_tokens"] == 7
+        response = (await server.post("/s/v1/responses", {"model": "judge", "input": "hi"})).json()
+        assert response["output"][-1]["content"][0]["text"] == "fine"
+        assert response["usage"]["output_tokens"] == 7
+        assert {asked.body["model"] for asked in upstream.asked} == {"big"}
+        assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_calls_and_reasoning_are_streamed_in_the_clients_api(tmp_path: Path, api: str) -> None:
+    async with judged(tmp_path, api) as (server, upstream):
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+        upstream.answers.append(Spoken("", calls=(CALL,)))
+        text = await events(
+            server, "/s/v1/chat/completions", {"model": "judge", "messages": [user("hi")], "tools": tools}
+        )
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        calls = [
+            call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())
+        ]
+        assert calls[0]["function"]["name"] == "weather"
+        assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"city": "Rome"}
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        told = (await turns(server))[0]
+        assert told["finish_reason"] == "tool_calls"
+
+
+async def test_an_external_turn_is_recorded_without_tokens_and_never_trained(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, _):
+        await server.post("/s/v1/chat/completions", {"model": "policy", "messages": [user("hi")]})
+        await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("rate it")]})
+        policy, judge = await turns(server)
+        assert judge["notes"]["route_kind"] == "external"
+        assert judge["notes"]["external"] == {
+            "model": judge["notes"]["external"]["model"],
+            "prompt_tokens": 11,
+            "completion_tokens": 7,
+            "cached_tokens": 3,
+            "reasoning_tokens": 2,
+        }
+        assert (judge["prompt_tokens"], judge["output_tokens"], judge["trainable"]) == (0, 0, False)
+        shown = (await server.http.get(f"/rl/sessions/s/interactions/{judge['id']}?include=messages,reply")).json()
+        assert shown["output"]["content"] == "fine"
+        assert shown["reply"]["choices"][0]["message"]["content"] == "fine"
+        assert policy["notes"]["route"] == "policy"
+
+
+async def test_a_conversation_with_an_external_model_continues_its_own_turns(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        body: dict[str, Any] = {"model": "judge", "messages": [user("a")]}
+        first = (await server.post("/s/v1/chat/completions", body)).json()["choices"][0]["message"]
+        body["messages"] += [first, user("b")]
+        await server.post("/s/v1/chat/completions", body)
+        one, two = await turns(server)
+        assert (two["parent_id"], two["reason"], two["aligned"]) == (one["id"], "continued", False)
+        assert [message["content"] for message in upstream.asked[-1].body["messages"]] == ["a", "fine", "b"]
+
+
+async def test_a_retry_gets_the_stored_answer_and_the_external_model_is_not_asked_again(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        body = {"model": "judge", "messages": [user("a")]}
+        marked = {"idempotency-key": "one"}
+        replies = [await server.http.post("/s/v1/chat/completions", json=body, headers=marked) for _ in range(2)]
+        assert len(upstream.asked) == 1
+        assert replies[0].json()["choices"] == replies[1].json()["choices"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (failed(429, {"error": {"message": "slow down"}}, retry_after="7"), 429),
+        (failed(500, {"error": {"message": "broken"}}), 502),
+        (failed(401, {"error": {"message": "bad key"}}), 502),
+        (Sent((b"data: {]\n\n",)), 502),
+    ],
+)
+async def test_the_failure_of_an_external_model_is_passed_on_and_recorded(
+    tmp_path: Path, sent: Sent, status: int
+) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        upstream.answers.append(sent)
+        response = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
+        assert (response.status_code, response.json()["error"]["code"]) == (status, "upstream_failed")
+        (turn,) = await turns(server)
+        assert (turn["status"], turn["notes"]["route"]) == ("failed", "judge")
+        assert server.engine.requests == [], "no other route answers instead"
+        assert KEY not in response.text
+
+
+async def test_what_an_external_model_cannot_give_is_refused_by_name(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        for path, body, param in (
+            ("/s/v1/chat/completions", {"messages": [user("a")], "logprobs": True}, "logprobs"),
+            ("/s/v1/chat/completions", {"messages": [user("a")], "n": 2}, "n"),
+            ("/s/v1/completions", {"prompt": [1, 2, 3]}, "prompt"),
+            ("/s/v1/generate", {"input_ids": [1, 2, 3]}, "input_ids"),
+            ("/s/v1/messages/count_tokens", {"messages": [user("a")]}, "model"),
+            ("/s/v1/tokenize", {"messages": [user("a")]}, "model"),
+        ):
+            response = await server.post(path, {"model": "judge", **body})
+            assert response.status_code == 400, (path, response.text)
+            assert param in response.text, (path, response.text)
+        assert upstream.asked == []
+
+
+async def test_the_limits_of_a_route_hold_for_it_alone(tmp_path: Path) -> None:
+    async with judged(tmp_path, max_turns=1) as (server, upstream):
+        for _ in range(2):
+            last = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
+        assert (last.status_code, last.json()["error"]["param"]) == (403, "models.judge.max_turns")
+        assert len(upstream.asked) == 1
+        assert (
+            await server.post("/s/v1/chat/completions", {"model": "policy", "messages": [user("a")]})
+        ).status_code == 200
