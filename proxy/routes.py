@@ -13,7 +13,7 @@ from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
 from proxy.api.claim_endpoints import ClaimEndpoints
-from proxy.api.engine_endpoints import EngineEndpoints
+from proxy.api.engine_endpoints import Call, EngineEndpoints, EnginesByModel
 from proxy.api.event_feed import Feed
 from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.export_images import ExportImages
@@ -51,7 +51,6 @@ from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.renderer import Renderer
-from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.turnstile import Turnstile
 from proxy.served_engines import ServedEngines
@@ -64,6 +63,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.turns.turns import Turns
 from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
+from tokengrove.options.model import RouteKind
 
 if TYPE_CHECKING:
     from tokengrove.spans import Tracing
@@ -144,13 +144,10 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         repeated=RepeatedCalls(parts.store.answers),
         addresses=parts.addresses,
         images=parts.store.images,
-        placeholders=parts.renderer.placeholders,
-        decode=parts.renderer.decode,
-        replies=Replies(parts.renderer, protocols),
-        requests=Requests(parts.renderer, protocols, parts.store.images.read),
-        texts=TokenTexts(parts.renderer.piece, parts.renderer.is_special),
+        routes=parts.turns.routes,
+        replies=Replies(parts.turns.routes, protocols),
+        requests=Requests(parts.turns.routes, protocols, parts.store.images.read),
         pace=Pace(lambda: parts.turns.running.busy),
-        vocab_size=lambda: parts.engine.info().vocab_size,
     )
 
 
@@ -291,25 +288,39 @@ def _engine_routes(parts: Parts) -> list[Route]:
     admin, pool = parts.served.main.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
-    engine = EngineEndpoints(
-        parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings, parts.renderer.sight
-    )
+    access, bodies = parts.sessions.access, parts.bodies
+    engines = {
+        each.route.name: EngineEndpoints(
+            *(access, each.route.gate, admin if each is parts.served.main else each.admin),
+            *(pool if each is parts.served.main else each.pool, bodies, each.route.settings),
+            each.route.renderer.sight,
+            each.route.declared,
+        )
+        for each in parts.served
+    }
+    trained = [each for each in parts.served if each.route.kind is RouteKind.POLICY]
+    of_model = EnginesByModel(engines, parts.served.main.route.name if len(trained) == 1 else None).endpoint
 
-    def control(name: str, endpoint: Endpoint) -> Route:
-        return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])
+    def control(name: str, call: Call) -> Route:
+        return Route(f"/engine/{name}", parts.audited(f"engine.{name}", of_model(call)), methods=["POST"])
 
+    add, remove = of_model(EngineEndpoints.add_server), of_model(EngineEndpoints.remove_server)
     return [
-        Route("/engine", engine.show, methods=["GET"]),
-        control("pause_generation", engine.pause),
-        control("continue_generation", engine.resume),
-        control("update_weights", engine.update_weights),
-        *(control(step, engine.transfer_weights) for step in WeightTransfer if step is not WeightTransfer.UPDATE),
-        control("release_memory", engine.release_memory),
-        control("resume_memory", engine.resume_memory),
-        control("flush_cache", engine.flush_cache),
-        Route("/engine/servers", engine.list_servers, methods=["GET"]),
-        Route("/engine/servers", parts.audited("engine.servers.add", engine.add_server), methods=["POST"]),
-        Route("/engine/servers", parts.audited("engine.servers.remove", engine.remove_server), methods=["DELETE"]),
+        Route("/engine", of_model(EngineEndpoints.show), methods=["GET"]),
+        control("pause_generation", EngineEndpoints.pause),
+        control("continue_generation", EngineEndpoints.resume),
+        control("update_weights", EngineEndpoints.update_weights),
+        *(
+            control(step, EngineEndpoints.transfer_weights)
+            for step in WeightTransfer
+            if step is not WeightTransfer.UPDATE
+        ),
+        control("release_memory", EngineEndpoints.release_memory),
+        control("resume_memory", EngineEndpoints.resume_memory),
+        control("flush_cache", EngineEndpoints.flush_cache),
+        Route("/engine/servers", of_model(EngineEndpoints.list_servers), methods=["GET"]),
+        Route("/engine/servers", parts.audited("engine.servers.add", add), methods=["POST"]),
+        Route("/engine/servers", parts.audited("engine.servers.remove", remove), methods=["DELETE"]),
     ]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.audit_log import note
+from proxy.api.audit_log import Endpoint, note
 from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
@@ -16,11 +16,13 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import MEMORY_TAGS, Capability, PauseMode, ServerPool, WeightTransfer
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.hub import revision_of
+from proxy.models.declared import DeclaredModel
 from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
 from proxy.rendering.sight import Sight
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 from tokengrove.errors import EngineIncapable, InvalidRequest, brief
+from tokengrove.options.model import RouteKind
 
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 
@@ -37,8 +39,13 @@ class EngineEndpoints:
         bodies: Bodies,
         settings: Settings,
         sight: Sight | None = None,
+        model: DeclaredModel | None = None,
     ) -> None:
-        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: the model's vision."""
+        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: the model's vision.
+
+        `model`: the table of its route, if it has one.
+        """
+        self._model = model
         self._sight = None if sight is None else sight._asdict()
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
         self._bodies, self._revision = bodies, revision_of(settings)
@@ -67,6 +74,7 @@ class EngineEndpoints:
         the step of this name of vLLM's weight transfer.
         """
         body = await self._body(request)
+        self._check_trained()
         if "update_info" in body:
             return await self._transfer(request, body)
         _check_known(request, body, "path", "model_path", "version", "mode")
@@ -81,7 +89,9 @@ class EngineEndpoints:
 
         `version` is sent as its `weight_version`.
         """
-        return await self._transfer(request, await self._body(request))
+        body = await self._body(request)
+        self._check_trained()
+        return await self._transfer(request, body)
 
     async def _transfer(self, request: Request, body: Mapping[str, Any]) -> JsonResponse:
         fields = dict(body)
@@ -145,6 +155,11 @@ class EngineEndpoints:
         self._access.check_admin(key_of(request))
         return await self._bodies.read_object(request)
 
+    def _check_trained(self) -> None:
+        """Raise EngineIncapable if the model is frozen."""
+        if self._model is not None and self._model.kind is not RouteKind.POLICY:
+            raise EngineIncapable(f"the model {self._model.name} is {self._model.kind}: its weights never change")
+
     def _pool(self) -> ServerPool:
         if self._servers is None:
             raise EngineIncapable("this engine is not a pool of servers; start Tokengrove with --engine URL[,URL...]")
@@ -166,7 +181,40 @@ class EngineEndpoints:
             "detail": info.detail,
             "images": self._sight if Capability.IMAGES in info.capabilities else None,
         }
+        if self._model is not None:
+            state |= {"route": self._model.name, "kind": self._model.kind.value}
         return JsonResponse({**state, **more})
+
+
+Call = Callable[[EngineEndpoints, Request], Awaitable[JsonResponse]]
+
+
+class EnginesByModel:
+    """The engines of a server by the names of their routes: a request names one in the query parameter `model`."""
+
+    def __init__(self, engines: Mapping[str, EngineEndpoints], default: str | None) -> None:
+        """`default`: the engine of requests that name none; None: they must name one."""
+        self._engines, self._default = engines, default
+
+    def endpoint(self, call: Call) -> Endpoint:
+        """The endpoint that makes a call of the engine that the request names."""
+
+        async def of_engine(request: Request) -> JsonResponse:
+            return await call(self._of(request), request)
+
+        return of_engine
+
+    def _of(self, request: Request) -> EngineEndpoints:
+        name = request.query_params.get("model", self._default)
+        if name is None:
+            names = ", ".join(self._engines)
+            raise InvalidRequest(f"this server trains several models: name one with ?model= ({names})", param="model")
+        if name not in self._engines:
+            raise InvalidRequest(
+                f"'model' names {brief(name)}, which no engine here serves; name one of {', '.join(self._engines)}",
+                param="model",
+            )
+        return self._engines[name]
 
 
 def _check_known(request: Request, body: Mapping[str, Any], *fields: str) -> None:

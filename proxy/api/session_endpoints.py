@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
 from proxy.api.turn_tokens import encoded_tokens
 from proxy.protocols.fields import optional_int
-from proxy.rendering.token_texts import TokenTexts
 from proxy.sessions.access import Access
 from proxy.sessions.endings import Deletion, Endings, Withdrawal
 from proxy.sessions.ids import check_dots
@@ -39,7 +38,7 @@ from proxy.store.recordings import Recordings
 from proxy.store.session_starts import SessionStarts
 from proxy.store.stored_images import StoredImages
 from proxy.telemetry.http_request import request_of
-from proxy.trajectory.sample_maker import Decode
+from proxy.turns.route import Routes
 from proxy.turns.running import RunningTurns
 from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest
@@ -68,23 +67,19 @@ class SessionEndpoints:
         addresses: Addresses,
         replies: Replies,
         requests: Requests,
-        decode: Decode,
-        texts: TokenTexts,
+        routes: Routes,
         pace: Pace,
-        vocab_size: Callable[[], int],
         images: StoredImages,
         repeated: RepeatedCalls,
-        placeholders: frozenset[int] = frozenset(),
     ) -> None:
-        self._images, self._placeholders, self._repeated = images, placeholders, repeated
+        self._images, self._repeated = images, repeated
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
         self._deletion, self._withdrawal, self._running_turns = deletion, withdrawal, running
         self._starts, self._recordings = starts, recordings
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
-        self._decode, self._requests = decode, requests
-        self._texts, self._pace, self._one_at_a_time = texts, pace, asyncio.Lock()
-        self._vocab_size = vocab_size
+        self._routes, self._requests = routes, requests
+        self._pace, self._one_at_a_time = pace, asyncio.Lock()
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let `n` more sessions start (default: 1), or fewer if negative. AReaL's clients call it before each start."""
@@ -186,7 +181,8 @@ class SessionEndpoints:
         if not include:
             return JsonResponse(session_json(session.record, interactions, begun))
         pixels = await self._pixels(interactions, include)
-        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, self._decode, pixels)
+        decode = self._routes.main.renderer.decode
+        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, decode, pixels)
         if Part.REPLY in include:
             replies = await asyncio.to_thread(self._replies.replies, interactions)
             for entry, reply in zip(shown["interactions"], replies, strict=True):
@@ -199,27 +195,32 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include", *TOKEN_OPTIONS, *PAGE_OPTIONS))
         include = parse_include(request.query_params.get("include"))
-        options = replace(parse_token_options(request.query_params), placeholders=self._placeholders)
+        options = parse_token_options(request.query_params)
         page = parse_page(request.query_params, options.drift)
         _refuse_unused(request.query_params, include)
         session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
         pixels = await self._pixels(interactions, include)
+        route = self._routes.reader(turn.route)
+        decode = None if route is None else route.renderer.decode
         # Comparing reads all messages of the session.
-        shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, self._decode, pixels)
+        shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, decode, pixels)
         if Part.REPLY in include:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
         if Part.REQUEST in include:
             shown["request"] = await self._requests.request(session.record, interactions, turn)
         if Part.TOKENS in include:
-            of_turn = (session.record, interactions, turn, options, self._texts)
+            route = self._routes.engine(turn.route)
+            options = replace(options, placeholders=route.renderer.placeholders)
+            of_turn = (session.record, interactions, turn, options, route.texts)
             async with self._one_at_a_time:  # a layout needs the memory of the session's samples
                 shown["tokens"] = await self._pace.work(asyncio.to_thread(encoded_tokens, *of_turn))
         if Part.REPLAY in include:
             shown["replay"] = await read_replay(self._recordings, turn)
         if Part.COLUMNS in include:
-            told = Vocabulary(self._texts, self._vocab_size())
+            route = self._routes.engine(turn.route)
+            told = Vocabulary(route.texts, route.gate.info().vocab_size)
             shown["columns"] = await read_columns(self._recordings, interactions, turn, page, told)
         return JsonResponse(shown)
 

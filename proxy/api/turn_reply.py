@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.rendering import Renderer
 from proxy.sessions.attempts import reply_id
 from proxy.trajectory.conversation import conversation_above, root
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.turns.replay import parse_again
 from proxy.turns.reply_options import request_of
+from proxy.turns.route import Routes
 from proxy.types import Ids, Interaction
 from tokengrove.reasons import Status
 
@@ -20,8 +20,8 @@ from tokengrove.reasons import Status
 class Replies:
     """Writes replies in the form of each API. `protocols`: all protocols of turns."""
 
-    def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol]) -> None:
-        self._renderer = renderer
+    def __init__(self, routes: Routes, protocols: Iterable[WireProtocol]) -> None:
+        self._routes = routes
         self._protocols = {protocol.api: protocol for protocol in protocols}
 
     def reply(self, interactions: Sequence[Interaction], turn: Interaction) -> dict[str, Any] | None:
@@ -47,7 +47,9 @@ class Replies:
         node = nodes[ordered[0].id]
         messages = (*conversation_above(node), *node.interaction.new_messages)
         request = request_of(node.interaction, messages, root(node).interaction.tools)
-        answers = [parse_again(self._renderer, request, choice, _prompt(nodes[choice.id]))[1] for choice in ordered]
+        route = self._routes.reader(node.interaction.route)
+        renderer = None if route is None else route.renderer
+        answers = [parse_again(renderer, request, choice, _prompt(nodes[choice.id]))[1] for choice in ordered]
         return self._protocols[node.interaction.api].reply(request, answers)
 
 

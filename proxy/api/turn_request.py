@@ -15,11 +15,11 @@ from proxy.images.data_urls import data_url
 from proxy.images.image_pool import ReadImages
 from proxy.protocols.image_sources import with_data, written_images
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.rendering import Renderer
 from proxy.trajectory.conversation import conversation_above, root
 from proxy.trajectory.matching import canonical_arguments
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.turns.reply_options import request_of
+from proxy.turns.route import EngineRoute, Routes
 from proxy.types import Api, Ids, ImagePart, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
 from tokengrove.errors import ProxyError
 
@@ -36,8 +36,8 @@ _OF_IDS = (Api.GENERATE, Api.COMPLETIONS)
 class Requests:
     """Writes requests in the form of each API. `protocols`: all protocols of turns."""
 
-    def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol], read_images: ReadImages) -> None:
-        self._renderer, self._read_images = renderer, read_images
+    def __init__(self, routes: Routes, protocols: Iterable[WireProtocol], read_images: ReadImages) -> None:
+        self._routes, self._read_images = routes, read_images
         self._protocols = {protocol.api: protocol for protocol in protocols}
 
     async def request(
@@ -73,20 +73,23 @@ class Requests:
             "path": f"/{quoted(turn.session_id)}{PATHS[turn.api]}",
             "body": body,
             "lacks": ["body"] if again is None else list(_lacking(turn, asked, again)),
-            "same_elsewhere": again is not None and self._prompt(again) == ids,
+            "same_elsewhere": again is not None and _prompt(again, self._routes.reader(turn.route)) == ids,
         }
 
-    def _prompt(self, request: TurnRequest) -> Ids | None:
-        """The prompt ids of a request in a new session; None if the chat template refuses its messages."""
-        if request.input_ids is not None:
-            return request.input_ids
-        try:
-            ids = self._renderer.render(request.messages, request.tools, request.template_options)
-            if request.prefill is None:
-                return ids
-            return self._renderer.prefilled(ids, request.prefill, request.tools, request.template_options)
-        except ProxyError:
-            return None
+
+def _prompt(request: TurnRequest, route: EngineRoute | None) -> Ids | None:
+    """The prompt ids of a request in a new session; None if the chat template refuses its messages."""
+    if request.input_ids is not None:
+        return request.input_ids
+    if route is None:
+        return Ids("i")
+    try:
+        ids = route.renderer.render(request.messages, request.tools, request.template_options)
+        if request.prefill is None:
+            return ids
+        return route.renderer.prefilled(ids, request.prefill, request.tools, request.template_options)
+    except ProxyError:
+        return None
 
 
 def _asked(node: Branch, record: SessionRecord) -> TurnRequest:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.engine.gate import Gate
 from proxy.models.declared import DeclaredModel
 from proxy.models.names import ModelNames
 from proxy.rendering.renderer import Renderer
+from proxy.rendering.token_texts import TokenTexts
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.turns.prompts import Prompts
@@ -23,8 +24,8 @@ from tokengrove.options.model import RouteKind
 class EngineRoute:
     """A route that an engine serves.
 
-    `gate`, `renderer`, `prompts`, `tokens`: its engine, and the texts and prompts of its model. `settings`: the
-    server's, with those of the route. `model`: its name, for requests that give none. `declared`: its table; None
+    `gate`, `renderer`, `prompts`, `tokens`, `texts`: its engine, and the prompts and texts of its model. `settings`:
+    the server's, with those of the route. `model`: its name, for requests that give none. `declared`: its table; None
     without a table of models.
     """
 
@@ -35,6 +36,10 @@ class EngineRoute:
     settings: Settings
     model: str
     declared: DeclaredModel | None = None
+    texts: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", TokenTexts(self.renderer.piece, self.renderer.is_special))
 
     @property
     def name(self) -> str:
@@ -82,13 +87,22 @@ class Routes:
         """The route of a request. Raises ModelNotFound."""
         return self.externals.get(request.route) or self.engine(request.route)
 
+    def reader(self, name: str) -> EngineRoute | None:
+        """The engine whose tokens a stored turn of this route has; None for external and removed models."""
+        if not name or not self.names.declared:
+            return self.main
+        return self.engines.get(name)
+
     def engine(self, name: str) -> EngineRoute:
-        """The engine's route with this name. Raises ModelNotFound; UnsupportedParameter for an external model."""
+        """The engine's route with this name; "": the main one.
+
+        Raises ModelNotFound, and UnsupportedParameter for an external model.
+        """
         if name in self.externals:
             raise UnsupportedParameter(
                 f"the model {brief(name)} is external: this server has no token ids of it; name another", param="model"
             )
-        if (route := self.engines.get(name)) is None:
+        if (route := self.reader(name)) is None:
             raise ModelNotFound(f"the model {brief(name)} is no longer served", param="model")
         return route
 

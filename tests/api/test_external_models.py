@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import Server, says, serving, user
-from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, fake_upstream, failed
+from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = ("call_1", "weather", ('{"city"', ': "Rome"}'))

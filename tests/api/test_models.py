@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.support import Server, says, serving, user
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.settings import Settings
+from tests.support import Server, says, serving, tiny_renderer, user
 
+ROOT = Path(__file__).resolve().parents[2]
+QWEN3 = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared")) / "tokenizers" / "qwen3"
 TABLES: dict[str, Any] = {
     "policy": {},
     "opponent": {"kind": "frozen", "engine": "scripted"},
@@ -21,8 +27,13 @@ TABLES: dict[str, Any] = {
 
 @asynccontextmanager
 async def several(folder: Path, tables: dict[str, Any] = TABLES, *answers: str) -> AsyncIterator[Server]:
-    async with serving(folder, says(*(answers or ["one"] * 9)), models=json.dumps(tables)) as server:
-        yield server
+    def load(settings: Settings, source: Path) -> Renderer:
+        # The self-check of a template takes longer than a test.
+        return load_renderer(settings, source) if settings.tokenizer else tiny_renderer()
+
+    with mock.patch("proxy.served_engines.load_renderer", load):
+        async with serving(folder, says(*(answers or ["one"] * 9)), models=json.dumps(tables)) as server:
+            yield server
 
 
 async def asked(server: Server, model: str, messages: list[Any], session: str = "s") -> Any:
@@ -119,3 +130,50 @@ async def test_without_a_table_names_cannot_be_bound_and_every_name_is_served(tm
         assert "declares none (--models)" in refused.json()["error"]["message"]
         assert (await asked(server, "anything", [user("hello")])).status_code == 200
         assert "route" not in (await turns(server))[0]["notes"]
+
+
+@pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+async def test_each_route_has_the_tokenizer_and_the_template_of_its_model(tmp_path: Path) -> None:
+    tables = {"policy": {}, "other": {"kind": "frozen", "engine": "scripted", "tokenizer": str(QWEN3)}}
+    async with several(tmp_path, tables) as server:
+        talk = [user("héllo wörld")]
+        for model in tables:
+            await asked(server, model, talk)
+        counted = [
+            (await server.post("/s/v1/messages/count_tokens", {"model": model, "messages": talk})).json()
+            for model in tables
+        ]
+        found = await turns(server)
+        assert [each["input_tokens"] for each in counted] == [turn["prompt_tokens"] for turn in found]
+        assert counted[0] != counted[1]
+        for turn, model in zip(found, tables, strict=True):
+            shown = (await server.http.get(f"/rl/sessions/s/interactions/{turn['id']}?include=ids,reply,tokens")).json()
+            assert shown["reply"]["choices"][0]["message"]["content"]
+            body = {"model": model, "tokens": shown["prompt_ids"]}
+            text = (await server.post("/s/v1/detokenize", body)).json()["prompt"]
+            assert "héllo wörld" in text
+            spelt = shown["tokens"]["texts"][: len(shown["prompt_ids"])]
+            assert "".join(spelt) == text, "tokens are spelt by their own tokenizer"
+
+
+async def test_an_engine_is_administered_by_the_name_of_its_route(tmp_path: Path) -> None:
+    async with several(tmp_path, {"policy": {}, "opponent": {"kind": "frozen", "engine": "scripted"}}) as server:
+        assert (await server.http.get("/engine")).json()["route"] == "policy"
+        opponent = (await server.http.get("/engine?model=opponent")).json()
+        assert (opponent["route"], opponent["kind"]) == ("opponent", "frozen")
+        paused = await server.post("/engine/pause_generation?model=opponent", {})
+        assert paused.json()["paused"] == "abort"
+        assert (await asked(server, "policy", [user("hello")])).status_code == 200
+        assert (await server.post("/engine/continue_generation?model=opponent", {})).json()["paused"] is None
+        refused = await server.post("/engine/update_weights?model=opponent", {"path": "/weights"})
+        assert refused.status_code == 501
+        assert "frozen: its weights never change" in refused.json()["error"]["message"]
+        unknown = await server.post("/engine/update_weights?model=oponent", {"path": "/weights"})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "model")
+
+
+async def test_with_several_trained_models_an_update_names_one(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        refused = await server.post("/engine/update_weights", {"path": "/weights"})
+        assert refused.status_code == 400
+        assert "name one with ?model=" in refused.json()["error"]["message"]
