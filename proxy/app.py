@@ -29,6 +29,8 @@ from proxy.api.request_lines import RequestLines
 from proxy.api.turn_routes import App, TurnRoutes
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.api.wrong_keys import WrongKeys
+from proxy.engine.adapter_files import AdapterFiles
+from proxy.engine.adapters import Adapters
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
@@ -38,6 +40,7 @@ from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
 from proxy.images.intake import ImageIntake, Limits
+from proxy.models.declared import read_models
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -147,7 +150,15 @@ def build_app(
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
-    forget = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
+    adapter_files = AdapterFiles()
+    adapters = _adapters(settings, engine, adapter_files)
+    forget_in_engine = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
+
+    def forget(session_id: str) -> None:
+        forget_in_engine(session_id)
+        for each in adapters.values():
+            each.forget(session_id)
+
     sessions = SessionParts(
         *(store, settings, metrics),
         lambda: gate.info().weight_version,
@@ -198,6 +209,8 @@ def build_app(
         bodies=bodies,
         forwarding=forwarding,
         admin=EngineAdmin(engine, gate, metrics.engine),
+        adapters=adapters,
+        adapter_files=adapter_files,
         tracing=tracing,
     )
     app = App(routes=routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
@@ -211,6 +224,7 @@ def build_app(
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
+    app.state.adapters = adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
@@ -245,6 +259,13 @@ def _loaded(settings: Settings, engine: Engine | None, renderer: Renderer | None
         assert make_engine is not None
         engine = make_engine(renderer.vocab_size, renderer)
     return engine, renderer
+
+
+def _adapters(settings: Settings, engine: Engine, files: AdapterFiles) -> dict[str, Adapters]:
+    """The adapters of the server's own engine, by the name of its route."""
+    own = next((each for each in read_models(settings.models) if each.of_server), None)
+    route, lora = ("", False) if own is None else (own.name, own.lora)
+    return {route: Adapters(engine, settings, files.remove, route=route, lora=lora)}
 
 
 def _metrics(store: Store, engine: Engine) -> Metrics:
@@ -332,7 +353,10 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:
             await parts.admin.go_on(*pause)
+        stack.callback(parts.adapter_files.close)
         stack.push_async_callback(parts.engine.close)
+        for adapters in parts.adapters.values():
+            stack.push_async_callback(adapters.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from proxy.api.adapter_endpoints import AdapterEndpoints
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
@@ -40,6 +41,8 @@ from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
+from proxy.engine.adapter_files import AdapterFiles
+from proxy.engine.adapters import Adapters
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
@@ -73,7 +76,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that endpoints are built from, and the endpoints of turns by path."""
+    """The parts that endpoints are built from, and the endpoints of turns by path.
+
+    `adapters`: those of each policy by the name of its route, the server's own engine first.
+    """
 
     settings: Settings
     sessions: SessionParts
@@ -92,6 +98,8 @@ class Parts:
     bodies: Bodies
     forwarding: Forwarding | None
     admin: EngineAdmin
+    adapters: Mapping[str, Adapters]
+    adapter_files: AdapterFiles
     tracing: Tracing | None
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
@@ -306,9 +314,11 @@ def _engine_routes(parts: Parts) -> list[Route]:
     admin, pool = parts.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
+    own = next(iter(parts.adapters.values()))
     engine = EngineEndpoints(
-        parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings, parts.renderer.sight
+        parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings, own, parts.renderer.sight
     )
+    adapters = AdapterEndpoints(parts.sessions.access, parts.bodies, parts.adapters, parts.adapter_files)
 
     def control(name: str, endpoint: Endpoint) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])
@@ -322,6 +332,9 @@ def _engine_routes(parts: Parts) -> list[Route]:
         control("release_memory", engine.release_memory),
         control("resume_memory", engine.resume_memory),
         control("flush_cache", engine.flush_cache),
+        Route("/engine/adapters", adapters.index, methods=["GET"]),
+        Route("/engine/adapters", parts.audited("engine.adapters.publish", adapters.publish), methods=["POST"]),
+        Route("/engine/adapters", parts.audited("engine.adapters.withdraw", adapters.withdraw), methods=["DELETE"]),
         Route("/engine/servers", engine.list_servers, methods=["GET"]),
         Route("/engine/servers", parts.audited("engine.servers.add", engine.add_server), methods=["POST"]),
         Route("/engine/servers", parts.audited("engine.servers.remove", engine.remove_server), methods=["DELETE"]),

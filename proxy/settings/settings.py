@@ -13,7 +13,7 @@ from proxy.settings import checks
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
-from tokengrove.options.start import Replay
+from tokengrove.options.start import AdapterPinning, Replay
 
 # Pillow treats a larger image as a decompression bomb.
 _MOST_PIXELS = 89_000_000
@@ -48,6 +48,13 @@ class Settings:
         None,
         "Models by the names that requests give: a TOML file with tables [models.NAME], or a JSON object; "
         "none: one model under any name. A configuration file has the tables themselves.",
+    )
+    max_live_versions: int = option(
+        4, "LoRA adapters of a model that serve at once; publishing another one waits until one is unused.", above=0
+    )
+    adapter_pinning: AdapterPinning = option(
+        AdapterPinning.SESSION,
+        "Adapter of a session's turns: session (the one that it began with) or follow (the newest at each turn).",
     )
     family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
     tool_parser: str | None = option(None, "Tool-call format; none: the family's.")

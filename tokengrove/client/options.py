@@ -183,6 +183,8 @@ class SessionOptions(TypedDict, total=False):
     `max_kept`: Size of the largest kept set that is recorded, or of the largest complement of one. Default: the
         server's.
     `alternatives`: Alternatives of each sampled token that `top_logprobs` records. Default: the server's.
+    `adapter_pinning`: Which LoRA adapter samples its turns: the one that the session began with, or the newest at each
+        turn. Default: the server's.
     `session_id`: Id of the session. Default: `task_id` and a number.
     `group_id`: Group of the session, whose members are compared with each other.
     `group_size`: Number of sessions of the group; claims get them together, once all have ended.
@@ -207,6 +209,7 @@ class SessionOptions(TypedDict, total=False):
     replay: str | Sequence[str]
     max_kept: int
     alternatives: int
+    adapter_pinning: Literal["session", "follow"]
     session_id: str
     group_id: str
     group_size: int
