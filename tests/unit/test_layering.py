@@ -56,6 +56,7 @@ PARTS: dict[str, set[str]] = {
         "engine.tiny",
         "hub",
         "images",
+        "models",
         "progress",
         "rendering",
         "resources",
@@ -542,6 +543,7 @@ OUTSIDE: dict[str, set[str]] = {
     "opentelemetry": {"telemetry", "tokengrove.spans", "tokengrove.tracing"},
     "orjson": {
         "api",
+        "engine",
         "engine.servers",
         "export_formats",
         "models",
