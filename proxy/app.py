@@ -152,6 +152,7 @@ def build_app(
     gate = Gate(engine, settings, metrics.engine)
     adapter_files = AdapterFiles()
     adapters = _adapters(settings, engine, adapter_files)
+    own_adapters = next(iter(adapters.values()))
     forget_in_engine = engine.forget_session if isinstance(engine, SessionEngine) else lambda _: None
 
     def forget(session_id: str) -> None:
@@ -161,7 +162,7 @@ def build_app(
 
     sessions = SessionParts(
         *(store, settings, metrics),
-        lambda: gate.info().weight_version,
+        lambda: own_adapters.version,
         forget,
         lambda asked: gate.info().why_unrecorded(asked),
     )

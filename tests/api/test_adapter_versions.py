@@ -178,6 +178,16 @@ async def test_the_end_of_a_session_unpins_it_and_a_waiting_publication_goes_on(
         assert (await waiting)["version"] == 2
 
 
+async def test_staleness_counts_adapters(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), max_staleness=0, batch_size=1) as server:
+        await server.ok("/rl/start_session", {"session_id": "a"})
+        assert (await server.post("/rl/start_session", {"session_id": "b"})).status_code == 429
+        await server.ok("/engine/adapters", {"path": "a"})
+        await server.ok("/rl/start_session", {"session_id": "b"})
+        assert (await server.http.get("/rl/sessions/b")).json()["version"] == 1
+        assert (await server.post("/rl/start_session", {"session_id": "c"})).status_code == 429
+
+
 async def test_a_shutdown_ends_a_publication_that_waits(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), max_live_versions=1) as server:
         await server.ok("/engine/adapters", {"path": "a"})
