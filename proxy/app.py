@@ -29,6 +29,7 @@ from proxy.api.request_lines import RequestLines
 from proxy.api.turn_routes import App, TurnRoutes
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.api.wrong_keys import WrongKeys
+from proxy.engine.adapter_files import AdapterFiles
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import examine_engine, model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
@@ -148,19 +149,20 @@ def build_app(
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
+    adapter_files = AdapterFiles()
     images = ImagePool(store.images.read, settings.image_memory_bytes)
     models = read_models(settings.models)
     main = next((each for each in models if each.of_server), None)
     admin = EngineAdmin(engine, gate, metrics.engine)
     served = ServedEngines(
-        served_engine(settings, engine, gate, renderer, pool, images, main, admin),
-        load_declared(models, settings, pool, images, store.pauses, _name_of(settings)),
+        served_engine(settings, engine, gate, renderer, pool, images, adapter_files, main, admin),
+        load_declared(models, settings, pool, images, store.pauses, _name_of(settings), adapter_files),
         ModelNames(models),
         load_externals(models, settings),
     )
     sessions = SessionParts(
         *(store, settings, metrics),
-        lambda: gate.info().weight_version,
+        lambda: served.main.route.adapters.version,
         served.forget_session,
         lambda asked: gate.info().why_unrecorded(asked),
         served.routes.names.check_bindings,
@@ -202,6 +204,7 @@ def build_app(
         bodies=bodies,
         forwarding=forwarding,
         served=served,
+        adapter_files=adapter_files,
         tracing=tracing,
     )
     app = App(routes=routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
@@ -215,6 +218,7 @@ def build_app(
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
+    app.state.adapters = served.main.route.adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
@@ -337,8 +341,11 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:
             await parts.served.main.admin.go_on(*pause)
+        stack.callback(parts.adapter_files.close)
         stack.push_async_callback(parts.engine.close)
         await parts.served.start_others(stack)
+        for served in parts.served:
+            stack.push_async_callback(served.route.adapters.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from proxy.api.adapter_endpoints import AdapterEndpoints
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
@@ -40,6 +41,7 @@ from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
+from proxy.engine.adapter_files import AdapterFiles
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
@@ -71,7 +73,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that endpoints are built from, and the endpoints of turns by path."""
+    """The parts that endpoints are built from, and the endpoints of turns by path.
+
+    `adapters`: those of each policy by the name of its route, the server's own engine first.
+    """
 
     settings: Settings
     sessions: SessionParts
@@ -89,6 +94,7 @@ class Parts:
     bodies: Bodies
     forwarding: Forwarding | None
     served: ServedEngines
+    adapter_files: AdapterFiles
     tracing: Tracing | None
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
@@ -289,17 +295,25 @@ def _engine_routes(parts: Parts) -> list[Route]:
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
     access, bodies = parts.sessions.access, parts.bodies
+    main = parts.served.main
     engines = {
         each.route.name: EngineEndpoints(
-            *(access, each.route.gate, admin if each is parts.served.main else each.admin),
-            *(pool if each is parts.served.main else each.pool, bodies, each.route.settings),
+            access,
+            each.route.gate,
+            admin if each is main else each.admin,
+            pool if each is main else each.pool,
+            bodies,
+            each.route.settings,
+            each.route.adapters,
             each.route.renderer.sight,
             each.route.declared,
         )
         for each in parts.served
     }
     trained = [each for each in parts.served if each.route.kind is RouteKind.POLICY]
-    of_model = EnginesByModel(engines, parts.served.main.route.name if len(trained) == 1 else None).endpoint
+    of_model = EnginesByModel(engines, main.route.name if len(trained) == 1 else None).endpoint
+    policies = {each.route.name: each.route.adapters for each in trained}
+    adapters = AdapterEndpoints(access, bodies, policies, parts.adapter_files)
 
     def control(name: str, call: Call) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", of_model(call)), methods=["POST"])
@@ -318,6 +332,9 @@ def _engine_routes(parts: Parts) -> list[Route]:
         control("release_memory", EngineEndpoints.release_memory),
         control("resume_memory", EngineEndpoints.resume_memory),
         control("flush_cache", EngineEndpoints.flush_cache),
+        Route("/engine/adapters", adapters.index, methods=["GET"]),
+        Route("/engine/adapters", parts.audited("engine.adapters.publish", adapters.publish), methods=["POST"]),
+        Route("/engine/adapters", parts.audited("engine.adapters.withdraw", adapters.withdraw), methods=["DELETE"]),
         Route("/engine/servers", of_model(EngineEndpoints.list_servers), methods=["GET"]),
         Route("/engine/servers", parts.audited("engine.servers.add", add), methods=["POST"]),
         Route("/engine/servers", parts.audited("engine.servers.remove", remove), methods=["DELETE"]),

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from proxy.engine.adapter_files import AdapterFiles
+from proxy.engine.adapters import Adapters
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
@@ -62,8 +64,9 @@ class ServedEngines:
         return iter((self.main, *self._others))
 
     def forget_session(self, session_id: str) -> None:
-        """Tell the engines that a session has ended."""
+        """Tell the engines and their adapters that a session has ended."""
         for each in self:
+            each.route.adapters.forget(session_id)
             if isinstance(each.engine, SessionEngine):
                 each.engine.forget_session(session_id)
 
@@ -86,6 +89,7 @@ def served_engine(
     renderer: Renderer,
     pool: FairPool,
     images: ImagePool,
+    files: AdapterFiles,
     declared: DeclaredModel | None = None,
     admin: EngineAdmin | None = None,
 ) -> ServedEngine:
@@ -95,6 +99,13 @@ def served_engine(
         gate=gate,
         renderer=renderer,
         prompts=prompts,
+        adapters=Adapters(
+            engine,
+            settings,
+            files.remove,
+            route="" if declared is None else declared.name,
+            lora=declared is not None and declared.lora,
+        ),
         tokens=Tokens(prompts, gate, images, settings),
         settings=settings,
         model=model_name(settings) if declared is None else declared.name,
@@ -110,13 +121,14 @@ def load_declared(
     images: ImagePool,
     pauses: PauseTable,
     owner: str,
+    files: AdapterFiles,
 ) -> list[ServedEngine]:
     """Build the engines of the declared models that have one of their own. Raises ConfigurationError."""
     found = []
     for each in models:
         if each.upstream is None and not each.of_server:
             with doing(f"loading the model of [models.{each.name}]"):
-                found.append(_load(each, settings, pool, images, pauses, owner))
+                found.append(_load(each, settings, pool, images, pauses, owner, files))
     return found
 
 
@@ -130,7 +142,13 @@ def load_externals(models: Sequence[DeclaredModel], settings: Settings) -> list[
 
 
 def _load(
-    declared: DeclaredModel, settings: Settings, pool: FairPool, images: ImagePool, pauses: PauseTable, owner: str
+    declared: DeclaredModel,
+    settings: Settings,
+    pool: FairPool,
+    images: ImagePool,
+    pauses: PauseTable,
+    owner: str,
+    files: AdapterFiles,
 ) -> ServedEngine:
     own = pinned(declared.settings(settings))
     make_engine = prepare_engine(own)
@@ -138,4 +156,4 @@ def _load(
     engine = make_engine(renderer.vocab_size, renderer)
     if isinstance(engine, NotedEngine):
         engine.pauses = Pauses(pauses, f"{owner}/{declared.name}", leads=True)
-    return served_engine(own, engine, Gate(engine, own), renderer, pool, images, declared)
+    return served_engine(own, engine, Gate(engine, own), renderer, pool, images, files, declared)

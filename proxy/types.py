@@ -417,8 +417,9 @@ class Interaction:
     `logprobs` are of; if it changed within the output, the one furthest from the rule. `replay`: the side columns that
     it recorded, and the number of missing rows of each (`proxy.side_columns.columns`). `route`: the name of the route
     that answered, "" without a table of models. `route_kind`: its kind then. Only turns of kind `policy` are trained.
-    `versions` count per route. A turn of kind `external` has no tokens; `external`: the `model`
-    that answered, in its own words, and its counts of tokens, as far as it told them.
+    `adapter`: the version of the LoRA adapter that sampled it; None: the base model. `versions` count per route. A turn
+    of kind `external` has no tokens; `external`: the `model` that answered, in its own words, and its counts of tokens,
+    as far as it told them.
     """
 
     id: str
@@ -474,6 +475,7 @@ class Interaction:
     replay: Mapping[str, int] = field(default_factory=dict)
     route: str = ""
     route_kind: RouteKind = RouteKind.POLICY
+    adapter: int | None = None
     external: Mapping[str, Json] = field(default_factory=dict)
 
     @property

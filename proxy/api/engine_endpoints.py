@@ -11,6 +11,7 @@ from proxy.api.audit_log import Endpoint, note
 from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
+from proxy.engine.adapters import Adapters
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
 from proxy.engine.interface import MEMORY_TAGS, Capability, PauseMode, ServerPool, WeightTransfer
@@ -38,14 +39,14 @@ class EngineEndpoints:
         servers: ServerPool | None,
         bodies: Bodies,
         settings: Settings,
+        adapters: Adapters,
         sight: Sight | None = None,
         model: DeclaredModel | None = None,
     ) -> None:
-        """`servers`: the engine's server pool; None if the engine is not a pool. `sight`: the model's vision.
-
-        `model`: the table of its route, if it has one.
+        """`servers`: the engine's server pool; None if the engine is not a pool. `adapters`: those of the engine.
+        `sight`: the model's vision. `model`: the table of its route, if it has one.
         """
-        self._model = model
+        self._adapters, self._model = adapters, model
         self._sight = None if sight is None else sight._asdict()
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
         self._bodies, self._revision = bodies, revision_of(settings)
@@ -82,6 +83,7 @@ class EngineEndpoints:
         if path is None:
             raise InvalidRequest("'path' is missing: it names the folder of the new weights", param="path")
         version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
+        self._adapters.check_weights()
         return await self._state(version=await self._admin.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
@@ -106,6 +108,7 @@ class EngineEndpoints:
             )
         note(request, version=version)
         step = WeightTransfer(request.scope["path"].rsplit("/", 1)[-1])
+        self._adapters.check_weights()
         return await self._state(version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:
@@ -180,6 +183,7 @@ class EngineEndpoints:
             "context_length": info.context_length,
             "detail": info.detail,
             "images": self._sight if Capability.IMAGES in info.capabilities else None,
+            "adapters": None if self._adapters.unused else self._adapters.show(),
         }
         if self._model is not None:
             state |= {"route": self._model.name, "kind": self._model.kind.value}

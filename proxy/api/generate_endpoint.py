@@ -95,7 +95,11 @@ class GenerateEndpoint:
                 if asked.images or route.renderer.has_vision:
                     ids, wanted.images = await route.tokens.seen(asked, asked.sender)
                     wanted.prompt = PromptIds(ids)
-                return await self._unrecorded(request, asked, wanted, route)
+                wanted.adapter = route.begin(None, asked.pinned)
+                try:
+                    return await self._unrecorded(request, asked, wanted, route)
+                finally:
+                    route.adapters.end(wanted.adapter)
             try:
                 turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
             except RunsElsewhere as found:

@@ -13,7 +13,7 @@ from proxy.settings import checks
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
-from tokengrove.options.start import Replay
+from tokengrove.options.start import AdapterPinning, Replay
 
 # Pillow treats a larger image as a decompression bomb.
 _MOST_PIXELS = 89_000_000
@@ -53,6 +53,13 @@ class Settings:
         None,
         "Hosts of external models that may be declared over HTTP: NAME or *.SUFFIX, separated by commas; their "
         "addresses may be private. None: no host. URLs of the configuration need no entry.",
+    )
+    max_live_versions: int = option(
+        4, "LoRA adapters of a model that serve at once; publishing another one waits until one is unused.", above=0
+    )
+    adapter_pinning: AdapterPinning = option(
+        AdapterPinning.SESSION,
+        "Adapter of a session's turns: session (the one that it began with) or follow (the newest at each turn).",
     )
     family: str | None = option(None, "Model family for rendering and parsing; none: from the model's config.json.")
     tool_parser: str | None = option(None, "Tool-call format; none: the family's.")

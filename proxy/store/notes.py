@@ -42,6 +42,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["route"] = node.route
     if node.route_kind is not RouteKind.POLICY:
         notes["route_kind"] = node.route_kind.value
+    if node.adapter is not None:
+        notes["adapter"] = node.adapter
     if node.external:
         notes["external"] = dict(node.external)
     return notes
@@ -62,6 +64,7 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
         "replay": notes.get("replay", {}),
+        "adapter": notes.get("adapter"),
         "external": notes.get("external", {}),
         "route": notes.get("route", ""),
         "route_kind": RouteKind(notes.get("route_kind", RouteKind.POLICY)),

@@ -43,7 +43,8 @@ class ReplyPlan:
     """The data that the `n` choices of one reply share. `sampling` includes the session's defaults and the budgets.
 
     `attempt`, `reply_id`: set before the turns start. `pool`: the images of the prompt that did not come with the
-    request. `columns`: the side columns to record.
+    request. `columns`: the side columns to record. `adapter`: the version of the adapter that samples;
+    None: the base model, or another server.
     """
 
     session: LiveSession
@@ -54,6 +55,7 @@ class ReplyPlan:
     grammar: Grammar | None
     best_effort: tuple[str, ...]
     pool: ImagePool
+    adapter: int | None = None
     attempt: Attempt = field(init=False)
     reply_id: str = ""
     columns: ColumnRequest | None = None
@@ -88,6 +90,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
         timeline=request.timeline if k == 0 else copy(request.timeline),
         images=PromptImages(prompt.images, plan.pool, request.files) if prompt.images else None,
         columns=plan.columns,
+        adapter=plan.adapter,
     )
     make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
     parser = new_parser(renderer, request, sampling, prompt.ids.tail(TAIL), make_id)
@@ -178,6 +181,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         template_options=request.template_options if parent is None else {},
         model=request.model,
         route=request.route,
+        adapter=plan.adapter,
         route_kind=RouteKind.EXTERNAL if isinstance(plan.route, ExternalRoute) else plan.route.kind,
         state_hash=request.state_hash or messages_hash(new_messages),
         purpose=request.purpose,

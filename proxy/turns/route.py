@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from proxy.engine.adapters import BASE, Adapters
 from proxy.engine.gate import Gate
 from proxy.models.declared import DeclaredModel
 from proxy.models.names import ModelNames
@@ -18,21 +19,23 @@ from proxy.types import SessionRecord, TurnRequest
 from proxy.upstream.client import UpstreamClient
 from tokengrove.errors import ModelNotFound, UnsupportedParameter, brief
 from tokengrove.options.model import RouteKind
+from tokengrove.options.start import AdapterPinning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineRoute:
     """A route that an engine serves.
 
-    `gate`, `renderer`, `prompts`, `tokens`, `texts`: its engine, and the prompts and texts of its model. `settings`:
-    the server's, with those of the route. `model`: its name, for requests that give none. `declared`: its table; None
-    without a table of models.
+    `gate`, `renderer`, `prompts`, `tokens`, `texts`: its engine, and the prompts and texts of its model. `adapters`:
+    those of its engine. `settings`: the server's, with those of the route. `model`: its name, for requests that give
+    none. `declared`: its table; None without a table of models.
     """
 
     gate: Gate
     renderer: Renderer
     prompts: Prompts
     tokens: Tokens
+    adapters: Adapters
     settings: Settings
     model: str
     declared: DeclaredModel | None = None
@@ -44,6 +47,23 @@ class EngineRoute:
     @property
     def name(self) -> str:
         return "" if self.declared is None else self.declared.name
+
+    def begin(self, session: LiveSession | None, pinned: int | None) -> int | None:
+        """Count a request that starts, and return the version of its adapter until `adapters.end`; None: none.
+
+        `pinned`: the version that it names. Raises NotFound for a version that is not live, and EngineUnavailable if
+        the route serves adapters only and has none yet.
+        """
+        adapters = self.adapters
+        if adapters.unused and pinned is None and (self.declared is None or not self.declared.lora):
+            return None
+        if session is None:
+            return adapters.begin(None, pinned=pinned)
+        wanted = session.record.turn_options.get("adapter_pinning") or self.settings.adapter_pinning
+        nodes = session.cache.nodes.values()
+        first = next((node.interaction for node in nodes if node.interaction.route == self.name), None)
+        recorded = None if first is None else first.adapter or BASE
+        return adapters.begin(session.id, pinned=pinned, policy=AdapterPinning(wanted), recorded=recorded)
 
     @property
     def kind(self) -> RouteKind:

@@ -162,6 +162,8 @@ class Turns:
         self.earlier.check_elsewhere(session, key)
         self.running.check_room(request)
         plan.reply_id = new_id()
+        if isinstance(route, EngineRoute):
+            plan.adapter = route.begin(session, request.pinned)
         choices = make_turns(plan)
         if isinstance(decision, NewSample):
             for failed in decision.superseded:
@@ -214,6 +216,8 @@ class Turns:
             left -= 1
             if not left:
                 self._attempt_ended(session, attempt)
+                if isinstance(plan.route, EngineRoute):
+                    plan.route.adapters.end(plan.adapter)
             self._ended(turn)
 
         for turn in choices:

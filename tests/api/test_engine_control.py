@@ -97,7 +97,8 @@ POSTS = [
     "update_weights_from_distributed", "end_weight_update", "release_memory", "resume_memory", "flush_cache", "servers",
 ]  # fmt: skip
 ROUTES = [("POST", f"/engine/{name}") for name in POSTS]
-ROUTES += [("GET", "/engine"), ("GET", "/engine/servers"), ("DELETE", "/engine/servers")]
+ROUTES += [(method, f"/engine/{name}") for method in ("GET", "DELETE") for name in ("servers", "adapters")]
+ROUTES += [("GET", "/engine"), ("POST", "/engine/adapters")]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -27,6 +27,7 @@ UNKNOWN = [
     ("/engine/release_memory", {"tag": ["weights"]}, "tag", "tags"),
     ("/engine/resume_memory", {"tag": ["weights"]}, "tag", "tags"),
     ("/engine/flush_cache", {"now": True}, "now", None),
+    ("/engine/adapters", {"path": "/a", "verson": 1}, "verson", "version"),
     ("/engine/servers", {"urls": "http://a"}, "urls", "url"),
     ("/mailbox/next", {"wait": 1}, "wait", "wait_s"),
     ("/mailbox/deliver", {"request_id": "r", "texts": "x"}, "texts", "text"),

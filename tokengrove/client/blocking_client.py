@@ -510,6 +510,35 @@ class Client(Connection):
         """Empty the engine's prefix cache."""
         return self.run(operations.engine_step("flush_cache", {}))
 
+    def publish_adapter(
+        self,
+        path: str | None = None,
+        *,
+        config: Mapping[str, Json] | None = None,
+        tensors: bytes | None = None,
+        version: int | None = None,
+        name: str | None = None,
+    ) -> int:
+        """Load a LoRA adapter and make it the newest version; return the version (default: one more than before).
+
+        `path`: a folder in PEFT's layout that the engine can read. Alternatively, `config` (the object in
+        adapter_config.json) and `tensors` (the bytes of adapter_model.safetensors). `name`: the model, if the server
+        has several policies. Waits while `--max-live-versions` are in use. Raises InvalidRequest for a version that is
+        not larger than before or an adapter that does not fit the model, and EngineIncapable if the engine has none.
+        """
+        return self.run(operations.publish_adapter(path, config, tensors, version, name))
+
+    def adapters(self) -> list[dict[str, Json]]:
+        """Return the adapters of each policy: its `name`, the `newest` version, the `live` ones, and `waiting_for`."""
+        return self.run(operations.adapters())
+
+    def withdraw_adapter(self, version: int, *, name: str | None = None) -> dict[str, Json]:
+        """Unload an adapter that is neither in use nor the newest; return the adapters of its policy.
+
+        Raises NotFound if it is not live, and InvalidRequest if it may not be unloaded.
+        """
+        return self.run(operations.withdraw_adapter(version, name))
+
     def servers(self) -> list[EngineServer]:
         """Return the engine servers of the pool. Raises EngineIncapable if the engine is not a pool of servers."""
         return self.run(operations.servers())

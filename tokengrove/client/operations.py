@@ -5,6 +5,7 @@ Nothing here does I/O, and both clients use it, so the blocking and the asyncio 
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import warnings
@@ -485,6 +486,29 @@ def engine_step(step: str, fields: Mapping[str, Json]) -> Steps[EngineState]:
 def update_weights(path: str, version: int | None, mode: str) -> Steps[int]:
     state = yield from engine_step("update_weights", {"path": path, "version": version, "mode": mode})
     return state.version
+
+
+def publish_adapter(
+    path: str | None, config: Mapping[str, Json] | None, tensors: bytes | None, version: int | None, name: str | None
+) -> Steps[int]:
+    """With a `version`, the server recognises a repetition by it and by the adapter."""
+    sent = None if tensors is None else base64.b64encode(tensors).decode()
+    body = _given({"name": name, "path": path, "config": config, "tensors": sent, "version": version})
+    repeat = Repeat.UNSENT if version is None else Repeat.READS
+    answer = yield Call("POST", "/engine/adapters", body, extra_timeout_s=_ENGINE_S, repeat=repeat)
+    return int(answer["version"])
+
+
+def adapters() -> Steps[list[dict[str, Json]]]:
+    answer = yield Call("GET", "/engine/adapters")
+    return list(answer["adapters"])
+
+
+def withdraw_adapter(version: int, name: str | None) -> Steps[dict[str, Json]]:
+    body = _given({"name": name, "version": version})
+    call = Call("DELETE", "/engine/adapters", body, extra_timeout_s=_ENGINE_S, repeat=Repeat.UNSENT)
+    answer: dict[str, Json] = yield call
+    return answer
 
 
 def servers() -> Steps[list[EngineServer]]:

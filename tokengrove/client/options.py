@@ -178,11 +178,14 @@ class SessionOptions(TypedDict, total=False):
     `tool_parser`: Format of tool calls, by a name of `--tool-parser`. Default: the server's.
     `parallel_tool_calls`: False ends each answer after its first call. Default: true.
     `chat_template_kwargs`: Options of the chat template for all turns, such as `enable_thinking`.
+    `models`: Names or patterns (`*`) that requests give as `model`, and the routes that serve them.
     `replay`: What turns record for training: kept sets, routed experts, alternatives. The agent's replies do not have
         it. Default: the server's.
     `max_kept`: Size of the largest kept set that is recorded, or of the largest complement of one. Default: the
         server's.
     `alternatives`: Alternatives of each sampled token that `top_logprobs` records. Default: the server's.
+    `adapter_pinning`: Which LoRA adapter samples its turns: the one that the session began with, or the newest at each
+        turn. Default: the server's.
     `session_id`: Id of the session. Default: `task_id` and a number.
     `group_id`: Group of the session, whose members are compared with each other.
     `group_size`: Number of sessions of the group; claims get them together, once all have ended.
@@ -204,9 +207,11 @@ class SessionOptions(TypedDict, total=False):
     tool_parser: str
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Json]
+    models: Mapping[str, str]
     replay: str | Sequence[str]
     max_kept: int
     alternatives: int
+    adapter_pinning: Literal["session", "follow"]
     session_id: str
     group_id: str
     group_size: int

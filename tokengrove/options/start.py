@@ -31,6 +31,16 @@ class Replay(StrEnum):
     TOP_LOGPROBS = "top_logprobs"
 
 
+class AdapterPinning(StrEnum):
+    """Which LoRA adapter samples the turns of a session.
+
+    `session`: the version that its first turn on the route began with. `follow`: the newest version at each turn.
+    """
+
+    SESSION = "session"
+    FOLLOW = "follow"
+
+
 class Delivery(StrEnum):
     """Who gives a session to trainers: the queue of claims, or whoever runs it, who exports it by its id."""
 
@@ -97,6 +107,12 @@ class TurnOptions:
         least=1,
         most=20,
         otherwise="the server's",
+    )
+    adapter_pinning: AdapterPinning | None = option(
+        None,
+        "Which LoRA adapter samples its turns: the one that the session began with, or the newest at each turn.",
+        otherwise="the server's",
+        note="[Adapters](models.md#adapters).",
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.types import Ids, ids_of
@@ -32,6 +32,7 @@ class ScriptedEngine:
     """Implements `proxy.engine.interface.Engine` by playing `script`.
 
     `requests`: every request received (while `keep_requests` is True), for tests. `aborted`: ids passed to `abort`.
+    `adapters`: the loaded adapters by version; they change only the version of the tokens.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ScriptedEngine:
         self.script = script
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
+        self.adapters: dict[int, AdapterSource] = {}
         self.keep_requests = True
         self.leads, self.busy_elsewhere = True, False
         self._info = EngineInfo(
@@ -114,6 +116,14 @@ class ScriptedEngine:
         """Raises EngineIncapable: there are no weights."""
         raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
+    async def load_adapter(self, version: int, source: AdapterSource) -> None:
+        """Note an adapter. It has no effect on the script, so `source` is not read."""
+        self.adapters[version] = source
+
+    async def unload_adapter(self, version: int) -> None:
+        """Forget an adapter; unknown versions are ignored."""
+        self.adapters.pop(version, None)
+
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Do nothing: there is no memory to release. A trainer's sleep is only a pause here."""
 
@@ -139,6 +149,8 @@ class ScriptedEngine:
             raise InvalidRequest(
                 f"input_ids has an id outside of the vocabulary (0 to {self._info.vocab_size - 1})", param="input_ids"
             )
+        if request.adapter is not None and request.adapter not in self.adapters:
+            raise InvalidRequest(f"adapter {request.adapter} is not loaded", param="model")
 
     async def _play(
         self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event
@@ -152,11 +164,11 @@ class ScriptedEngine:
                 return
             await self._wait(reply.delay_s, stopped)
             if stopped.is_set():
-                yield TokenChunk(ids_of(), array("f"), self._version, FinishReason.ABORT)
+                yield TokenChunk(ids_of(), array("f"), self._version_of(request), FinishReason.ABORT)
                 return
             piece = ids[start : start + reply.chunk]
             finish = self._finish(reply, ids, request) if start + reply.chunk >= len(ids) else None
-            yield self._chunk(reply, piece, finish, request.top_logprobs)
+            yield self._chunk(reply, piece, finish, request)
 
     async def _wait(self, delay_s: float, stopped: asyncio.Event) -> None:
         if delay_s:
@@ -180,9 +192,12 @@ class ScriptedEngine:
             return reply.finish
         return FinishReason.STOP if ids and ids[-1] in request.stop_token_ids else FinishReason.LENGTH
 
-    def _chunk(self, reply: Reply, ids: Ids, finish: FinishReason | None, top: int) -> TokenChunk:
-        count = len(ids) - 1 if reply.fault is Fault.BAD_LENGTHS else len(ids)
-        version = self._version if reply.version is None else reply.version
+    def _version_of(self, request: GenerateRequest) -> int:
+        return self._version if request.adapter is None else request.adapter
+
+    def _chunk(self, reply: Reply, ids: Ids, finish: FinishReason | None, request: GenerateRequest) -> TokenChunk:
+        count, top = len(ids) - 1 if reply.fault is Fault.BAD_LENGTHS else len(ids), request.top_logprobs
+        version = self._version_of(request) if reply.version is None else reply.version
         others = tuple(tuple(self._ranked(token, top)) for token in ids) if top else ()
         logprobs = array("f", [_LOGPROB]) * count
         return TokenChunk(ids, logprobs, version, finish, others, logprobs_of=reply.logprobs_of)

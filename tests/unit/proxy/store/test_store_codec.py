@@ -123,6 +123,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         completed_at=draw(st.none() | times),
         route=draw(plain_text),
         external=draw(objects),
+        adapter=draw(st.none() | st.integers(0, 2**40)),
         route_kind=draw(st.sampled_from(RouteKind)),
     )
 
@@ -212,6 +213,8 @@ def test_every_field_has_a_column() -> None:
         "replay",
         "route",
         "route_kind",
+        "adapter",
+        "external",
     }
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
