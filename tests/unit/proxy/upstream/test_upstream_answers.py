@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from proxy.types import Message, Role, ToolCall
+from proxy.upstream import client as client_module
 from proxy.upstream.answer import UpstreamUsage
 from proxy.upstream.events import EventDecoder
 from tests.unit.proxy.upstream.asking import asking, chat, joined
@@ -123,6 +124,17 @@ async def test_the_connection_is_kept_for_the_next_request(api: UpstreamApi) -> 
         for _ in range(3):
             await upstream.ask(chat())
         assert upstream.fake.connections == 1
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_answer_is_complete_whatever_its_connection_does_then(
+    api: UpstreamApi, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_REST_S", 0.01)
+    async with asking(api) as upstream:
+        answer = await upstream.ask(chat(), Sent(tuple(events_of(Spoken(), api)), whole=False, silent=silent))
+        assert answer.message.content == "fine"
 
 
 def chunks(*deltas: dict[str, Any], finish: str = "tool_calls") -> Sent:

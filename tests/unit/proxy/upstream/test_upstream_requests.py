@@ -8,6 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from pydantic import TypeAdapter
 
 from proxy.images.data_urls import data_url
 from proxy.models.declared import Upstream
@@ -133,7 +137,8 @@ def received(kind: UpstreamApi, asked: Api) -> dict[str, Any]:
         body["store"] = False
         del body["input"][1]
         body["input"][0]["type"] = body["input"][-1]["type"] = "message"
-        body["input"][1]["content"][0]["annotations"] = []
+        body["input"][0]["content"][1]["detail"] = "auto"
+        body["input"][1]["content"] = "Let me look."
         if asked is not Api.RESPONSES:  # a system message is not a field of other APIs
             first = {"type": "message", "role": "system", "content": body.pop("instructions")}
             body["input"].insert(0, first)
@@ -157,6 +162,31 @@ def seen(asked: Api) -> TurnRequest:
 async def test_each_api_reaches_each_kind_in_its_own_form(asked: Api, kind: UpstreamApi) -> None:
     async with asking(kind) as upstream:
         assert await upstream.body(seen(asked), files=[PICTURE]) == received(kind, asked)
+
+
+def plainly(value: Any) -> Any:
+    """A validated value, whose lists are iterators."""
+    if isinstance(value, dict):
+        return {name: plainly(item) for name, item in value.items()}
+    return value if isinstance(value, str | int | float | None) else [plainly(item) for item in value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "unknown"),
+    [
+        (CHAT, CompletionCreateParamsStreaming, set()),
+        (RESPONSES, ResponseCreateParamsStreaming, set()),
+        (MESSAGES, MessageCreateParamsStreaming, {"temperature", "top_p"}),  # only older models take them
+    ],
+)
+def test_what_a_model_receives_has_the_types_of_its_providers_sdk(
+    kind: UpstreamApi, params: Any, unknown: set[str]
+) -> None:
+    adapter = TypeAdapter(params)
+    for asked in APIS:
+        body = received(kind, asked)
+        known = {name: value for name, value in body.items() if name not in unknown}
+        assert plainly(adapter.validate_python(body)) == known
 
 
 @pytest.mark.parametrize(
@@ -291,6 +321,14 @@ def test_thinking_reaches_a_model_of_the_same_api_as_it_was_sent(thinking: dict[
     sent = written(request, MESSAGES)
     assert (sent["thinking"], sent["output_config"]) == (thinking, {"effort": "high"})
     assert written(request, CHAT)["reasoning_effort"] == "high"
+
+
+def test_disabled_thinking_is_the_effort_none_of_other_apis() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
+    request = parsed(Api.MESSAGES, {**body, **off})
+    assert {name: written(request, MESSAGES)[name] for name in off} == off
+    assert written(request, CHAT)["reasoning_effort"] == written(request, RESPONSES)["reasoning"]["effort"] == "none"
 
 
 def test_a_response_keeps_the_fields_of_its_own_api() -> None:
