@@ -13,7 +13,7 @@ import pytest
 from proxy.types import Message, Role, ToolCall
 from proxy.upstream import client as client_module
 from proxy.upstream.answer import UpstreamUsage
-from proxy.upstream.events import EventDecoder
+from proxy.upstream.events import Event, EventDecoder
 from tests.unit.proxy.upstream.asking import asking, chat, joined
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, events_of, fake_upstream, plain, streamed
 from tokengrove.options.model import UpstreamApi
@@ -79,7 +79,16 @@ def test_any_line_ends_comments_and_parts_give_the_same_events(api: UpstreamApi,
     decoder = EventDecoder()
     found = [event for at in range(0, len(stream), size) for event in decoder.feed(stream[at : at + size])]
     found += decoder.end()
-    assert [event.data for event in found] == [event.rpartition(b"data: ")[2].rstrip() for event in events]
+    names = [event.removeprefix(b"event: ").partition(b"\n")[0].decode() for event in events]
+    data = [event.rpartition(b"data: ")[2].rstrip() for event in events]
+    assert [event.data for event in found] == data
+    assert [event.name for event in found] == (names if api is not UpstreamApi.CHAT else [""] * len(events))
+
+
+def test_the_lines_of_an_event_are_joined_and_its_other_fields_ignored() -> None:
+    decoder = EventDecoder()
+    text = b"id: 1\ndata:a\nretry: 9\ndata: b\n: c\ndata\n\nevent: only\n\ndata: d"
+    assert [*decoder.feed(text), *decoder.end()] == [Event("", b"a\nb\n"), Event("", b"d")]
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -37,7 +37,12 @@ def test_listed_hosts_may_be_used(url: str) -> None:
             "http://127.0.0.1/v1",
             "http://0x0a000007",
         ),
-        *("https://api.judge.test@evil.test/v1", "https://evil.test\\@api.judge.test/v1", "https://@api.judge.test/v1"),
+        *(
+            "https://api.judge.test@evil.test/v1",
+            "https://evil.test\\@api.judge.test/v1",
+            "https://evil.test\\.models.test",
+            "https://@api.judge.test/v1",
+        ),
         *("https://api.judge.test/v1?x=1", "https://api.judge.test/v1#x", "https://evil.test#@api.judge.test"),
         *("ftp://api.judge.test/v1", "file:///etc/passwd", "//api.judge.test/v1", "api.judge.test/v1", ""),
         *("https://evil.test/\n.models.test", "https://ev\til.models.test/v1", "https://*.models.test/v1"),
