@@ -11,8 +11,8 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -184,26 +184,33 @@ def _emit(parts: AnswerParts, emit: Callable[[list[Delta]], None]) -> None:
 async def _read(response: httpx.Response, reader: _Reader, emit: Callable[[], None]) -> None:
     """Read a stream of events, or an answer that is sent as a whole although a stream was requested."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    chunks = _chunks(response)
-    if kind == "application/json":
-        reader.whole(json_of(b"".join([chunk async for chunk in chunks])))
-        return
-    if kind not in ("text/event-stream", ""):
-        raise Failure("the external model answers with something that is no stream of events", kind)
-    decoder = EventDecoder()
-    async for chunk in chunks:
-        ended = any(map(reader.read, decoder.feed(chunk)))
-        emit()
-        if ended:
-            with suppress(TimeoutError, Failure):
-                async with asyncio.timeout(_REST_S):
-                    async for _ in chunks:
-                        pass
+    async with aclosing(_chunks(response)) as chunks:
+        if kind == "application/json":
+            reader.whole(json_of(b"".join([chunk async for chunk in chunks])))
             return
-    any(map(reader.read, decoder.end()))
+        if kind not in ("text/event-stream", ""):
+            raise Failure("the external model answers with something that is no stream of events", kind)
+        decoder = EventDecoder()
+        async for chunk in chunks:
+            ended = any(map(reader.read, decoder.feed(chunk)))
+            emit()
+            if ended:
+                await _read_rest(chunks)
+                return
+        any(map(reader.read, decoder.end()))
 
 
-async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _read_rest(chunks: AsyncIterator[bytes]) -> None:
+    """Read the end of the connection's answer, so that it can be kept alive. The model's answer is complete."""
+    import httpx
+
+    with suppress(TimeoutError, Failure, httpx.HTTPError):
+        async with asyncio.timeout(_REST_S):
+            async for _ in chunks:
+                pass
+
+
+async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """The bytes of an answer. Raises Failure if they are encoded or too many."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise Failure("the external model answers in a content encoding that was not asked for")

@@ -23,7 +23,7 @@ def check_url(url: str, allowed_hosts: tuple[str, ...], name: str = "url") -> No
         port = parts.port
     except ValueError:
         raise _refused(name, "is no valid URL") from None
-    if not (url.isascii() and url.isprintable()) or " " in url or "\\" in url or len(url) > _MOST_LENGTH:
+    if not (url.isascii() and url.isprintable()) or " " in url or len(url) > _MOST_LENGTH:
         raise _refused(name, "is no valid URL")
     host = parts.hostname or ""
     if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:

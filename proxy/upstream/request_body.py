@@ -108,12 +108,23 @@ def _responses(request: TurnRequest, effort: str | None, upstream: Upstream) -> 
         wanted = format_fields(request.response_format)["response_format"]
         echo["text"] = {**echo.get("text", {}), "format": {"type": wanted["type"], **wanted.get("json_schema", {})}}
     body = responses_body(replace(request, echo={"store": False, **echo}))
+    for item in body["input"]:
+        _complete(item)
     if effort is not None:
         reasoning = {**(reasoning or {}), "effort": effort}
     if request.api is not Api.RESPONSES:  # in this API a tool without `strict` is strict, in the others it is not
         for tool in body.get("tools", ()):
             tool.setdefault("strict", False)
     return {**body, "reasoning": reasoning} if reasoning else body
+
+
+def _complete(item: dict[str, Any]) -> None:
+    """Write an input item as the API requires it of a client that does not refer to items by their ids."""
+    if item.get("role") == Role.ASSISTANT:
+        item["content"] = "".join(part["text"] for part in item["content"])
+    for parts in (item.get("content"), item.get("output")):
+        if isinstance(parts, list):
+            parts[:] = [{**part, "detail": "auto"} if part["type"] == "input_image" else part for part in parts]
 
 
 def _messages(request: TurnRequest, effort: str | None, upstream: Upstream) -> dict[str, Any]:
@@ -136,7 +147,9 @@ def _messages(request: TurnRequest, effort: str | None, upstream: Upstream) -> d
         body["thinking"] = thinking
     elif effort == "none":
         body["thinking"] = {"type": "disabled"}
-    output: dict[str, Any] = {} if effort in (None, "none") else {"effort": effort}
+    output = dict(request.reasoning_fields.get("output_config", {}))
+    if not output and effort not in (None, "none"):
+        output["effort"] = effort
     if request.response_format is not None:
         output["format"] = {"type": "json_schema", "schema": request.response_format.schema}
     return {**body, "output_config": output} if output else body

@@ -157,6 +157,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.TooManyConnections, good, raising(errors.TooManyConnections("full")), {}),
     (errors.EngineFailed, good, always(FAIL), {}),
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
+    (errors.UpstreamFailed, good, raising(errors.UpstreamFailed("the external model fails")), {}),
     (errors.EngineUnavailable, good, raising(errors.EngineUnavailable("paused")), {}),
     (errors.EngineLost, good, raising(errors.EngineLost("gone")), {}),
     (errors.EngineBusy, good, raising(errors.EngineBusy("full")), {}),
@@ -218,6 +219,23 @@ async def test_each_error_has_its_status_and_openai_envelope(
             assert 1 <= int(response.headers["retry-after"]) <= 30
         else:
             assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retried"),
+    [(404, "not_found", False), (422, "invalid_request", False), (429, "rate_limit", True)],
+)
+async def test_the_status_of_an_external_model_reaches_the_client(
+    tmp_path: Path, status: int, kind: str, retried: bool
+) -> None:
+    failure = errors.UpstreamFailed("it fails", status=status, retry_after_s=7)
+    async with serving(tmp_path, raising(failure)) as server:
+        response = await server.post(CHAT, GOOD)
+        assert response.status_code == status
+        assert response.json()["error"]["code"] == "upstream_failed"
+        assert response.json()["error"]["type"] == f"{kind}_error"
+        assert response.headers["x-should-retry"] == ("true" if retried else "false")
+        assert response.headers.get("retry-after") == ("7" if retried else None)
 
 
 def test_clients_retry_only_failures_that_can_pass() -> None:

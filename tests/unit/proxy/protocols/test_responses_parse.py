@@ -237,7 +237,7 @@ def test_the_text_format_is_a_response_format() -> None:
     assert request(text={"format": {"type": "text"}, "verbosity": "low"}).response_format is None
     assert request(text={"format": {"type": "json_object"}}).response_format == ResponseFormat(param="text.format")
     wanted = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
-    assert request(text=wanted).response_format == ResponseFormat(schema, param="text.format")
+    assert request(text=wanted).response_format == ResponseFormat(schema, param="text.format", strict=True)
     with pytest.raises(InvalidRequest) as caught:
         request(text={"format": {"type": "json_schema", "name": "n"}})
     assert caught.value.param == "text.format.schema"

@@ -13,7 +13,7 @@ ELSEWHERE = {
     *("api", "model", "messages", "tools", "sampling", "template_options", "dropped", "idempotency_key"),
     "request_id",
     *("state_hash", "purpose", "agent", "input_ids", "text", "images", "files"),
-    *("given", "retry", "response_format", "prefill", "timeline", "sender", "route", "pinned"),
+    *("given", "retry", "response_format", "prefill", "timeline", "sender", "route", "pinned", "reasoning_fields"),
 }
 ASK = (Message(Role.SYSTEM, "Be brief.", name=INSTRUCTIONS), Message(Role.USER, "one"))
 TOOLS = (Tool("f"),)

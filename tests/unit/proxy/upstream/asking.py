@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,12 +37,17 @@ async def no_images(digests: Sequence[str]) -> list[ImageFile]:
 
 
 class Asking:
-    """A client of a fake external model. `deltas`: those of the last answer, as they came: `emitted` together."""
+    """A client of a fake external model. `deltas`: those of the last answer; `on_delta`: called as they come."""
 
     def __init__(self, fake: FakeUpstream, upstream: Upstream) -> None:
         self.fake, self.upstream = fake, upstream
         self.client = UpstreamClient(upstream)
         self.emitted: list[list[Delta]] = []
+        self.on_delta: Callable[[], None] = lambda: None
+
+    def emit(self, deltas: list[Delta]) -> None:
+        self.emitted.append(deltas)
+        self.on_delta()
 
     @property
     def deltas(self) -> list[Delta]:
@@ -55,7 +60,7 @@ class Asking:
         self.fake.answers.extend(answers)
         self.emitted = []
         request = replace(request, files={**request.files, **{file.digest: file for file in files}})
-        return await self.client.answer(request, request.sampling, self.emitted.append, no_images)
+        return await self.client.answer(request, request.sampling, self.emit, no_images)
 
     async def body(self, request: TurnRequest, **more: Any) -> Any:
         """The JSON that the fake model receives."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import anthropic
@@ -9,7 +11,9 @@ import openai
 import pytest
 
 from proxy.types import Message, Role, ToolCall
+from proxy.upstream import client as client_module
 from proxy.upstream.answer import UpstreamUsage
+from proxy.upstream.events import Event, EventDecoder
 from tests.unit.proxy.upstream.asking import asking, chat, joined
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, events_of, fake_upstream, plain, streamed
 from tokengrove.options.model import UpstreamApi
@@ -53,24 +57,45 @@ async def test_text_reasoning_and_parallel_calls_arrive_as_they_were_said(api: U
 
 @pytest.mark.parametrize("api", APIS)
 async def test_deltas_are_emitted_while_the_answer_still_arrives(api: UpstreamApi) -> None:
+    arrived = asyncio.Event()
     async with asking(api) as upstream:
-        await upstream.ask(chat(), Spoken("two halves"))
-        assert len(upstream.emitted) >= 1 and joined(upstream.deltas) == [("text", "two halves")]
-        begun = events_of(Spoken("two halves"), api)[:-4]
-        with pytest.raises(Exception, match="breaks off"):
-            await upstream.ask(chat(), Sent(tuple(begun)))
-        assert joined(upstream.deltas)[0][1] in "two halves"
+        half = next(at for at, event in enumerate(events_of(Spoken("two halves"), api)) if b'"two h"' in event)
+        upstream.fake.answers.append(Sent(tuple(events_of(Spoken("two halves"), api)[: half + 1]), silent=True))
+        upstream.on_delta = arrived.set
+        asked = asyncio.create_task(upstream.ask(chat()))
+        await arrived.wait()
+        assert joined(upstream.deltas) == [("text", "two h")] and not asked.done()
+        asked.cancel()
+        await upstream.fake.left.wait()  # the connection of a cancelled request is closed
 
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("size", [1, 7, 10**6])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-async def test_any_line_ends_comments_and_parts_give_the_same_answer(api: UpstreamApi, size: int, end: bytes) -> None:
-    stream = b"\xef\xbb\xbf: hello\n\n" + b": still there\n\n".join(events_of(SAID, api))
+def test_any_line_ends_comments_and_parts_give_the_same_events(api: UpstreamApi, size: int, end: bytes) -> None:
+    events = events_of(SAID, api)
+    stream = b"\xef\xbb\xbf: hello\n\n" + b": still there\n\n".join(events)
     stream = stream.rstrip(b"\n").replace(b"\n", end)  # the last event has no empty line
-    pieces = tuple(stream[at : at + size] for at in range(0, len(stream), size))
+    decoder = EventDecoder()
+    found = [event for at in range(0, len(stream), size) for event in decoder.feed(stream[at : at + size])]
+    found += decoder.end()
+    names = [event.removeprefix(b"event: ").partition(b"\n")[0].decode() for event in events]
+    data = [event.rpartition(b"data: ")[2].rstrip() for event in events]
+    assert [event.data for event in found] == data
+    assert [event.name for event in found] == (names if api is not UpstreamApi.CHAT else [""] * len(events))
+
+
+def test_the_lines_of_an_event_are_joined_and_its_other_fields_ignored() -> None:
+    decoder = EventDecoder()
+    text = b"id: 1\ndata:a\nretry: 9\ndata: b\n: c\ndata\n\nevent: only\n\ndata: d"
+    assert [*decoder.feed(text), *decoder.end()] == [Event("", b"a\nb\n"), Event("", b"d")]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_an_answer_in_other_line_ends_and_parts_is_the_same(api: UpstreamApi) -> None:
+    stream = b"".join(events_of(SAID, api)).replace(b"\n", b"\r\n")
     async with asking(api) as upstream:
-        answer = await upstream.ask(chat(tools=TOOLS), Sent(pieces))
+        answer = await upstream.ask(chat(tools=TOOLS), Sent((stream[:100], stream[100:777], stream[777:])))
         assert answer.message.content == "Let me look." and len(answer.message.tool_calls) == 2
 
 
@@ -110,10 +135,19 @@ async def test_the_connection_is_kept_for_the_next_request(api: UpstreamApi) -> 
         assert upstream.fake.connections == 1
 
 
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("silent", [True, False])
+async def test_an_answer_is_complete_whatever_its_connection_does_then(
+    api: UpstreamApi, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_REST_S", 0.01)
+    async with asking(api) as upstream:
+        answer = await upstream.ask(chat(), Sent(tuple(events_of(Spoken(), api)), whole=False, silent=silent))
+        assert answer.message.content == "fine"
+
+
 def chunks(*deltas: dict[str, Any], finish: str = "tool_calls") -> Sent:
     """A streamed chat completion with these deltas."""
-    import json
-
     values: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     values.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
     return Sent(tuple(b"data: " + json.dumps(value).encode() + b"\n\n" for value in values))

@@ -33,6 +33,7 @@ from tokengrove.errors import (
     SessionNotFound,
     TooManyRequests,
     Unauthorized,
+    UpstreamFailed,
 )
 
 ADMIN_KEY = "admin-key-of-the-test"
@@ -103,6 +104,12 @@ def test_an_answer_without_a_known_code_becomes_the_class_of_its_status(
     assert type(error) is kind
     if kind is ServerUnreachable:
         assert "http://elsewhere:8080 " in error.message and "secret" not in error.message
+
+
+@pytest.mark.parametrize(("status", "retryable"), [(400, False), (429, True), (502, True), (504, True)])
+def test_the_failure_of_an_external_model_comes_back_with_its_status(status: int, retryable: bool) -> None:
+    error = error_of(httpx.Response(status, json={"error": {"message": "no room", "code": "upstream_failed"}}))
+    assert (type(error), error.status, error.retryable) == (UpstreamFailed, status, retryable)
 
 
 def test_an_answer_that_is_not_json_is_an_error_that_names_the_address() -> None:
