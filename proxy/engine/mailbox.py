@@ -29,7 +29,7 @@ from tokengrove.errors import (
 from tokengrove.reasons import FinishReason
 
 _REMEMBERED_ANSWERS = 65_536
-_MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC})
+_MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC, Capability.ADAPTERS})
 
 
 @dataclass(slots=True, eq=False)
