@@ -51,19 +51,20 @@ def adapter_logprobs(
 
     with torch.no_grad():
         given = torch.tensor([[*prompt, *output]])
-        logits = _adapted(model, adapter)(given, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits = adapted_model(model, adapter)(given, use_cache=False).logits[0, len(prompt) - 1 : -1]
     logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
     return [float(value) for value in logprobs[range(len(output)), list(output)]]
 
 
 def _base(model: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    from proxy.engine.transformers.loading import read_model
 
-    return AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+    return read_model(model, "cpu")
 
 
 @lru_cache(maxsize=16)
-def _adapted(model: Path, adapter: Path | None) -> Any:
+def adapted_model(model: Path, adapter: Path | None) -> Any:
+    """PEFT's model with an adapter, in float32; the base model without one."""
     from peft import PeftModel
 
     if adapter is None:

@@ -137,8 +137,9 @@ def read_pairs(files: AdapterFiles, model: Any, linears: Mapping[str, Any]) -> d
         halves.setdefault(found[1], {})[found[2]] = tensor
     for name in halves.keys() - linears.keys():
         raise _unfit(_why_no_target(name, model))
-    _check_targets(config, halves.keys(), model)
-    return {name: _pair(name, half, linears[name], config, model.device) for name, half in halves.items()}
+    pairs = {name: _pair(name, half, linears[name], config, model.device) for name, half in halves.items()}
+    _check_targets(config, pairs.keys(), model)
+    return pairs
 
 
 _HOW_TO_TARGET = "; train an adapter whose target_modules are linear layers of the decoder only"
@@ -168,6 +169,8 @@ def _pair(name: str, half: Mapping[str, Any], linear: Any, config: Any, device: 
 
 def _check_variants(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise InvalidRequest for a field that changes what an adapter computes, and is neither honoured nor unset."""
+    if parameters := config.get("target_parameters"):
+        raise _unfit(f"target_parameters {parameters} is not supported, as experts have them{_HOW_TO_TARGET}")
     ignored = {*_HONOURED, *_WITHOUT_EFFECT, "peft_type", "task_type", "init_lora_weights"}
     for name in sorted(config.keys() - ignored):
         if config[name] and config[name] != defaults.get(name):
