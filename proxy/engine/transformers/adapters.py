@@ -24,9 +24,9 @@ _keys = itertools.count(1)
 
 
 class _Step(NamedTuple):
-    """The rows of a step. `count`: of all. `of`: of each adapter, as an index."""
+    """The rows of a step. `total`: how many. `of`: those of each adapter, as an index."""
 
-    count: int
+    total: int
     of: Sequence[tuple[Adapter, slice | torch.Tensor]]
 
 
@@ -120,7 +120,7 @@ class Adapters:
         if not adapted:
             return None
         flat, result = given.reshape(-1, given.shape[-1]), output.reshape(-1, output.shape[-1])
-        if flat.shape[0] != step.count:
+        if flat.shape[0] != step.total:
             why = f"the layer {name} does not take in every token; train an adapter without it"
             self._misfits.update((adapter.prefix_key, why) for adapter, _ in adapted)
             return None

@@ -73,8 +73,10 @@ class _Keyed(list[int]):
         self._key, self._block_tokens = key, block_tokens
 
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
+        if not isinstance(place, slice):
+            return super().__getitem__(place)
         part = super().__getitem__(place)
-        first = isinstance(place, slice) and place.indices(len(self))[0] == 0 and len(part) == self._block_tokens
+        first = place.indices(len(self))[0] == 0 and len(part) == self._block_tokens
         return [*part, self._key] if first else part
 
 
