@@ -138,6 +138,8 @@ def read_pairs(files: AdapterFiles, model: Any, linears: Mapping[str, Any]) -> d
     for name in halves.keys() - linears.keys():
         raise _unfit(_why_no_target(name, model))
     pairs = {name: _pair(name, half, linears[name], config, model.device) for name, half in halves.items()}
+    if config.target_modules == "all-linear":
+        config.target_modules = set(linears)
     _check_targets(config, pairs.keys(), model)
     return pairs
 
@@ -185,8 +187,6 @@ def _check_targets(config: Any, given: Any, model: Any) -> None:
         raise _unfit(f"{_TENSORS} has no tensors; save the adapter with PEFT's save_pretrained")
     if not config.target_modules:
         raise _unfit("target_modules is empty; name the linear layers that the adapter has")
-    if config.target_modules == "all-linear":
-        return
     wanted = {name for name, _ in model.named_modules() if name and check_target_module_exists(config, name)}
     for name in sorted(wanted - given):
         raise _unfit(f"{_CONFIG} targets {name}, for which {_TENSORS} has no tensors{_HOW_TO_TARGET}")

@@ -23,11 +23,12 @@ Q_PROJ = "base_model.model.layers.0.q_proj"
 
 
 class Layer(torch.nn.Module):
-    """A layer with a linear layer of its own, one of an expert, and a module of another kind."""
+    """A layer with two linear layers of its own, one of an expert, and a module of another kind."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q_proj = torch.nn.Linear(4, 6, bias=False)
+        self.o_proj = torch.nn.Linear(6, 4)
         self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4)])
         self.norm = torch.nn.LayerNorm(4)
 
@@ -68,6 +69,10 @@ def test_an_adapter_in_half_precision_is_applied_in_float32(model) -> None:
     assert pair.a.dtype == pair.b.dtype == torch.float32
 
 
+def test_all_linear_is_every_linear_layer_that_is_not_excluded(model) -> None:
+    assert pairs(model, target_modules="all-linear", exclude_modules=["o_proj"]).keys() == {"layers.0.q_proj"}
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -87,6 +92,7 @@ def test_an_adapter_in_half_precision_is_applied_in_float32(model) -> None:
         ({"target_modules": []}, "target_modules is empty"),
         ({"target_modules": ["q_proj", "lm_head"]}, "targets lm_head, for which .* has no tensors"),
         ({"target_modules": ["k_proj"]}, "tensors of layers.0.q_proj, which .* does not target"),
+        ({"target_modules": "all-linear"}, "targets layers.0.o_proj, for which .* has no tensors"),
         ({"exclude_modules": ["q_proj"]}, "tensors of layers.0.q_proj, which .* does not target"),
         ({"layers_to_transform": [1]}, "tensors of layers.0.q_proj, which .* does not target"),
         ({"r": 0}, "the rank 0"),

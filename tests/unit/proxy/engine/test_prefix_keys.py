@@ -49,7 +49,7 @@ class Cache:
         """Run a prompt; return the id of its request, and how many tokens were cached."""
         serial = Serial(f"{name}{key}", key) if key else name
         found = self.search_prefix_match(serial, ids)
-        while self.pool.count_free_blocks(0) < len(ids) // PAGE:
+        while self.pool.count_free_blocks(0) < -(-(len(ids) - found) // PAGE):
             self.pool.allocate_sector(0)
         self.allocator.allocate_cache_to_request(serial, found, len(ids) - found)
         self.allocator.mark_complete_blocks(serial, ids, (len(ids) - found) // PAGE)
