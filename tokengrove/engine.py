@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from proxy.engine.callbacks import CallbackEngine
     from proxy.engine.chunks import TakeChunk, TokenChunk
     from proxy.engine.contract import CHECKS
-    from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode, WeightTransfer
+    from proxy.engine.interface import (
+        AdapterEngine,
+        AdapterSource,
+        Capability,
+        Engine,
+        EngineInfo,
+        PauseMode,
+        WeightTransfer,
+    )
     from proxy.engine.requests import GenerateRequest, check_request
     from proxy.types import Ids, Logprobs, SamplingParams, ids_of
     from tokengrove.reasons import FinishReason
 
 __all__ = [
     "CHECKS",
+    "AdapterEngine",
+    "AdapterSource",
     "CallbackEngine",
     "Capability",
     "Engine",
@@ -41,7 +51,15 @@ _MODULES = {
     "engine.callbacks": ("CallbackEngine",),
     "engine.chunks": ("TakeChunk", "TokenChunk"),
     "engine.contract": ("CHECKS",),
-    "engine.interface": ("Capability", "Engine", "EngineInfo", "PauseMode", "WeightTransfer"),
+    "engine.interface": (
+        "AdapterEngine",
+        "AdapterSource",
+        "Capability",
+        "Engine",
+        "EngineInfo",
+        "PauseMode",
+        "WeightTransfer",
+    ),
     "engine.requests": ("GenerateRequest", "check_request"),
     "types": ("Ids", "Logprobs", "SamplingParams", "ids_of"),
 }

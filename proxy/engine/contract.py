@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode
+from proxy.engine.interface import AdapterEngine, AdapterSource, Capability, Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.types import Ids, SamplingParams, ids_of
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import EngineUnavailable, InvalidRequest
 from tokengrove.reasons import FinishReason
 
 ContractCheck = Callable[[Engine, Ids], Awaitable[None]]
@@ -31,6 +31,7 @@ TIMEOUT_S = 120.0
 """The limit in seconds for each of these small requests; an engine that takes longer is considered hung."""
 
 _LONG = 1000
+_UNKNOWN_VERSION = 987_654_321
 _SUMS = """
 root ::= sum | "(" sum ")"
 sum ::= digit
@@ -285,6 +286,18 @@ async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) ->
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
+async def check_an_unknown_adapter_is_refused(engine: Engine, prompt_ids: Ids) -> None:
+    """A request that names an adapter that is not loaded is refused, and leaves the engine usable."""
+    if not isinstance(engine, AdapterEngine) or Capability.ADAPTERS not in engine.info().capabilities:
+        return
+    try:
+        await complete(engine, replace(request_for(prompt_ids, 4), adapter=_UNKNOWN_VERSION))
+    except (EngineUnavailable, InvalidRequest):
+        await check_max_tokens_is_exact(engine, prompt_ids)
+        return
+    raise AssertionError("a request that names an adapter that is not loaded must raise EngineUnavailable")
+
+
 CHECKS: tuple[ContractCheck, ...] = (
     check_info_is_sane,
     check_chunks_keep_the_invariants,
@@ -304,7 +317,37 @@ CHECKS: tuple[ContractCheck, ...] = (
     check_concurrent_requests_are_independent,
     check_released_memory_comes_back,
     check_out_of_vocabulary_is_refused,
+    check_an_unknown_adapter_is_refused,
 )
+
+
+async def check_adapters_are_versions(
+    engine: Engine, prompt_ids: Ids, first: AdapterSource, second: AdapterSource
+) -> None:
+    """Check adapters that are loaded, named and unloaded. Not in CHECKS: it needs two different adapters of the model.
+
+    They must have weights that change the logprobs. Their versions are 1 and 2.
+    """
+    if not isinstance(engine, AdapterEngine) or Capability.ADAPTERS not in engine.info().capabilities:
+        return
+    base = await complete(engine, request_for(prompt_ids, 8, temperature=0.0))
+    replies = []
+    for version, source in ((1, first), (2, second)):
+        await engine.load_adapter(version, source)
+        await engine.load_adapter(version, source)
+        request = replace(request_for(prompt_ids, 8, temperature=0.0), adapter=version)
+        replies.append(await complete(engine, request))
+        assert set(replies[-1].versions) == {version}, "tokens must carry the version of the adapter that sampled them"
+    again = await complete(engine, request_for(prompt_ids, 8, temperature=0.0))
+    assert set(again.versions) == {engine.info().weight_version}, "tokens of the base model must carry its own version"
+    assert again.ids == base.ids and _close(again.logprobs, base.logprobs), "adapters must not change the base model"
+    for one, other in itertools.combinations([base, *replies], 2):
+        same = one.ids == other.ids and _close(one.logprobs, other.logprobs)
+        assert not same, "each adapter must change the logprobs in its own way"
+    for version in (1, 2):
+        await engine.unload_adapter(version)
+        await engine.unload_adapter(version)
+    await check_an_unknown_adapter_is_refused(engine, prompt_ids)
 
 
 async def check_grammars_are_followed(

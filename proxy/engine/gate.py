@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
-from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
+from proxy.engine.interface import AdapterEngine, Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
 from proxy.engine.pause_state import PauseState
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.settings import Settings
@@ -30,6 +30,7 @@ from proxy.types import Ids, Logprobs, ids_of
 from tokengrove.errors import (
     SHUTTING_DOWN,
     EngineFailed,
+    EngineIncapable,
     EngineLost,
     EngineTimeout,
     EngineUnavailable,
@@ -133,6 +134,7 @@ class Gate:
         self.state = PauseState()
         self._engine, self._sample = engine, sampler(engine)
         self._servers = engine if isinstance(engine, ServerPool) else None
+        self._has_adapters = isinstance(engine, AdapterEngine)
         self._metrics = metrics or EngineMetrics()
         self._settings = settings
         self._flights: set[_InFlight] = set()
@@ -193,10 +195,12 @@ class Gate:
         Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and other errors of the engine;
         EngineLost only if more than five servers were lost while they ran the request, or if one is lost in the middle
         of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`;
-        UnsupportedParameter for images if the engine does not take them.
+        UnsupportedParameter for images if the engine does not take them; EngineIncapable for an adapter if it has none.
         """
         if request.images is not None:
             self._check_images()
+        if request.adapter is not None:
+            self._check_adapters(request.adapter)
         await self.enter()
         request.timeline.admitted = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -223,6 +227,14 @@ class Gate:
             raise UnsupportedParameter(
                 f"the engine {info.name!r} does not take images for the model {info.model!r}; send text only",
                 param="messages",
+            )
+
+    def _check_adapters(self, version: int) -> None:
+        info = self.info()
+        if not self._has_adapters or Capability.ADAPTERS not in info.capabilities:
+            raise EngineIncapable(
+                f"the engine {info.name!r} cannot sample with the adapter of version {version}, since it serves no "
+                "adapters; name the base model"
             )
 
     async def hold(self, mode: PauseMode) -> None:
@@ -361,7 +373,9 @@ class Gate:
                 flight.running = False
                 self._ended.set()
             if flight.left <= 0:
-                last = TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
+                adapter = flight.request.adapter
+                version = self.info().weight_version if adapter is None else adapter
+                last = TokenChunk(ids_of(), Logprobs("f"), version, FinishReason.LENGTH)
                 return flight.take(last) or FinishReason.LENGTH
             if wait_s or self.closed:
                 await self._readmitted(flight, wait_s)

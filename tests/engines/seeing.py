@@ -65,11 +65,16 @@ def seen(folder: Path, *parts: Part) -> Seen:
     return Seen(ids, tuple(placed), tuple(files))
 
 
-def plain_logprobs(folder: Path, prompt: Seen, output: Sequence[int], temperature: float = 1.0) -> list[float]:
-    """Logprobs of `output` after `prompt` by one forward pass with all pixels; transformers computes the positions."""
+def plain_logprobs(
+    folder: Path, prompt: Seen, output: Sequence[int], temperature: float = 1.0, adapted: Any = None
+) -> list[float]:
+    """Logprobs of `output` after `prompt` by one forward pass with all pixels; transformers computes the positions.
+
+    `adapted`: the model with an adapter, instead of the one in `folder`.
+    """
     import torch
 
-    model = _model(str(folder))
+    model = adapted or _model(str(folder))
     ids = torch.tensor([[*prompt.ids, *output]])
     given = _tensors(folder, *prompt.files) if prompt.files else {}
     if given:

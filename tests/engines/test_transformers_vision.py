@@ -6,21 +6,23 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_images_are_seen, complete
-from proxy.engine.interface import Capability, PauseMode
+from proxy.engine.interface import AdapterSource, Capability, PauseMode
 from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
 from proxy.engine.transformers import sight
 from proxy.engine.transformers.engine import TransformersEngine
 from proxy.images.prompt_images import PromptImages
 from proxy.settings import Settings
 from proxy.types import ImageFile, PlacedImage, ids_of
+from tests.adapters import adapted_model, write_adapter
 from tests.engines.gates import AdminGate
-from tests.engines.seeing import Seen, check_blind_differs, check_exact, seen
+from tests.engines.seeing import Seen, check_blind_differs, check_exact, plain_logprobs, seen
 from tests.vision import KINDS, image_file
 from tests.wide import CROSSED
 from tokengrove.errors import EngineFailed, InvalidRequest
@@ -122,6 +124,23 @@ async def test_later_turns_take_earlier_images_from_the_prefix_cache(engine: Tra
         assert chunks[0].cached_tokens is not None and chunks[0].cached_tokens >= known
         known = (len(prompt.ids) + len(reply.ids) - 1) // 32 * 32
         prompt = prompt.then(folder, reply.ids, LAST, image_file(90 + turn, 90, turn), MORE)
+
+
+@pytest.mark.engines
+async def test_adapters_see_images_in_one_batch_and_share_no_prefix(
+    own_engine: TransformersEngine, folder: Path, tmp_path: Path
+) -> None:
+    adapters: dict[int | None, Path | None] = {None: None}
+    for version in (1, 2):
+        adapters[version] = write_adapter(folder, tmp_path / str(version), version)
+        await own_engine.load_adapter(version, AdapterSource(str(adapters[version])))
+    prompt = of(folder, range(200, 240), image_file(120, 120, 1), MORE)
+    for _ in range(2):  # the second time all of them are in the cache
+        requests = [replace(prompt.request(8), adapter=version) for version in adapters]
+        replies = await asyncio.gather(*(complete(own_engine, request) for request in requests))
+        for (version, adapter), reply in zip(adapters.items(), replies, strict=True):
+            expected = plain_logprobs(folder, prompt, reply.ids, adapted=adapted_model(folder, adapter))
+            assert reply.logprobs == pytest.approx(expected, abs=1e-4) and set(reply.versions) == {version or 0}
 
 
 @pytest.mark.engines

@@ -598,6 +598,7 @@ OUTSIDE: dict[str, set[str]] = {
         "trajectory",
         "upstream",
     },
+    "peft": {"engine.transformers"},
     "prometheus_client": {"telemetry"},
     "pyarrow": {"export_formats", "tokengrove.client.readers", "tokengrove.roll.rock", "tokengrove.runs"},
     "pydantic": {"tokengrove.rollout.harbor", "tokengrove.verl.tools"},
@@ -612,7 +613,7 @@ OUTSIDE: dict[str, set[str]] = {
         "tokengrove.terminal",
         "tokengrove.tree_view",
     },
-    "safetensors": {"engine.tiny"},
+    "safetensors": {"engine.tiny", "engine.transformers"},
     "sglang": {"engine.sglang"},
     "sqlalchemy": {"store", "store.sql"},
     "starlette": {"api", "app", "commands", "page", "serving"},
@@ -647,6 +648,7 @@ OUTSIDE: dict[str, set[str]] = {
 }
 LAZY = {
     *("torch", "transformers", "sglang", "PIL", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
+    "peft",
     *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray", "hydra", "omegaconf"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""

@@ -1,8 +1,9 @@
 """transformers' continuous batching with our sampler. No other module uses its internals.
 
-There are three hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
+There are four hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
 logits of every request that takes a token in this step, and writes the tokens. `CacheAllocator.register_cache_tensor`
 replaces the tensor of the KV cache, and its `block_table` says in which blocks a request has its keys and values.
+`PagedAttentionCache.search_prefix_match` and `CacheAllocator.mark_complete_blocks` find and announce shared prefixes.
 `check_hooks` and `check_cache` verify at start that they exist. A pause parks the batching thread between two steps;
 only then may `forget`, `free_cache` and `allocate_cache` be called.
 """
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.engine.transformers.adapter_files import Adapter
 from proxy.engine.transformers.latent_attention import pad_updates, widened
+from proxy.engine.transformers.prefix_keys import PrefixKeys
 from tokengrove.errors import ConfigurationError, EngineFailed
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class StepEntry:
     """One request in a step.
 
     `processed`: the number of its tokens that the model processes. `first`: the position of the first of them in its
-    sequence. `takes_token`: it takes a new token in this step. `carried`: the object that was submitted with it.
+    sequence. `takes_token`: it takes a new token in this step. `carried`, `adapter`: as submitted with it.
     """
 
     serial: str
@@ -49,12 +52,15 @@ class StepEntry:
     takes_token: bool
     first: int
     carried: Any = None
+    adapter: Adapter | None = None
 
 
 class _Loaded(str):
-    """A serial that carries an object, which a cancelled request needs if it runs one more step."""
+    """A serial that carries objects, which a cancelled request needs if it runs one more step."""
 
     carried: Any = None
+    adapter: Adapter | None = None
+    prefix_key = 0
 
 
 StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
@@ -73,6 +79,7 @@ class ContinuousBatch:
         self._sizes = sizes
         self._sampler = sampler
         self._manager: Any = None
+        self._keys: PrefixKeys | None = None
         self._paused: AbstractContextManager[None] | None = None
 
     def start(self) -> None:
@@ -100,6 +107,7 @@ class ContinuousBatch:
             raise ConfigurationError(f"transformers cannot run this model in continuous batching: {error}") from error
         check_cache(self._manager.batch_processor.cache)
         pad_updates(self._manager.batch_processor.cache, text_config)
+        self._keys = PrefixKeys(self._manager.batch_processor.cache, self._sharing)
         self._manager.batch_processor.model_runner._sample = self._sample
         self._manager.start()
 
@@ -115,20 +123,34 @@ class ContinuousBatch:
         return "the engine's batching thread has ended" + (f": {error}" if error is not None else "")
 
     def submit(
-        self, serial: str, ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int], carried: Any = None
+        self,
+        serial: str,
+        ids: Sequence[int],
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        carried: Any = None,
+        adapter: Adapter | None = None,
     ) -> None:
         """Queue a request. Raises EngineFailed if the batching thread has ended.
 
-        `carried`: an object that each `StepEntry` of the request carries.
+        `carried`, `adapter`: each `StepEntry` of the request carries them. Requests share prefixes only with requests
+        of the same adapter.
         """
-        if carried is not None:
+        if carried is not None or adapter is not None:
             serial = _Loaded(serial)
-            serial.carried = carried
+            serial.carried, serial.adapter = carried, adapter
+            serial.prefix_key = 0 if adapter is None else adapter.prefix_key
         taken = self._manager.add_request(
             list(ids), request_id=serial, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or [-1]
         )
         if taken is None:
             raise EngineFailed(self.reason_of_death)
+
+    @property
+    def prefix_keys(self) -> PrefixKeys:
+        """The keys of shared prefixes; valid after `start`."""
+        assert self._keys is not None
+        return self._keys
 
     def cancel(self, serial: str) -> None:
         """Free a request before the next step; an unknown serial is ignored."""
@@ -145,9 +167,9 @@ class ContinuousBatch:
         entries = []
         for future in futures:
             state, count = future.state, future.query_length
-            carried = getattr(state.request_id, "carried", None)
-            first = state.position_offset - count
-            entries.append(StepEntry(state.request_id, count, future.has_new_token, first, carried))
+            serial, first = state.request_id, state.position_offset - count
+            carried, adapter = getattr(serial, "carried", None), getattr(serial, "adapter", None)
+            entries.append(StepEntry(serial, count, future.has_new_token, first, carried, adapter))
         return entries
 
     @property
@@ -266,6 +288,8 @@ def check_hooks() -> None:
         register = CacheAllocator.register_cache_tensor
         found = found and _takes(register, "bytes_per_sector", "non_trash_bytes", "cache_tensor", "pool")
         found = found and _takes(PagedAttentionCache.update, "key_states", "value_states", "layer_idx", "kwargs")
+        found = found and _takes(PagedAttentionCache.search_prefix_match, "request_id", "prompt_ids")
+        found = found and len(inspect.signature(CacheAllocator.mark_complete_blocks).parameters) == 4
     except (ImportError, AttributeError):
         found = False
     if not found:

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.transformers.adapter_files import Adapter
+from proxy.engine.transformers.adapters import Adapters
 from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
 from proxy.engine.transformers.expert_rows import ExpertRows, PendingExperts
 from proxy.engine.transformers.experts import ExpertHooks, expert_modules, unrecognised_experts
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler, GrammarState
-from proxy.engine.transformers.inflight import InFlight, Item, aborted, post
+from proxy.engine.transformers.inflight import InFlight, Item, post
 from proxy.engine.transformers.loading import (
     SEEING,
     choose_sizes,
@@ -69,7 +71,7 @@ _RUNNING_ON_CPU = 8
 
 
 class TransformersEngine:
-    """Implements `proxy.engine.interface.Engine` on the Hugging Face model in `folder`."""
+    """Implements `Engine` and `AdapterEngine` of `proxy.engine.interface` on the Hugging Face model in `folder`."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """Parse options; load nothing yet. Raises ConfigurationError for an unknown `--engine-arg`."""
@@ -84,6 +86,7 @@ class TransformersEngine:
         self._blind = ""
         self._experts: ExpertRows | None = None
         self._unrecognised = ""
+        self._adapters: Adapters | None = None
         self._context_length = 0
         self._version = 0
         self._released: frozenset[str] = frozenset()
@@ -105,12 +108,16 @@ class TransformersEngine:
         threading.Thread(target=self._watch, name="tokengrove-watch", daemon=True).start()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
+        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed.
+
+        Raises EngineUnavailable if the adapter that it names is not loaded.
+        """
         self._running()
+        adapter = None if request.adapter is None else self._able().named(request.adapter)
         check_request(request, self._vocab_size, self._context_length)
         grammar = await asyncio.to_thread(self._compile, request) if request.grammar is not None else None
         seen = None if self._sight is None else await self._sight.see(request)
-        flight = self._submit(request, grammar, seen)
+        flight = self._submit(request, grammar, seen, adapter)
         finish = None
         try:
             while finish is None:
@@ -143,6 +150,16 @@ class TransformersEngine:
         """Load the weights in folder `path` in place. Raises InvalidRequest if they do not fit this model."""
         self._running()
         return await self._on_control(lambda: self._replace_weights(Path(path), version))
+
+    async def load_adapter(self, version: int, source: AdapterSource) -> None:
+        """Load an adapter. Raises InvalidRequest if it does not fit the model, EngineIncapable without peft."""
+        self._running()
+        await asyncio.to_thread(self._able().load, version, source)
+
+    async def unload_adapter(self, version: int) -> None:
+        """Unload an adapter. Requests that have it continue with it; new ones that name it are refused."""
+        if self._adapters is not None:
+            self._adapters.unload(version)
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache. Requests in flight recompute their keys and values, then continue."""
@@ -190,7 +207,7 @@ class TransformersEngine:
     async def close(self) -> None:
         """End requests in flight with `FinishReason.ABORT`, and stop the batching thread."""
         self._down = "the engine is closed"
-        post((flight, aborted(self._version)) for flight in self._in_flight())
+        post((flight, flight.aborted(self._version)) for flight in self._in_flight())
         if self._batch is not None:
             batch = self._batch
             await self._on_control(lambda: batch.stop(_STOP_TIMEOUT_S))
@@ -208,7 +225,18 @@ class TransformersEngine:
             raise EngineFailed(self._down)
         return self._batch
 
-    def _submit(self, request: GenerateRequest, grammar: GrammarState | None, seen: SeenPrompt | None) -> InFlight:
+    def _able(self) -> Adapters:
+        if self._adapters is None:
+            raise EngineIncapable(f"adapters need the package peft: {how_to_get('tokengrove[peft]')}")
+        return self._adapters
+
+    def _submit(
+        self,
+        request: GenerateRequest,
+        grammar: GrammarState | None,
+        seen: SeenPrompt | None,
+        adapter: Adapter | None,
+    ) -> InFlight:
         stops = grammar.stop_token_ids if grammar else () if request.sampling.ignore_eos else request.stop_token_ids
         keeps = self._options.unmasked_logprobs
         row = new_row(
@@ -220,7 +248,7 @@ class TransformersEngine:
         )
         with self._lock:
             flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())
-            flight.seen = seen
+            flight.seen, flight.adapter = seen, adapter
             if self._experts is not None and request.columns and Replay.EXPERTS in request.columns.replay:
                 flight.experts = PendingExperts(request.columns.start)
             self._flights[flight.serial] = flight
@@ -242,7 +270,7 @@ class TransformersEngine:
             flight.finished = True
             if self._batch is not None:
                 self._batch.cancel(flight.serial)
-        post((flight, aborted(self._version)) for flight in flights)
+        post((flight, flight.aborted(self._version)) for flight in flights)
 
     def _in_flight(self) -> list[InFlight]:
         with self._lock:
@@ -262,7 +290,8 @@ class TransformersEngine:
         """Submit the prompt and the output so far to the batch. Raises EngineFailed."""
         prompt = flight.request.input_ids if flight.seen is None else flight.seen.ids
         ids = [*prompt, *flight.output]
-        self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids), flight.seen)
+        stops, limit = sorted(flight.stop_token_ids), flight.row.remaining
+        self._running().submit(flight.serial, ids, limit, stops, flight.seen, flight.adapter)
 
     def _compile(self, request: GenerateRequest) -> GrammarState:
         if self._grammars is None or request.grammar is None:
@@ -279,8 +308,16 @@ class TransformersEngine:
         return "; sees images" if self._sight is not None else f"; {self._blind}" if self._blind else ""
 
     def _missing(self) -> frozenset[Capability]:
-        lacks_grammar = frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
-        return lacks_grammar | (frozenset() if self._sight is not None else {Capability.IMAGES})
+        parts = {
+            Capability.GRAMMAR: self._grammars,
+            Capability.IMAGES: self._sight,
+            Capability.ADAPTERS: self._adapters,
+        }
+        return frozenset(each for each, part in parts.items() if part is None)
+
+    def _weights(self) -> list[torch.Tensor]:
+        adapted = () if self._adapters is None else self._adapters.tensors()
+        return [*self._model.parameters(), *self._model.buffers(), *adapted]
 
     # The methods below run on the control thread.
 
@@ -300,6 +337,8 @@ class TransformersEngine:
             self._experts = ExpertRows(ExpertHooks(modules), self._batch)
         else:
             self._unrecognised = unrecognised_experts(self._model)
+        if find_spec("peft") is not None:
+            self._adapters = Adapters(self._model, self._batch)
         self._batch.start()
 
     def _open_eyes(self, batch: ContinuousBatch) -> Sight | None:
@@ -333,7 +372,7 @@ class TransformersEngine:
         batch, device = self._running(), self._model_device
         if "weights" in kinds:
             try:
-                move_to_host(self._model, device)
+                move_to_host(self._weights(), device)
             except RuntimeError as error:
                 raise EngineUnavailable(f"the weights do not fit into the host's memory: {error}") from error
         if "kv_cache" in kinds:
@@ -348,7 +387,7 @@ class TransformersEngine:
         batch, device = self._running(), self._model_device
         try:
             if "weights" in kinds:
-                move_to_device(self._model, device)
+                move_to_device(self._weights(), device)
             if "kv_cache" in kinds:
                 batch.allocate_cache(device)
         except RuntimeError as error:
@@ -417,9 +456,10 @@ class TransformersEngine:
 
     def _item(self, flight: InFlight, drawn: Any) -> Item:
         unseen = None if self._sight is None or flight.seen is None else self._sight.failure(flight.seen)
-        if drawn.failure is None and unseen is None:
+        unapplied = "" if self._adapters is None or flight.adapter is None else self._adapters.failure(flight.adapter)
+        if drawn.failure is None and unseen is None and not unapplied:
             return flight.take(drawn, self._version)
-        return EngineFailed(unseen or f"no token could be sampled: {drawn.failure}")
+        return EngineFailed(unseen or unapplied or f"no token could be sampled: {drawn.failure}")
 
     # The methods below run on the watching thread.
 

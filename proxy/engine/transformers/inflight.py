@@ -15,6 +15,7 @@ import numpy as np
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.transformers.adapter_files import Adapter
 from proxy.engine.transformers.expert_rows import PendingExperts
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
@@ -35,7 +36,7 @@ class InFlight:
     `serial`: its id in the batch, which changes with each resubmission. `processed`: the number of prompt tokens that
     the model processed before the first token was sampled; the rest of the prompt came from the prefix cache.
     `finished`: no more tokens are sampled. `seen`: the prompt for the batch, if it has images. `experts`: those of its
-    tokens, if they are recorded.
+    tokens, if they are recorded. `adapter`: the one that samples it, if any.
     """
 
     request: GenerateRequest
@@ -49,6 +50,7 @@ class InFlight:
     finished: bool = False
     seen: SeenPrompt | None = None
     experts: PendingExperts | None = None
+    adapter: Adapter | None = None
 
     def start_again(self) -> None:
         """Prepare for a resubmission, with an empty cache."""
@@ -56,8 +58,8 @@ class InFlight:
         if self.experts is not None:
             self.experts.start_again()
 
-    def take(self, drawn: Drawn, version: int) -> TokenChunk:
-        """Append a sampled token to the output; return its chunk."""
+    def take(self, drawn: Drawn, base_version: int) -> TokenChunk:
+        """Append a sampled token to the output; return its chunk. `base_version`: that of the base model's weights."""
         first, position = not self.output, len(self.request.prompt) + len(self.output)
         self.output.append(drawn.token)
         finish = self._finish_after(drawn.token)
@@ -65,7 +67,7 @@ class InFlight:
         return TokenChunk(
             ids=ids_of((drawn.token,)),
             logprobs=Logprobs("f", (drawn.logprob,)),
-            version=version,
+            version=self._version(base_version),
             finish=finish,
             unmasked=None if drawn.unmasked is None else Logprobs("f", (drawn.unmasked,)),
             top_logprobs=(drawn.top,) if self.request.top_logprobs else (),
@@ -84,6 +86,13 @@ class InFlight:
             found[EXPERTS] = experts
         return found or None
 
+    def aborted(self, base_version: int) -> TokenChunk:
+        """The empty last chunk of an aborted request."""
+        return TokenChunk(ids_of(), Logprobs("f"), self._version(base_version), FinishReason.ABORT)
+
+    def _version(self, base_version: int) -> int:
+        return base_version if self.adapter is None else self.adapter.version
+
     def _finish_after(self, token: int) -> FinishReason | None:
         if token in self.stop_token_ids:
             return FinishReason.STOP
@@ -99,11 +108,6 @@ class InFlight:
         if isinstance(item, ProxyError):
             raise item
         return item
-
-
-def aborted(version: int) -> TokenChunk:
-    """The empty last chunk of an aborted request."""
-    return TokenChunk(ids_of(), Logprobs("f"), version, FinishReason.ABORT)
 
 
 def post(items: Iterable[tuple[InFlight, Item]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from proxy.engine import gate as gates
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
-from proxy.engine.interface import Capability, PauseMode
+from proxy.engine.interface import AdapterSource, Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
@@ -35,6 +35,7 @@ from tests.unit.proxy.engine.gated import (
 )
 from tokengrove.errors import (
     EngineFailed,
+    EngineIncapable,
     EngineLost,
     EngineTimeout,
     EngineUnavailable,
@@ -603,6 +604,44 @@ async def test_images_never_reach_an_engine_that_does_not_take_them(monkeypatch:
     with pytest.raises(UnsupportedParameter, match="'scripted' does not take images") as refused:
         await gate.sample(request, CollectedReply().add)
     assert refused.value.status == 400 and refused.value.param == "messages" and len(engine.requests) == 1
+
+
+async def test_an_adapter_never_reaches_an_engine_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = WatchfulEngine()
+    lacking = replace(engine.info(), capabilities=frozenset(Capability) - {Capability.ADAPTERS})
+    monkeypatch.setattr(engine, "info", lambda: lacking)
+    gate = gate_of(engine)
+    with pytest.raises(EngineIncapable, match="'scripted' cannot sample with the adapter of version 7"):
+        await gate.sample(replace(asking("a", 3), adapter=7), CollectedReply().add)
+    await gate.sample(asking("b", 3), CollectedReply().add)
+    assert [request.request_id for request in engine.requests] == ["b"]
+
+
+async def test_an_adapter_never_reaches_an_engine_that_only_says_that_it_has_adapters() -> None:
+    class Boastful:
+        """An engine of someone else, which does not know adapters."""
+
+        def __init__(self, engine: WatchfulEngine) -> None:
+            self.info, self.generate = engine.info, engine.generate
+
+    engine = WatchfulEngine()
+    gate = AdminGate(Boastful(engine))  # type: ignore[arg-type]
+    with pytest.raises(EngineIncapable, match="it serves no adapters"):
+        await gate.sample(replace(asking("a", 3), adapter=7), CollectedReply().add)
+    assert not engine.requests
+
+
+async def test_a_rest_without_tokens_ends_with_the_version_of_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last server dies after the last token, so the gate ends the reply."""
+    engine = WatchfulEngine(deaths=[3])
+    monkeypatch.setattr(engine, "adapters", {7: AdapterSource("/adapter")}, raising=False)
+    for name in ("load_adapter", "unload_adapter"):
+        monkeypatch.setattr(engine, name, lambda: None, raising=False)
+    able = replace(engine.info(), capabilities=frozenset(Capability))
+    monkeypatch.setattr(engine, "info", lambda: able)
+    chunks: list[TokenChunk] = []
+    await gate_of(engine).sample(replace(asking("a", 3), adapter=7), chunks.append)
+    assert chunks[-1].finish is FinishReason.LENGTH and chunks[-1].version == 7 and not chunks[-1].ids
 
 
 async def test_a_release_that_fails_ends_its_pause() -> None:
