@@ -222,6 +222,8 @@ class Untrained(Explained):
     TOO_LONG = "too_long", "is in samples that do not fit and were dropped (`on_too_long: drop`)"
     CUT = "cut", "was cut off by layout `padded` (`on_too_long: truncate`)"
     STALE = "stale", "is outside `min_version` or `max_version_span`"
+    FROZEN = "frozen", "was sampled by a route that is never trained (`route_kind`)"
+    ROUTE = "route", "belongs to a turn of another route than those that `route` names"
     FILTER = "filter", "belongs to a turn that `filter` (`purpose`, `agent`) leaves out"
     NO_LOGPROBS = "no_logprobs", "came from the engine without a logprob"
     UNFINISHED = "unfinished", "belongs to a session that ended with `finished: false` (`mask_unfinished`)"

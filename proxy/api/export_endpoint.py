@@ -35,6 +35,7 @@ from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.routes import by_route
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
@@ -268,11 +269,12 @@ def _add(
     options: LayoutOptions,
 ) -> None:
     for record in records:
-        scored = scored_session(record, steps[record.session_id], options)
-        group, scores = group_of(record.session_id, record.group_id), scored.values()
-        groups.add(group, scores, scored.steps())
-        if scores:
-            groups.note_scope(group, scored.scores.scope, record.session_id)
+        for route, turns in by_route(steps[record.session_id]).items():
+            scored = scored_session(record, turns, options)
+            group, scores = group_of(record.session_id, record.group_id, route), scored.values()
+            groups.add(group, scores, scored.steps())
+            if scores:
+                groups.note_scope(group, scored.scores.scope, record.session_id)
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:

@@ -60,6 +60,13 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "uncertain": notes.get("version") == "uncertain",
         "malformed_calls": notes.get("malformed_calls", 0),
         "replay": notes.get("replay", {}),
+        **route_fields(notes),
+    }
+
+
+def route_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of notes that say what answered."""
+    return {
         "route": notes.get("route", ""),
         "route_kind": RouteKind(notes.get("route_kind", RouteKind.POLICY)),
     }
