@@ -1,0 +1,64 @@
+"""The routes of sessions: which named routes a session has turns of, by their kind when the turns ran.
+
+A row is written with the first turn of a route, in its transaction. Rows of kind policy also hold the claims of trained
+routes other than the server's own, whose claims are in `sessions` (`sql.claims`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy import Connection, bindparam, delete, exists, insert, literal, select
+
+from proxy.store.sql.statement import Statement
+from proxy.store.sql.tables import session_routes, sessions
+from proxy.types import Interaction
+from tokengrove.options.model import RouteKind
+
+# The session's row is locked, so no other transaction inserts the same row meanwhile.
+_INSERT = Statement(
+    insert(session_routes).from_select(
+        ["session_id", "route", "kind"],
+        select(
+            bindparam("of_session", type_=session_routes.c.session_id.type),
+            bindparam("of_route", type_=session_routes.c.route.type),
+            bindparam("of_kind", type_=session_routes.c.kind.type),
+        ).where(
+            ~exists(select(literal(1)))
+            .where(
+                session_routes.c.session_id == bindparam("of_session"),
+                session_routes.c.route == bindparam("of_route"),
+                session_routes.c.kind == bindparam("of_kind"),
+            )
+            .correlate(None)
+        ),
+    )
+)
+
+
+def note_routes(connection: Connection, nodes: Iterable[Interaction]) -> None:
+    """Note the named routes of turns, whose sessions are locked."""
+    found = dict.fromkeys((node.session_id, node.route, node.route_kind.value) for node in nodes if node.route)
+    if found:
+        _INSERT.run(connection, [{"of_session": name, "of_route": route, "of_kind": kind} for name, route, kind in found])
+
+
+def routes_of(connection: Connection, session_ids: Collection[str] | None) -> Mapping[str, frozenset[RouteKind]]:
+    """The named routes of these sessions, of at most MAX_SESSION_IDS, or of all; each with the kinds that it had."""
+    query = select(session_routes.c.route, session_routes.c.kind).distinct()
+    if session_ids is not None:
+        query = query.where(session_routes.c.session_id.in_(session_ids))
+    found: dict[str, set[RouteKind]] = defaultdict(set)
+    for route, kind in connection.execute(query):
+        found[route].add(RouteKind(kind))
+    return {route: frozenset(kinds) for route, kinds in sorted(found.items())}
+
+
+def drop_stray_routes(connection: Connection, most: int) -> int:
+    """Delete up to `most` rows of sessions that an older server deleted; return their number."""
+    known = exists().where(sessions.c.session_id == session_routes.c.session_id)
+    strays = list(connection.execute(select(session_routes.c.session_id).where(~known).limit(most)).scalars())
+    if strays:
+        connection.execute(delete(session_routes).where(session_routes.c.session_id.in_(strays)))
+    return len(strays)
