@@ -38,6 +38,8 @@ from proxy.hub import pinned, revision_of
 from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
 from proxy.images.intake import ImageIntake, Limits
+from proxy.models.declared import read_models
+from proxy.models.routes import Routes
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -199,6 +201,7 @@ def build_app(
         forwarding=forwarding,
         admin=EngineAdmin(engine, gate, metrics.engine),
         tracing=tracing,
+        routes=Routes.of(read_models(settings.models)),
     )
     app = App(routes=routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)

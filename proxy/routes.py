@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
+from proxy.api.chosen_routes import ChosenRoutes
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.event_feed import Feed
@@ -57,6 +58,7 @@ from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access
+from proxy.models.routes import Routes
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
@@ -93,6 +95,7 @@ class Parts:
     forwarding: Forwarding | None
     admin: EngineAdmin
     tracing: Tracing | None
+    routes: Routes = Routes()
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
         return audited(self.sessions.access, action, endpoint)
@@ -264,6 +267,7 @@ def _session_routes(parts: Parts, session: SessionEndpoints) -> list[Route]:
 def _export_routes(parts: Parts) -> list[Route]:
     """The routes that return trajectories to trainers; `/export_trajectories` is AReaL's name."""
     access, store, turns = parts.sessions.access, parts.store, parts.turns
+    chosen = ChosenRoutes(parts.routes, store.recordings)
     export = ExportEndpoint(
         access,
         parts.sessions.registry,
@@ -274,9 +278,10 @@ def _export_routes(parts: Parts) -> list[Route]:
         Pace(lambda: turns.running.busy),
         parts.metrics.exports,
         ExportImages(store.images, parts.renderer),
+        chosen,
         parts.renderer.decode,
     )
-    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)
+    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls, chosen)
     return [
         *(Route(path, export.export, methods=["POST"]) for path in ("/trajectories/export", "/export_trajectories")),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),

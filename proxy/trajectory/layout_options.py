@@ -59,7 +59,7 @@ class LayoutOptions(SampleOptions):
     None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
     arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
     sampled placeholders are not trained. `columns`: the side columns that samples have. `shows`: the kinds of
-    them that are wanted, whether any is stored or not.
+    them that are wanted, whether any is stored or not. `labels_route`: tables have a column for the route.
     """
 
     purposes: frozenset[str] | None = None
@@ -73,6 +73,7 @@ class LayoutOptions(SampleOptions):
     placeholders: frozenset[int] = frozenset()
     columns: tuple[SideShape, ...] = ()
     shows: frozenset[Replay] = frozenset()
+    labels_route: bool = False
 
     def takes(self, turn: Interaction) -> bool:
         """Whether samples are made of a turn, by its route. External turns have no tokens, so no sample has them."""

@@ -117,6 +117,11 @@ class Sample:
         return self.extra.get("step_advantages")
 
     @property
+    def route(self) -> str | None:
+        """The route that sampled it; None from a server without a table of models."""
+        return self.extra.get("route")
+
+    @property
     def token_rewards(self) -> Float32 | None:
         """The rewards of single tokens, float32 [L], 0 elsewhere; None if none were set."""
         return self.extra.get("token_rewards")
