@@ -46,6 +46,7 @@ from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
+from proxy.models.routes import Routes
 from proxy.page.endpoints import PageEndpoints
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
@@ -58,7 +59,6 @@ from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access
-from proxy.models.routes import Routes
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
@@ -177,6 +177,7 @@ def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:
     live = CommonLive(parts.metrics.history, parts.store.changed.since, None) if group is None else group.live
     numbers = parts.metrics.now if group is None else group.metrics.total
     rewards = RecentRewards(parts.store.recordings)
+    parts.store.backlog.routes = parts.routes.other_trained
     statistics = Statistics(parts.gate, numbers, live, servers, parts.store.backlog, rewards.read)
     return StatisticsEndpoints(parts.sessions.access, statistics, Feed(statistics, live), parts.polls)
 

@@ -6,13 +6,14 @@ that compares versions or claims sessions names one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from proxy.models.routes import Routes
 from proxy.store.leases import Queue
 from proxy.store.recordings import SessionReads
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest, brief
 from tokengrove.options.model import RouteKind
 
@@ -41,11 +42,11 @@ class ChosenRoutes:
             told = "is none of this server" if kind is None else f"is {kind}, and only trained ones are claimed"
             way_out = f"its trained routes are {_listed(trained)}" if trained else "it has no table of models"
             raise InvalidRequest(f"route {brief(route)} {told}; {way_out}", param="route")
-        return Queue(None, self._routes.other_trained) if route == self._routes.own else Queue(route)
+        return Queue(None if route == self._routes.own else route, self._routes.other_trained)
 
     def of_claim(self, route: str | None) -> Queue:
         """The queue in which a claim holds sessions, also of a route that the table no longer has."""
-        return Queue(None, self._routes.other_trained) if route is None else Queue(route)
+        return Queue(route, self._routes.other_trained)
 
     async def of_export(self, options: LayoutOptions, session_ids: Collection[str]) -> LayoutOptions:
         """The options with the routes of these sessions. Raises InvalidRequest for routes that they cannot have."""
@@ -53,7 +54,10 @@ class ChosenRoutes:
         self._check_versions(options, stored)
         if options.routes is None:
             return replace(options, labels_route=bool(stored or self._routes.kinds))
-        known = {**stored, **{name: frozenset({kind}) for name, kind in self._routes.kinds.items() if name not in stored}}
+        known = {
+            **stored,
+            **{name: frozenset({kind}) for name, kind in self._routes.kinds.items() if name not in stored},
+        }
         if unknown := options.routes - known.keys():
             known = {**known, **await self._recordings.load_routes(None)}
             _check_known(unknown, known)
@@ -74,6 +78,17 @@ class ChosenRoutes:
                 f"and the export has the trained routes {_listed(chosen)}: name one in 'route'",
                 param="route",
             )
+
+
+def check_of_session(options: LayoutOptions, interactions: Iterable[Interaction]) -> None:
+    """Raise InvalidRequest for a route that the session has no turn of, or only external ones."""
+    if options.routes is not None:
+        kinds: dict[str, set[RouteKind]] = {}
+        for turn in interactions:
+            kinds.setdefault(turn.route, set()).add(turn.route_kind)
+        known = {name: frozenset(found) for name, found in kinds.items() if name}
+        _check_known(options.routes, known)
+        check_not_external(options.routes, known)
 
 
 def _check_known(names: Collection[str], known: Mapping[str, object]) -> None:

@@ -69,11 +69,12 @@ _FIELDS = options_of(ClaimOptions)
 
 @dataclass(frozen=True, slots=True)
 class ParsedClaim:
-    """A parsed body. Without `export`, the answer has no samples."""
+    """A parsed body. Without `export`, the answer has no samples. `route`: whose queue; None: the only one."""
 
     claim: LeaseRequest
     wait_s: float
     export: ParsedExport | None
+    route: str | None
 
 
 class ClaimEndpoints:
@@ -97,7 +98,9 @@ class ClaimEndpoints:
         """Lease ended sessions to a trainer. The answer has their samples if the body has `export`."""
         self._access.check_admin(key_of(request))
         body, name = await self._bodies.read_object(request), name_of(request)
-        wanted = parse_claim(body, self._routes, None if name is None else RepeatableCall(request, name, body).hash)
+        wanted = parse_claim(body, None if name is None else RepeatableCall(request, name, body).hash)
+        queue = self._routes.queue(wanted.route)
+        wanted = replace(wanted, claim=replace(wanted.claim, queue=queue))
         if wanted.export is not None:
             return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
@@ -194,7 +197,7 @@ def _with_claim_header(response: Response, claimed: Lease) -> Response:
     return response
 
 
-def parse_claim(body: Mapping[str, Any], routes: ChosenRoutes, call_hash: str | None = None) -> ParsedClaim:
+def parse_claim(body: Mapping[str, Any], call_hash: str | None = None) -> ParsedClaim:
     """The claim in a body. `call_hash`: the hash of a repeatable call, which gives each repetition the same claim id.
 
     Raises InvalidRequest, which names the field.
@@ -224,9 +227,8 @@ def parse_claim(body: Mapping[str, Any], routes: ChosenRoutes, call_hash: str | 
         limit=0 if given.renew else given.limit,
         lease_s=given.lease_s,
         group_size=given.group_size,
-        queue=routes.queue(given.route),
     )
-    return ParsedClaim(claim, 0.0 if given.renew else given.wait_s, export)
+    return ParsedClaim(claim, 0.0 if given.renew else given.wait_s, export, given.route)
 
 
 def _parse_export(export: Mapping[str, Any], claim: Mapping[str, Any]) -> ParsedExport:

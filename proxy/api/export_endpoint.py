@@ -111,8 +111,8 @@ class ExportEndpoint:
         """Stream the samples of these sessions, then the fields `end`.
 
         The response starts with its first bytes, so a format that is first written to disk fails before it if the disk
-        is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse, and for
-        a route that it cannot have, ScratchFull, and ClientDisconnect.
+        is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse, and
+        for a route that it cannot have, ScratchFull, and ClientDisconnect.
         """
         names = [record.session_id for record in page]
         wanted = replace(wanted, options=await self._routes.of_export(wanted.options, names))

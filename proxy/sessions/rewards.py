@@ -250,7 +250,7 @@ def _turns_of(session: LiveSession, agent: str | None, route: str | None) -> Seq
 
 
 def _turns_of_route(session: LiveSession, route: str | None) -> Sequence[Interaction]:
-    """The complete turns of a route; None: of trained routes. Raises NotFound, which lists the routes of the session."""
+    """The complete turns of a route; None: of trained routes. Raises NotFound, which lists the session's routes."""
     complete = session.complete()
     if route is None:
         return trained_turns(complete)
@@ -259,7 +259,8 @@ def _turns_of_route(session: LiveSession, route: str | None) -> Sequence[Interac
     counts = Counter(interaction.route for interaction in complete if interaction.route)
     listed = ", ".join(f"{brief(name)} ({count} {_turns(count)})" for name, count in counts.items())
     raise NotFound(
-        f"session {brief(session.id)} has no complete turn of route {brief(route)}; it has {listed or 'no named route'}",
+        f"session {brief(session.id)} has no complete turn of route {brief(route)}; it has "
+        f"{listed or 'no named route'}",
         param="route",
     )
 

@@ -16,7 +16,7 @@ class Queue:
     """The queue of a trained route: a session is in the queue of each that it has turns of.
 
     `route`: None: the server's own, which also has the sessions without turns, but none that only has turns of
-    `others`, the other trained routes of the server.
+    `others`, the trained routes besides the server's own.
     """
 
     route: str | None = None

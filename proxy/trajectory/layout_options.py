@@ -56,10 +56,11 @@ class LayoutOptions(SampleOptions):
     """How the samples of an export are made.
 
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
-    None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
-    arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
-    sampled placeholders are not trained. `columns`: the side columns that samples have. `shows`: the kinds of
-    them that are wanted, whether any is stored or not. `labels_route`: tables have a column for the route.
+    None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if
+    and only if the layout is padded. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's
+    positions. `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
+    the side columns that samples have. `shows`: the kinds of them that are wanted, whether any is stored or not.
+    `labels_route`: tables have a column for the route.
     """
 
     purposes: frozenset[str] | None = None

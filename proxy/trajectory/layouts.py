@@ -97,7 +97,9 @@ def export_session(
 def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
     complete = [node.interaction for node in scored.nodes.values()]
     unfinished = options.mask_unfinished and scored.record.finished is False
-    excluded = not_trained(complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train, routes=options.routes)
+    excluded = not_trained(
+        complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train, routes=options.routes
+    )
     return Ledger.of(complete, excluded, options.placeholders)
 
 

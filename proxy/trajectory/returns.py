@@ -2,8 +2,8 @@
 
 Credit `tree`: `return(i) = reward(i) + discount * mean(return(c) for complete children c of i)`, from the leaves to the
 roots. Credit `linear`: `return(i) = reward(i) + discount * return(i + 1)` in order of completion, as AReaL's individual
-export computes it. Turns of another route earn nothing from it. A missing reward counts as 0. An example from AReaL's documentation: A -> B -> C with reward 1 at C
-and discount 0.9 has returns 0.81, 0.9 and 1.0.
+export computes it. Turns of another route earn nothing from it. A missing reward counts as 0. An example from AReaL's
+documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns 0.81, 0.9 and 1.0.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class ScoredSession:
     """The turns of one route of a session under the options of an export. Mappings are by interaction id, in order of
     completion.
 
-    `route`: "" without a table of models. `main`: the rewards that count. `selected`: turns that the filter keeps. `chosen`: turns that `train` selects.
+    `route`: "" without a table of models. `main`: the rewards that count. `selected`: turns that the filter keeps.
+    `chosen`: turns that `train` selects.
     """
 
     record: SessionRecord

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,7 +49,8 @@ class Summary:
 
     `score`: the score of its samples; None: nothing was rewarded. It sums the rewards of all trained routes. `returns`:
     the returns of the complete turns of trained routes in order of completion, under the session's own rule; zeros
-    without rewards. `agents`: at most 20, in order of appearance.
+    without rewards. `agents`: at most 20, in order of appearance. `routes`: as in
+    `certificate`.
     """
 
     turns: int
@@ -66,6 +67,7 @@ class Summary:
     versions: tuple[int, int] | None
     purposes: Mapping[str, int]
     agents: tuple[str, ...]
+    routes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def summarise(record: SessionRecord, outline: Outline) -> Summary:
@@ -91,6 +93,7 @@ def summarise(record: SessionRecord, outline: Outline) -> Summary:
         versions=outline.versions,
         purposes=Counter(str(purpose) for purpose in purposes.values()),
         agents=tuple(agents)[:_MOST_AGENTS],
+        routes=counts.get("routes", {}),
     )
 
 

@@ -228,7 +228,8 @@ class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
     `turn`: its number among the complete interactions; None if it failed. `notes`: rare fields, for example how a
-    client echoed an answer. `agent`: the agent that the client named.
+    client echoed an answer. `agent`: the agent that the client named. `route` and `route_kind`: what answered; None
+    without a table of models.
 
     None unless `include` requested them: `compared` (the continued turn, or the differences from the nearest turn),
     `reply` (as sent to the client), `times` (Unix seconds), `logprobs` (one per sampled token; also None if the answer
@@ -261,6 +262,8 @@ class TreeNode:
     agent: str | None = None
     answer: Mapping[str, Json] | None = None
     added: Mapping[str, Json] | None = None
+    route: str | None = None
+    route_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Row,
     Select,
     Table,
+    TextClause,
     and_,
     case,
     exists,
@@ -115,7 +116,7 @@ def _free(connection: Connection, wanted: LeaseRequest, now: float) -> Select[An
     state = _state(wanted.queue)
     columns = state.rows.c
     unheld = or_(columns.claimed_until.is_(None), columns.claimed_until <= now)
-    waiting = WAITING
+    waiting: ColumnElement[bool] | TextClause = WAITING
     if state.rows is not sessions:
         waiting = and_(columns.acknowledged_at.is_(None), sessions.c.ended_order.is_not(None))
     size = sessions.c.group_size if wanted.group_size is None else literal(wanted.group_size)
@@ -243,11 +244,26 @@ def _acknowledge(connection: Connection, done: Acknowledgement) -> AcknowledgeRe
     names = tuple(name for name in done.session_ids if name not in lost)
     new = and_(state.rows.c.session_id.in_(names), state.rows.c.acknowledged_at.is_(None))
     connection.execute(update(state.rows).where(new, state.mine).values(acknowledged_at=now))
-    if done.queue.route is None and names:  # its own rows, so that `db prune` sees which routes are left
-        columns = session_routes.c
-        own = and_(columns.session_id.in_(names), columns.route.not_in(done.queue.others))
-        connection.execute(update(session_routes).where(own, QUEUED_ROUTES).values(acknowledged_at=now))
+    if names:
+        _settle(connection, names, done.queue, now)
     return AcknowledgeResult(names, lost)
+
+
+def _settle(connection: Connection, names: Sequence[str], queue: Queue, now: float) -> None:
+    """Make the rows of acknowledged sessions agree.
+
+    The rows of the server's own route follow `sessions`, so that `db prune` sees which routes are left. A session that
+    only has turns of other routes leaves `sessions` with the last of them: the server's own queue never delivers it.
+    """
+    columns = session_routes.c
+    if queue.route is None:
+        own = and_(columns.session_id.in_(names), columns.route.not_in(queue.others))
+        connection.execute(update(session_routes).where(own, QUEUED_ROUTES).values(acknowledged_at=now))
+        return
+    others = and_(columns.route.in_(queue.others), columns.acknowledged_at.is_not(None))
+    left = exists().where(columns.session_id == sessions.c.session_id, columns.kind == _POLICY, not_(others))
+    unheld = and_(sessions.c.session_id.in_(names), sessions.c.acknowledged_at.is_(None), not_(left))
+    connection.execute(update(sessions).where(unheld).values(acknowledged_at=now))
 
 
 def _lock(connection: Connection, state: _State, done: Acknowledgement) -> dict[str, Row[Any]]:

@@ -41,7 +41,9 @@ def note_routes(connection: Connection, nodes: Iterable[Interaction]) -> None:
     """Note the named routes of turns, whose sessions are locked."""
     found = dict.fromkeys((node.session_id, node.route, node.route_kind.value) for node in nodes if node.route)
     if found:
-        _INSERT.run(connection, [{"of_session": name, "of_route": route, "of_kind": kind} for name, route, kind in found])
+        _INSERT.run(
+            connection, [{"of_session": name, "of_route": route, "of_kind": kind} for name, route, kind in found]
+        )
 
 
 def routes_of(connection: Connection, session_ids: Collection[str] | None) -> Mapping[str, frozenset[RouteKind]]:

@@ -252,8 +252,8 @@ side_columns = Table(
     Column("data", LargeBinary, nullable=False, comment="the rows, little-endian"),
 )
 
-# One row for each named route of a session. No foreign key, as for images. Rows of kind policy hold the claims of trained
-# routes other than the server's own, whose claims are in `sessions`, where older servers find them.
+# One row for each named route of a session. No foreign key, as for images. Rows of kind policy hold the claims of
+# trained routes other than the server's own, whose claims are in `sessions`, where older servers find them.
 session_routes = Table(
     "session_routes",
     metadata,
