@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from sqlalchemy import Connection, bindparam, delete, exists, insert, literal, select
+from sqlalchemy import Connection, Text, bindparam, cast, delete, exists, insert, literal_column, select
 
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import session_routes, sessions
@@ -17,22 +17,11 @@ from proxy.types import Interaction
 from tokengrove.options.model import RouteKind
 
 # The session's row is locked, so no other transaction inserts the same row meanwhile.
+_KEY = {name: bindparam(f"of_{name}") for name in ("session_id", "route", "kind")}
+_KNOWN = select(literal_column("1")).where(*(session_routes.c[name] == value for name, value in _KEY.items()))
 _INSERT = Statement(
     insert(session_routes).from_select(
-        ["session_id", "route", "kind"],
-        select(
-            bindparam("of_session", type_=session_routes.c.session_id.type),
-            bindparam("of_route", type_=session_routes.c.route.type),
-            bindparam("of_kind", type_=session_routes.c.kind.type),
-        ).where(
-            ~exists(select(literal(1)))
-            .where(
-                session_routes.c.session_id == bindparam("of_session"),
-                session_routes.c.route == bindparam("of_route"),
-                session_routes.c.kind == bindparam("of_kind"),
-            )
-            .correlate(None)
-        ),
+        list(_KEY), select(*(cast(value, Text) for value in _KEY.values())).where(~_KNOWN.exists())
     )
 )
 
@@ -42,7 +31,7 @@ def note_routes(connection: Connection, nodes: Iterable[Interaction]) -> None:
     found = dict.fromkeys((node.session_id, node.route, node.route_kind.value) for node in nodes if node.route)
     if found:
         _INSERT.run(
-            connection, [{"of_session": name, "of_route": route, "of_kind": kind} for name, route, kind in found]
+            connection, [{"of_session_id": name, "of_route": route, "of_kind": kind} for name, route, kind in found]
         )
 
 
