@@ -167,6 +167,8 @@ class Note(Explained):
     VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
     REPLAY = "replay", "the side columns that the turn recorded, each with its number of missing rows"
+    ROUTE = "route", "the name in the table of models that answered; replies show it beside the notes"
+    ROUTE_KIND = "route_kind", "`frozen` or `external`; replies show it beside the notes"
 
 
 class Differs(Explained):

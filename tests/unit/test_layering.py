@@ -24,6 +24,7 @@ PARTS: dict[str, set[str]] = {
         "export_formats",
         "hub",
         "images",
+        "models",
         "parsed_items",
         "prompt_ids",
         "protocols",
@@ -56,6 +57,7 @@ PARTS: dict[str, set[str]] = {
         "engine.tiny",
         "hub",
         "images",
+        "models",
         "progress",
         "rendering",
         "resources",
@@ -202,6 +204,7 @@ PARTS: dict[str, set[str]] = {
     "routes": {
         "api",
         "engine",
+        "models",
         "page",
         "protocols",
         "protocols.chat",

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from sqlalchemy import Connection, Text, bindparam, cast, delete, exists, insert, literal_column, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    insert,
+    literal_column,
+    select,
+)
 
 from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import session_routes, sessions
@@ -17,8 +29,9 @@ from proxy.types import Interaction
 from tokengrove.options.model import RouteKind
 
 # The session's row is locked, so no other transaction inserts the same row meanwhile.
-_KEY = {name: bindparam(f"of_{name}") for name in ("session_id", "route", "kind")}
-_KNOWN = select(literal_column("1")).where(*(session_routes.c[name] == value for name, value in _KEY.items()))
+_KEY: Mapping[str, BindParameter[str]] = {name: bindparam(f"of_{name}") for name in ("session_id", "route", "kind")}
+_ONE: ColumnElement[int] = literal_column("1")
+_KNOWN = select(_ONE).where(*(session_routes.c[name] == value for name, value in _KEY.items()))
 _INSERT = Statement(
     insert(session_routes).from_select(
         list(_KEY), select(*(cast(value, Text) for value in _KEY.values())).where(~_KNOWN.exists())
