@@ -13,6 +13,7 @@ from proxy.api.adapter_endpoints import AdapterEndpoints
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
+from proxy.api.chosen_routes import ChosenRoutes
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import Call, EngineEndpoints, EnginesByModel
 from proxy.api.event_feed import Feed
@@ -174,6 +175,7 @@ def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:
     live = CommonLive(parts.metrics.history, parts.store.changed.since, None) if group is None else group.live
     numbers = parts.metrics.now if group is None else group.metrics.total
     rewards = RecentRewards(parts.store.recordings)
+    parts.store.backlog.routes = parts.served.routes.names.other_trained
     statistics = Statistics(parts.gate, numbers, live, servers, parts.store.backlog, rewards.read)
     return StatisticsEndpoints(parts.sessions.access, statistics, Feed(statistics, live), parts.polls)
 
@@ -252,6 +254,7 @@ def _session_routes(parts: Parts, session: SessionEndpoints) -> list[Route]:
 def _export_routes(parts: Parts) -> list[Route]:
     """The routes that return trajectories to trainers; `/export_trajectories` is AReaL's name."""
     access, store, turns = parts.sessions.access, parts.store, parts.turns
+    chosen = ChosenRoutes(parts.served.routes.names, store.recordings)
     export = ExportEndpoint(
         access,
         parts.sessions.registry,
@@ -262,9 +265,10 @@ def _export_routes(parts: Parts) -> list[Route]:
         Pace(lambda: turns.running.busy),
         parts.metrics.exports,
         ExportImages(store.images, parts.renderer),
+        chosen,
         parts.renderer.decode,
     )
-    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)
+    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls, chosen)
     return [
         *(Route(path, export.export, methods=["POST"]) for path in ("/trajectories/export", "/export_trajectories")),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),

@@ -573,7 +573,7 @@ class Outline(NamedTuple):
     """The interactions of a session, by seq, without tokens and texts; only roots have the texts of their prompt.
 
     `prompt_tokens`, `output_tokens`: sums over complete interactions. `versions`: the least and the greatest weight
-    version that sampled a token of a complete interaction; None without tokens.
+    version that sampled a token of a complete interaction of a trained route; None without tokens.
     """
 
     steps: list[Interaction]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from proxy.types import Api, Interaction, Message, Role, SamplingParams, ids_of
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import FinishReason, Reason, Status
 
 
@@ -62,3 +63,35 @@ def forests(draw: st.DrawFn) -> list[Interaction]:
         made.spans = ((0, 1),) if draw(st.booleans()) else ()
         nodes.append(made)
     return nodes
+
+
+ROUTES = {
+    "policy": RouteKind.POLICY,
+    "rival": RouteKind.POLICY,
+    "opponent": RouteKind.FROZEN,
+    "judge": RouteKind.EXTERNAL,
+}
+"""The routes of `routed_forests`."""
+
+
+@st.composite
+def routed_forests(draw: st.DrawFn) -> list[Interaction]:
+    """Trees of up to ten nodes of several routes; no node continues one of another route. Some have rewards."""
+    nodes = draw(forests())
+    by_id: dict[str, Interaction] = {}
+    for node in nodes:
+        above = by_id.get(node.parent_id or "")
+        routed(node, draw(st.sampled_from(sorted(ROUTES))) if above is None else above.route)
+        node.reward = draw(st.sampled_from([None, None, 1.0, -0.5]))
+        by_id[node.id] = node
+    return nodes
+
+
+def routed(node: Interaction, route: str) -> Interaction:
+    """Give a node a route of ROUTES. One of kind external loses its tokens."""
+    node.route, node.route_kind = route, ROUTES[route]
+    if node.route_kind is RouteKind.EXTERNAL:
+        node.prompt_suffix, node.output_ids, node.logprobs = ids_of(), ids_of(), array("f")
+        node.versions, node.prefix_length, node.aligned = (), 0, False
+        node.has_logprobs, node.trainable, node.spans = False, False, ()
+    return node

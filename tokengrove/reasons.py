@@ -167,6 +167,8 @@ class Note(Explained):
     VERSION = "version", "`uncertain`: some tokens have the last weight version that is believed, not one that is known"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
     REPLAY = "replay", "the side columns that the turn recorded, each with its number of missing rows"
+    ROUTE = "route", "the name in the table of models that answered; replies show it beside the notes"
+    ROUTE_KIND = "route_kind", "`frozen` or `external`; replies show it beside the notes"
 
 
 class Differs(Explained):
@@ -222,6 +224,8 @@ class Untrained(Explained):
     TOO_LONG = "too_long", "is in samples that do not fit and were dropped (`on_too_long: drop`)"
     CUT = "cut", "was cut off by layout `padded` (`on_too_long: truncate`)"
     STALE = "stale", "is outside `min_version` or `max_version_span`"
+    FROZEN = "frozen", "was sampled by a route that is never trained (`route_kind`)"
+    ROUTE = "route", "belongs to a turn of another route than those that `route` names"
     FILTER = "filter", "belongs to a turn that `filter` (`purpose`, `agent`) leaves out"
     NO_LOGPROBS = "no_logprobs", "came from the engine without a logprob"
     UNFINISHED = "unfinished", "belongs to a session that ended with `finished: false` (`mask_unfinished`)"

@@ -48,8 +48,9 @@ def _line(node: TreeNode, parent: TreeNode | None) -> str:
     aligned = "" if node.parent_id is None else ", aligned" if node.aligned else ", [red]not aligned[/]"
     reward = "" if node.reward is None else f", reward {node.reward:g}"
     value = "" if node.return_ is None else f", return {node.return_:.3g}"
+    route = "" if node.route is None else f", [cyan]{escape(printable(node.route))}[/]"
     purpose = "" if node.purpose in (None, "main") else f", {escape(printable(node.purpose))}"
-    head = f"{node.turn} [bold]{node.reason}[/]{origin}{purpose}{aligned}"
+    head = f"{node.turn} [bold]{node.reason}[/]{origin}{route}{purpose}{aligned}"
     return f"{head}, {tokens}, {node.finish_reason}{reward}{value}{_notes(node)}"
 
 

@@ -90,7 +90,7 @@ def typed_dicts() -> list[Written]:
         ),
         Written("ListingFilter", "Which sessions to list.", options_of(ListingFilter)),
         Written("SampleOptions", "How samples are made and sent.", samples),
-        Written("ExportOptions", "How to export.", _only(page, "wait_s", "limit"), "SampleOptions"),
+        Written("ExportOptions", "How to export.", _only(page, "route", "wait_s", "limit"), "SampleOptions"),
         Written("TokenOptions", 'The export that `include=["tokens"]` shows a turn in.', tokens),
         Written("ClaimOptions", "How to claim sessions.", _without(options_of(ClaimOptions), "filter")),
     ]

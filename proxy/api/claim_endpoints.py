@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.bodies import Bodies
+from proxy.api.chosen_routes import ChosenRoutes
 from proxy.api.export_endpoint import ExportEndpoint, check_encoder
 from proxy.api.export_request import (
     SAMPLE_FILTERS,
@@ -44,7 +45,7 @@ from proxy.protocols.fields import (
 from proxy.sessions.access import Access
 from proxy.store.bell import heard
 from proxy.store.claim_queue import ClaimQueue
-from proxy.store.leases import Acknowledgement, Lease, LeaseRequest
+from proxy.store.leases import Acknowledgement, Lease, LeaseRequest, Queue
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.types import SessionRecord
@@ -60,7 +61,7 @@ _MAX_LIMIT = 1000
 _WATCH_S = 0.5
 # Ids that can be sent unchanged in a header.
 _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
-_CLAIM_ONLY = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
+_CLAIM_ONLY = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", "route")
 # Fields of an export that would not select the sessions of a claim.
 _EXPORT_ONLY = ("session_id", "session_ids", "cursor")
 _FIELDS = options_of(ClaimOptions)
@@ -68,11 +69,12 @@ _FIELDS = options_of(ClaimOptions)
 
 @dataclass(frozen=True, slots=True)
 class ParsedClaim:
-    """A parsed body. Without `export`, the answer has no samples."""
+    """A parsed body. Without `export`, the answer has no samples. `route`: whose queue; None: the only one."""
 
     claim: LeaseRequest
     wait_s: float
     export: ParsedExport | None
+    route: str | None
 
 
 class ClaimEndpoints:
@@ -86,7 +88,9 @@ class ClaimEndpoints:
         export: ExportEndpoint,
         bodies: Bodies,
         polls: LongPolls,
+        routes: ChosenRoutes,
     ) -> None:
+        self._routes = routes
         self._access, self._queue, self._recordings = access, queue, recordings
         self._export, self._bodies, self._polls = export, bodies, polls
 
@@ -95,6 +99,8 @@ class ClaimEndpoints:
         self._access.check_admin(key_of(request))
         body, name = await self._bodies.read_object(request), name_of(request)
         wanted = parse_claim(body, None if name is None else RepeatableCall(request, name, body).hash)
+        queue = self._routes.queue(wanted.route)
+        wanted = replace(wanted, claim=replace(wanted.claim, queue=queue))
         if wanted.export is not None:
             return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
@@ -149,17 +155,18 @@ class ClaimEndpoints:
         return False
 
     async def _acknowledgement(self, body: Mapping[str, Any]) -> Acknowledgement:
-        check_given(body, ("claim_id", "session_ids"))
+        check_given(body, ("claim_id", "session_ids", "route"))
         claim_id, names = optional_text(body, "claim_id"), body.get("session_ids")
+        queue = await self._queue_of(claim_id, optional_text(body, "route"))
         if names is not None:
             items = enumerate(expect_list(names, "session_ids"))
             texts = [check_text(expect_str(item, f"session_ids[{index}]"), "session_ids") for index, item in items]
             if len(texts) > _MAX_LIMIT:
                 raise InvalidRequest(f"'session_ids' has more than {_MAX_LIMIT} ids", param="session_ids")
-            return Acknowledgement(claim_id, tuple(dict.fromkeys(texts)))
+            return Acknowledgement(claim_id, tuple(dict.fromkeys(texts)), queue)
         if claim_id is None:
             raise InvalidRequest("give 'claim_id', 'session_ids' or both", param="claim_id")
-        held = await self._queue.sessions_of_claim(claim_id)
+        held = await self._queue.sessions_of_claim(claim_id, queue)
         if not held:
             raise NotFound(
                 f"claim {brief(claim_id)} holds no session: the id is unknown, or its lease expired "
@@ -167,7 +174,15 @@ class ClaimEndpoints:
                 "its sessions, or they were deleted or withdrawn; claim again",
                 param="claim_id",
             )
-        return Acknowledgement(claim_id, tuple(held))
+        return Acknowledgement(claim_id, tuple(held), queue)
+
+    async def _queue_of(self, claim_id: str | None, route: str | None) -> Queue:
+        """The queue that a body names, else the only one in which its claim holds sessions."""
+        if route is None and claim_id is not None:
+            held = await self._queue.queues_of_claim(claim_id)
+            if len(held) == 1:
+                return self._routes.of_claim(held[0])
+        return self._routes.queue(route)
 
 
 def _lease_json(claimed: Lease) -> dict[str, Any]:
@@ -213,14 +228,15 @@ def parse_claim(body: Mapping[str, Any], call_hash: str | None = None) -> Parsed
         lease_s=given.lease_s,
         group_size=given.group_size,
     )
-    return ParsedClaim(claim, 0.0 if given.renew else given.wait_s, export)
+    return ParsedClaim(claim, 0.0 if given.renew else given.wait_s, export, given.route)
 
 
 def _parse_export(export: Mapping[str, Any], claim: Mapping[str, Any]) -> ParsedExport:
     refuse(export, _CLAIM_ONLY, "belongs to the claim: give it beside 'export', not inside")
     refuse_filters(export)
     check_given(export, SAMPLE_OPTIONS, "export.")
-    return parse_export({**export, "filter": claim.get("filter")})
+    route = claim.get("route")
+    return parse_export({**export, "filter": claim.get("filter"), "route": None if route is None else [route]})
 
 
 def _claim_id(given: ClaimOptions, call_hash: str | None) -> str:

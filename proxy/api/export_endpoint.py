@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from proxy.api.bodies import Bodies
+from proxy.api.chosen_routes import ChosenRoutes
 from proxy.api.connections import while_connected
 from proxy.api.export_columns import ExportColumns
 from proxy.api.export_images import ExportImages
@@ -35,6 +36,7 @@ from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.routes import by_route
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
@@ -73,10 +75,12 @@ class ExportEndpoint:
         pace: Pace,
         metrics: ExportMetrics,
         images: ExportImages,
+        routes: ChosenRoutes,
         decode: Decode | None = None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
         self._recordings, self._images, self._columns = recordings, images, ExportColumns(recordings)
+        self._routes = routes
         self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
 
     async def export(self, request: Request) -> StreamingResponse:
@@ -107,9 +111,11 @@ class ExportEndpoint:
         """Stream the samples of these sessions, then the fields `end`.
 
         The response starts with its first bytes, so a format that is first written to disk fails before it if the disk
-        is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse,
-        ScratchFull, and ClientDisconnect.
+        is full. Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse, and
+        for a route that it cannot have, ScratchFull, and ClientDisconnect.
         """
+        names = [record.session_id for record in page]
+        wanted = replace(wanted, options=await self._routes.of_export(wanted.options, names))
         wanted = replace(wanted, options=await self._columns.chosen(wanted, page))
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
@@ -268,11 +274,12 @@ def _add(
     options: LayoutOptions,
 ) -> None:
     for record in records:
-        scored = scored_session(record, steps[record.session_id], options)
-        group, scores = group_of(record.session_id, record.group_id), scored.values()
-        groups.add(group, scores, scored.steps())
-        if scores:
-            groups.note_scope(group, scored.scores.scope, record.session_id)
+        for route, turns in by_route(steps[record.session_id]).items():
+            scored = scored_session(record, turns, options)
+            group, scores = group_of(record.session_id, record.group_id, route), scored.values()
+            groups.add(group, scores, scored.steps())
+            if scores:
+                groups.note_scope(group, scored.scores.scope, record.session_id)
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:

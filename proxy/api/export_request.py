@@ -162,6 +162,7 @@ def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFor
         **resolved,
         purposes=chosen.purpose,
         agents=chosen.agent,
+        routes=page.route,
         reward=_reward(samples),
         padding=_padding(given, layout),
         freshness=Freshness(chosen.min_version, chosen.max_version_span),

@@ -40,6 +40,7 @@ def summary_json(summary: Summary, running: int, last_at: float) -> dict[str, An
         "versions": None if summary.versions is None else [low, high],
         "purposes": dict(summary.purposes),
         "agents": list(summary.agents),
+        **({"routes": summary.routes} if summary.routes else {}),
         "last_at": last_at,
     }
 

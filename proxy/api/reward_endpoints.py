@@ -99,7 +99,7 @@ def check_rewards(session: LiveSession, body: Mapping[str, Any]) -> None:
     """
     kind = kind_of_reward(body)
     if kind in ONE_TURN and body.get("interaction_id") is None and body.get("turn") is None:
-        name, agent = optional_str(body, "name"), optional_text(body, "agent")
-        body = {**body, "interaction_id": last_rewarded(session, kind, name, agent)}
+        whose = (optional_str(body, "name"), optional_text(body, "agent"), optional_text(body, "route"))
+        body = {**body, "interaction_id": last_rewarded(session, kind, *whose)}
     if not has_rewards(session, parse_reward(session, body)):
         raise ended_otherwise(session.record, kind or "reward")

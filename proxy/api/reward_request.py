@@ -29,7 +29,7 @@ from proxy.sessions.rewards import (
 from tokengrove.errors import InvalidRequest
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
-REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "agent", "name", "align")
+REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "agent", "route", "name", "align")
 """The fields of a body that rewards turns."""
 ONE_TURN = ("reward", "token_rewards")
 """The fields that reward one turn."""
@@ -38,10 +38,11 @@ _DETAILS = {
     "interaction_id": ONE_TURN,
     "turn": ONE_TURN,
     "agent": (*ONE_TURN, "step_scores"),
+    "route": (*ONE_TURN, "step_scores"),
     "name": ("reward",),
     "align": ("step_scores",),
 }
-_MARK_FIELDS = ("interaction_id", "turn", "trainable", "spans")
+_MARK_FIELDS = ("interaction_id", "turn", "route", "trainable", "spans")
 # Exports are float32: the sum of many rewards must stay finite there.
 _MAX_REWARD = 1e30
 
@@ -58,7 +59,7 @@ def parse_reward(session: LiveSession, body: Mapping[str, Any]) -> Changes:
             return reward_turns(session, given)
         case "step_scores":
             scores = _numbers(body["step_scores"], "step_scores")
-            return reward_step_scores(session, scores, _align(body), target.agent)
+            return reward_step_scores(session, scores, _align(body), target.agent, target.route)
         case "token_rewards":
             return reward_tokens(session, target, _numbers(body["token_rewards"], "token_rewards"))
         case "reward":
@@ -90,7 +91,10 @@ def kind_of_reward(body: Mapping[str, Any]) -> str | None:
 
 def _target(body: Mapping[str, Any]) -> Target:
     return Target(
-        optional_text(body, "interaction_id"), optional_int(body, "turn", least=0), optional_text(body, "agent")
+        optional_text(body, "interaction_id"),
+        optional_int(body, "turn", least=0),
+        optional_text(body, "agent"),
+        optional_text(body, "route"),
     )
 
 
@@ -114,7 +118,7 @@ def parse_mark(body: Mapping[str, Any]) -> tuple[Target, bool, list[tuple[int, i
     """The turn, whether it is trainable, and the spans (None: the whole output)."""
     check_given(body, _MARK_FIELDS)
     target = _target(body)
-    if target == Target():
+    if target == Target(route=target.route):
         raise InvalidRequest("give 'interaction_id' or 'turn', which name the turn to mark", param="interaction_id")
     trainable = expect_bool(body.get("trainable"), "trainable")
     if body.get("spans") is None:

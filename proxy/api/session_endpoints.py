@@ -12,6 +12,7 @@ from starlette.requests import Request
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import note
 from proxy.api.bodies import Bodies
+from proxy.api.chosen_routes import check_of_session
 from proxy.api.export_request import TOKEN_OPTIONS, parse_token_options
 from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known, refuse
@@ -201,6 +202,7 @@ class SessionEndpoints:
         session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
+        check_of_session(options, interactions)
         pixels = await self._pixels(interactions, include)
         route = self._routes.reader(turn.route)
         decode = None if route is None else route.renderer.decode

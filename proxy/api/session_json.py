@@ -16,7 +16,8 @@ from proxy.turns.turn import Turn
 from proxy.types import Interaction, SessionRecord
 from tokengrove.reasons import Status
 
-_COUNTS = ("reasons", "unaligned", "failed", "aborted", "superseded")
+_COUNTS = ("reasons", "unaligned", "failed", "aborted", "superseded", "routes")
+_OF_ROUTES = ("route", "route_kind")
 
 
 def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def record_json(record: SessionRecord) -> dict[str, Any]:
 def session_json(record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> dict[str, Any]:
     """A session with its interactions, given in order of `seq`. `begun`: the number of calls that have not ended."""
     counts = certificate(record, interactions, begun)
-    shown = {name: counts[name] for name in _COUNTS}
+    shown = {name: counts[name] for name in _COUNTS if name in counts}
     nodes = interactions_json(record, interactions)
     return {**record_json(record), **shown, "begun_not_ended": begun, "interactions": nodes}
 
@@ -101,6 +102,7 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
         "status": interaction.status.value,
         "purpose": purpose or interaction.purpose,
         "agent": interaction.agent,
+        **_route_json(interaction),
         "reward": interaction.reward,
         "rewards": dict(interaction.rewards),
         "return": value,
@@ -111,8 +113,13 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
         "spans": [list(span) for span in interaction.spans],
         "versions": [list(run) for run in interaction.versions],
         "error": interaction.error,
-        "notes": notes_of(interaction),
+        "notes": {name: value for name, value in notes_of(interaction).items() if name not in _OF_ROUTES},
     }
+
+
+def _route_json(interaction: Interaction) -> dict[str, Any]:
+    """`route` and `route_kind`; nothing without a table of models."""
+    return {"route": interaction.route, "route_kind": interaction.route_kind.value} if interaction.route else {}
 
 
 def quoted(session_id: str) -> str:

@@ -62,6 +62,7 @@ class Statistics:
         numbers, servers, backlog = await self._numbers(), await self._servers(), await self._backlog.read()
         now, info, paused = time.time(), self._gate.info(), self._gate.state.paused
         samples = await self._look_back(now)
+        by_route = {name: counted._asdict() for name, counted in self._backlog.by_route.items()}
         oldest = None if backlog is None else backlog.oldest_end
         return {
             "at": now,
@@ -82,6 +83,7 @@ class Statistics:
                 "waiting": backlog.waiting,
                 "leased": backlog.leased,
                 "oldest_wait_s": None if oldest is None else max(now - oldest, 0.0),
+                **({"by_route": by_route} if by_route else {}),
             },
             "servers": servers,
             "rewards": await self._rewards(),

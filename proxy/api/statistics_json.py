@@ -22,6 +22,7 @@ def counts_json(numbers: Snapshot) -> dict[str, Any]:
     """The counts since the start of the server."""
     ended, reasons = _by(numbers, "tokengrove_turns", 1), _by(numbers, "tokengrove_interactions", 0)
     tokens, errors = _by(numbers, "tokengrove_tokens", 0), _by(numbers, "tokengrove_errors", 0)
+    routes = _by(numbers, "tokengrove_route_turns", 0)
     return {
         "turns": {status.value: ended.get(status, 0) for status in (Status.COMPLETE, Status.FAILED, Status.ABORTED)},
         "tokens": {
@@ -29,6 +30,7 @@ def counts_json(numbers: Snapshot) -> dict[str, Any]:
             "output": tokens.get("output", 0),
             "cached": _one(numbers, "tokengrove_cached_tokens"),
         },
+        **({"turns_by_route": routes} if routes else {}),
         "reasons": {reason.value: reasons.get(reason, 0) for reason in Reason},
         "errors": {code: number for code, number in sorted(errors.items()) if number},
         "retries": _by(numbers, "tokengrove_retries", 0),

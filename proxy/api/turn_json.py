@@ -10,6 +10,7 @@ from proxy.api.session_json import interactions_json, session_json
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
 from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict, with_tokens
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
@@ -154,7 +155,7 @@ def digests_of(interactions: Sequence[Interaction]) -> set[str]:
 
 def _score(record: SessionRecord, interactions: Sequence[Interaction]) -> dict[str, Any]:
     """The score that an export with default options gives the session."""
-    scored = scored_session(record, interactions, LayoutOptions(unrewarded=Unrewarded.SKIP))
+    scored = scored_session(record, trained_turns(interactions), LayoutOptions(unrewarded=Unrewarded.SKIP))
     return {"score": scored.scores.score, "left_out": scored.left_out}
 
 

@@ -17,6 +17,7 @@ from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import export_session
 from proxy.trajectory.returns import compute_returns
+from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.selection import marked
 from proxy.types import Interaction, SessionRecord
 from tokengrove.options.export import Layout, TrainSelection
@@ -262,7 +263,8 @@ def _check_trained_once(stored: Stored) -> Faults:
         yield None, f"it cannot be exported: {failed}"
         return
     trained = sum(int(sample.arrays.loss_mask.sum()) for sample in samples or ())
-    expected = sum(int(marked(node).sum()) for node in nodes if node.status is Status.COMPLETE and node.has_logprobs)
+    trainable = [node for node in trained_turns(nodes) if node.status is Status.COMPLETE and node.has_logprobs]
+    expected = sum(int(marked(node).sum()) for node in trainable)
     if trained != expected:
         yield None, f"a concat export trains {trained} tokens, but {expected} sampled tokens are trainable"
 

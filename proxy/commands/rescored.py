@@ -12,6 +12,7 @@ from statistics import fmean
 
 from proxy.store.inspection import BROKEN, Broken, Inspection, Stored
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.scored_session import scored_session
 
 
@@ -38,7 +39,7 @@ def _rescored(stored: Stored) -> Iterator[Rescored]:
     nodes = [node for node in stored.interactions if not isinstance(node, Broken)]
     if isinstance(stored.record, Broken) or len(nodes) < len(stored.interactions):
         return
-    scores = scored_session(stored.record, nodes, LayoutOptions()).scores
+    scores = scored_session(stored.record, trained_turns(nodes), LayoutOptions()).scores
     if scores.answers.successive is None or scores.answers.are_alternatives or scores.score is None:
         return
     before = fmean(score for score in scores.paths.values() if score is not None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxy.api.export_request import parse_export, parse_token_options
+from proxy.api.chosen_routes import check_of_session
+from proxy.api.export_request import parse_export
 from proxy.api.http import decode_json, encode_json
 from proxy.api.listing import Listing
 from proxy.api.listing_endpoints import Lists
@@ -20,6 +22,7 @@ from proxy.api.turn_tokens import tokens_json
 from proxy.commands.database_url import database_url_of
 from proxy.store.inspection import Broken, Inspection, inspecting
 from proxy.store.recordings import SessionReads
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.outline import outline
 from proxy.trajectory.summary import certificate
@@ -46,9 +49,9 @@ class StoredSession:
         turn = find_turn(self._interactions, name)
         return turn_json(self._record, self._interactions, turn, frozenset(map(Part, include)))
 
-    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+    def tokens(self, name: str, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
 
-        turn, options = find_turn(self._interactions, name), parse_token_options({"layout": layout})
+        turn, options = find_turn(self._interactions, name), self._options(layout, routes)
         return {**self.turn(name), "tokens": tokens_json(self._record, self._interactions, turn, options)}
 
     def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
@@ -58,9 +61,9 @@ class StoredSession:
         plain: dict[str, Any] = decode_json(encode_json(rows))
         return plain
 
-    def samples(self, layout: Layout) -> dict[str, Any]:
+    def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
 
-        options = parse_export({"layout": layout, "outline": True}).options
+        options = replace(self._options(layout, routes), outline=True)
         session_samples = lay_out(self._record, self._interactions, options)
         entry = {
             **certificate(self._record, self._interactions, self._begun),
@@ -70,6 +73,11 @@ class StoredSession:
         answer = {"samples": [outline(row) for row in session_samples.rows], "sessions": [entry]}
         plain: dict[str, Any] = decode_json(encode_json(answer))
         return plain
+
+    def _options(self, layout: Layout, routes: Sequence[str]) -> LayoutOptions:
+        options = parse_export({"layout": layout, "route": list(routes) or None}).options
+        check_of_session(options, self._interactions)
+        return options
 
 
 def stored_session(inspection: Inspection, session_id: str) -> StoredSession:

@@ -86,7 +86,7 @@ class RecordBatches:
 
 def _flat(labels: Labels) -> Labels:
     texts = {name: dumps(labels[name]).decode() for name in _JSON_LABELS if name in labels}
-    return {"images": None, _FILES: None, **labels, **texts}
+    return {"images": None, _FILES: None, "route": None, **labels, **texts}
 
 
 def _kind(column: Column) -> pa.DataType:

@@ -26,11 +26,29 @@ class Named(NamedTuple):
 
 
 class ModelNames:
-    """The declared models by name. Without any, every name means the only route, whose name is ""."""
+    """The declared models by name. Without any, every name means the only route, whose name is "".
+
+    `own`: the route of the server's own engine.
+    """
 
     def __init__(self, declared: Sequence[DeclaredModel]) -> None:
         self.declared = {each.name: each for each in declared}
-        self.default = next((each.name for each in declared if each.of_server), "")
+        self.own = next((each.name for each in declared if each.of_server), "")
+
+    @property
+    def kinds(self) -> dict[str, RouteKind]:
+        """The kind of each route by name."""
+        return {each.name: each.kind for each in self.declared.values()}
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of trained routes, in the order of the table."""
+        return tuple(name for name, kind in self.kinds.items() if kind is RouteKind.POLICY)
+
+    @property
+    def other_trained(self) -> tuple[str, ...]:
+        """The trained routes with an engine of their own."""
+        return tuple(name for name in self.trained if name != self.own)
 
     def find(self, model: str, bindings: Mapping[str, str] | None = None) -> Named:
         """The route of a request with this `model` ("": none). `bindings`: names or patterns to names of routes.
@@ -39,7 +57,7 @@ class ModelNames:
         """
         if not self.declared:
             return Named("")
-        asked = model or self.default
+        asked = model or self.own
         if bindings and (bound := _bound(asked, bindings)) is not None:
             return self._named(bound, model)
         found = self._named(asked, model)

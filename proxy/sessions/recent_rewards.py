@@ -18,6 +18,7 @@ from proxy.store.ended import Ended
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, SessionRecord
 from tokengrove.errors import ProxyError
@@ -120,7 +121,7 @@ def _scored(
             updated_at=ended[record.session_id].updated_at,
             ended_at=record.ended_at or record.updated_at,
             version=record.weight_version,
-            score=scored_session(record, steps[record.session_id], options).scores.score,
+            score=scored_session(record, trained_turns(steps[record.session_id]), options).scores.score,
         )
         for record in records
     }

@@ -17,8 +17,10 @@ from proxy.sessions.registry import Registry
 from proxy.store.answer import Noted
 from proxy.store.session_changes import SessionChanges
 from proxy.trajectory.purpose import derive_purposes
+from proxy.trajectory.routes import trained_turns
 from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound, brief
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import Purpose, SessionStatus
 
 # An error names at most this many turns.
@@ -40,12 +42,14 @@ class Target:
 
     Main turns are the work of the agent itself, not titles, summaries, sub-agents or other side calls (see
     `derive_purposes`). `agent`: the name that turns were marked with (`x-tokengrove-agent`). Only the turns of this
-    agent then count, and the default is its last main turn, or its last turn if none is main.
+    agent then count, and the default is its last main turn, or its last turn if none is main. `route`: the default is
+    of this route; None: of a trained route.
     """
 
     interaction_id: str | None = None
     turn: int | None = None
     agent: str | None = None
+    route: str | None = None
 
 
 def reward_turn(session: LiveSession, target: Target, value: float, name: str | None) -> Changes:
@@ -61,13 +65,17 @@ def reward_turns(session: LiveSession, rewards: Mapping[str, float]) -> Changes:
     return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
 
 
-def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Align, agent: str | None) -> Changes:
-    """Set one reward per complete turn (of `agent`, if named), in order of completion.
+def reward_step_scores(
+    session: LiveSession, scores: Sequence[float], align: Align, agent: str | None, route: str | None
+) -> Changes:
+    """Set one reward per complete turn of trained routes (of `route`, if named; of `agent`, if named), in order of
+    completion.
 
-    Raises InvalidRequest if the counts do not fit, NotFound if the agent has no complete turn.
+    Raises InvalidRequest if the counts do not fit, NotFound if the route or the agent has no complete turn.
     """
-    complete = session.complete() if agent is None else _turns_of(session, agent)
+    complete = _turns_of(session, agent, route)
     whose = f"session {brief(session.id)}" if agent is None else f"agent {brief(agent)} in session {brief(session.id)}"
+    whose = whose if route is None else f"route {brief(route)} of {whose}"
     more, turns = len(complete) - len(scores), f"the {len(complete)} complete turns of {whose}"
     if more < 0 or (more and align is Align.STRICT):
         way_out = "" if more < 0 else "; with 'align': first or last they belong to the first or last turns"
@@ -82,9 +90,10 @@ def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Ali
 def reward_whole(session: LiveSession, score: float, changes: Changes) -> Changes:
     """Add the score of the whole session to `changes` if no turn has a main reward, so that returns include it.
 
-    It becomes the reward of the last main turn, or of the last turn if none is main. Without turns, nothing is added.
+    It becomes the reward of the last main turn of a trained route, or of its last turn if none is main. Without turns,
+    nothing is added.
     """
-    complete = session.complete()
+    complete = trained_turns(session.complete())
     if any("reward" in change for change in changes.values()) or any(turn.reward is not None for turn in complete):
         return changes
     if not complete:
@@ -110,9 +119,15 @@ def mark_turn(
 ) -> Changes:
     """Set whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all).
 
-    Raises InvalidRequest for a range that is empty or outside the output, and for an output without logprobs.
+    Raises InvalidRequest for a range that is empty or outside the output, and for an output without logprobs or of a
+    route that is not trained.
     """
     interaction = _find(session, target)
+    if trainable and interaction.route_kind is not RouteKind.POLICY:
+        raise InvalidRequest(
+            f"this turn is of route {brief(interaction.route)}, which is {interaction.route_kind} and never trained",
+            param="trainable",
+        )
     if trainable and not interaction.has_logprobs:
         raise InvalidRequest(
             "this output has no logprobs, so no importance ratio can be computed; it can only be context",
@@ -138,12 +153,15 @@ def has_rewards(session: LiveSession, changes: Changes) -> bool:
     )
 
 
-def last_rewarded(session: LiveSession, field: str, name: str | None, agent: str | None) -> str | None:
+def last_rewarded(
+    session: LiveSession, field: str, name: str | None, agent: str | None, route: str | None
+) -> str | None:
     """The id of the last complete turn with a value in `field`, or with a reward called `name`; None if none has it.
 
-    `agent`: only its turns count. Raises NotFound if the agent has no complete turn.
+    `agent` and `route`: only their turns count; without a route, those of trained ones. Raises NotFound if the agent or
+    the route has no complete turn.
     """
-    for interaction in reversed(session.complete() if agent is None else _turns_of(session, agent)):
+    for interaction in reversed(_turns_of(session, agent, route)):
         if (getattr(interaction, field) if name is None else interaction.rewards.get(name)) is not None:
             return interaction.id
     return None
@@ -155,13 +173,17 @@ def _find(session: LiveSession, target: Target) -> Interaction:
         given = "turn" if target.interaction_id is None else "interaction_id"
         whose = "no named agent" if found.agent is None else f"agent {brief(found.agent)}"
         raise InvalidRequest(f"'{given}' names a turn of {whose}, not of 'agent' {brief(target.agent)}", param="agent")
+    if target.route is not None and found.route != target.route:
+        given = "turn" if target.interaction_id is None else "interaction_id"
+        whose = f"route {brief(found.route)}" if found.route else "no named route"
+        raise InvalidRequest(f"'{given}' names a turn of {whose}, not of 'route' {brief(target.route)}", param="route")
     return found
 
 
 def _find_any(session: LiveSession, target: Target) -> Interaction:
     interaction_id = target.interaction_id
     if interaction_id is None:
-        return _find_turn(session, target.turn, target.agent)
+        return _find_turn(session, target.turn, target.agent, target.route)
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
         raise NotFound(
@@ -174,10 +196,12 @@ def _find_any(session: LiveSession, target: Target) -> Interaction:
     return node.interaction
 
 
-def _find_turn(session: LiveSession, turn: int | None, agent: str | None = None) -> Interaction:
+def _find_turn(
+    session: LiveSession, turn: int | None, agent: str | None = None, route: str | None = None
+) -> Interaction:
     if turn is None and agent is not None:
-        return _last_of(_turns_of(session, agent))
-    complete = session.complete()
+        return _last_of(_turns_of(session, agent, route))
+    complete = _turns_of(session, None, route) if turn is None else session.complete()
     if not complete:
         field = "interaction_id" if turn is None else "turn"
         raise InvalidRequest(f"session {brief(session.id)} has no complete interaction to reward", param=field)
@@ -203,9 +227,14 @@ def _last_main(session: LiveSession, complete: Sequence[Interaction]) -> Interac
     )
 
 
-def _turns_of(session: LiveSession, agent: str) -> list[Interaction]:
-    """The complete turns that were marked with this agent. Raises NotFound, which lists the agents of the session."""
-    complete = session.complete()
+def _turns_of(session: LiveSession, agent: str | None, route: str | None) -> Sequence[Interaction]:
+    """The complete turns of a route (None: of trained routes), of those that were marked with an agent, if named.
+
+    Raises NotFound, which lists the routes or the agents of the session.
+    """
+    complete = _turns_of_route(session, route)
+    if agent is None:
+        return complete
     if found := [interaction for interaction in complete if interaction.agent == agent]:
         return found
     counts = Counter(interaction.agent for interaction in complete)
@@ -217,6 +246,22 @@ def _turns_of(session: LiveSession, agent: str) -> list[Interaction]:
         f"session {brief(session.id)} has no complete turn of agent {brief(agent)}; it has "
         f"{', '.join(listed) or 'no turn yet'}",
         param="agent",
+    )
+
+
+def _turns_of_route(session: LiveSession, route: str | None) -> Sequence[Interaction]:
+    """The complete turns of a route; None: of trained routes. Raises NotFound, which lists the session's routes."""
+    complete = session.complete()
+    if route is None:
+        return trained_turns(complete)
+    if found := [interaction for interaction in complete if interaction.route == route]:
+        return found
+    counts = Counter(interaction.route for interaction in complete if interaction.route)
+    listed = ", ".join(f"{brief(name)} ({count} {_turns(count)})" for name, count in counts.items())
+    raise NotFound(
+        f"session {brief(session.id)} has no complete turn of route {brief(route)}; it has "
+        f"{listed or 'no named route'}",
+        param="route",
     )
 
 

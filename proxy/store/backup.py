@@ -31,6 +31,7 @@ from proxy.store.sql.tables import (
     interactions,
     returns,
     session_images,
+    session_routes,
     sessions,
     side_columns,
 )
@@ -336,7 +337,8 @@ def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended
 
 def _decoded(table: Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the values of the rows, some at a time."""
-    unowned = {"owner": None} if table is intents else {}  # the process that ran it does not use this database
+    # Neither the process that ran a call nor a server that granted a lease uses this database.
+    unowned = {intents: {"owner": None}, session_routes: {"claimed_by": None, "claimed_until": None}}.get(table, {})
     for at in range(0, len(rows), _PAGE):
         yield [{**dump.decode_row(table, each), **unowned} for each in rows[at : at + _PAGE]]
 

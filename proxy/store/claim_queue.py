@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.store.bell import Bell
-from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest
+from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest, Queue
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import claims
 
@@ -29,6 +29,10 @@ class ClaimQueue:
         """Return True if a claim would get a session."""
         return await self._database.read(claims.is_waiting, wanted)
 
-    async def sessions_of_claim(self, claim_id: str) -> list[str]:
+    async def sessions_of_claim(self, claim_id: str, queue: Queue) -> list[str]:
         """The sessions of a claim that no other claim has leased since, acknowledged or not, in order of their ends."""
-        return await self._database.read(claims.sessions_of, claim_id)
+        return await self._database.read(claims.sessions_of, claim_id, queue)
+
+    async def queues_of_claim(self, claim_id: str) -> list[str | None]:
+        """The routes in whose queues a claim holds sessions; None: the server's own."""
+        return await self._database.read(claims.queues_of, claim_id)

@@ -30,6 +30,7 @@ from proxy.store.sql.tables import (
     interactions,
     returns,
     session_images,
+    session_routes,
     sessions,
     side_columns,
     unreplied,
@@ -47,6 +48,7 @@ PARTS: Mapping[str, Table] = {
     "unreplied": unreplied,
     "withdrawn_keys": withdrawn_keys,
     "session_images": session_images,
+    "session_routes": session_routes,
 }
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
@@ -106,9 +108,9 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The rows of a session's entry by part. Raises KeyError if it is damaged.
 
     Dumps of databases before revision 0004 have the time of the reply in each interaction instead of `unreplied`. Dumps
-    before 0008 have no withdrawn keys, and dumps before 0013 no images.
+    before 0008 have no withdrawn keys, dumps before 0013 no images, and dumps before 0019 no routes.
     """
-    entry = {"withdrawn_keys": [], "session_images": [], **entry}
+    entry = {"withdrawn_keys": [], "session_images": [], "session_routes": [], **entry}
     if "unreplied" in entry:
         return {part: entry[part] for part in PARTS}
     late = [row for row in entry["interactions"] if row["status"] == "complete" and "replied_at" not in row]
@@ -119,6 +121,7 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         "unreplied": [{"interaction_id": row["id"], "session_id": row["session_id"]} for row in late],
         "withdrawn_keys": entry["withdrawn_keys"],
         "session_images": entry["session_images"],
+        "session_routes": entry["session_routes"],
     }
 
 

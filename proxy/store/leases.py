@@ -12,11 +12,23 @@ from proxy.store.session_query import SessionQuery
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """The queue of a trained route: a session is in the queue of each that it has turns of.
+
+    `route`: None: the server's own, which also has the sessions without turns, but none that only has turns of
+    `others`, the trained routes besides the server's own.
+    """
+
+    route: str | None = None
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRequest:
     """Lease at most `limit` of the `wanted` ended sessions for `lease_s` seconds under the name `claim_id`.
 
     `group_size`: lease only whole groups of this many sessions; None: the size that each session was started with. A
-    group that is larger than `limit` is leased alone.
+    group that is larger than `limit` is leased alone. `queue`: whose sessions.
     """
 
     claim_id: str
@@ -24,6 +36,7 @@ class LeaseRequest:
     limit: int
     lease_s: float
     group_size: int | None = None
+    queue: Queue = Queue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +56,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The sessions are trained. `claim_id`: the claim that must hold them; None: no running lease may hold them."""
+    """The sessions are trained. `claim_id`: the claim that must hold them; None: no running lease may hold them.
+
+    `queue`: whose sessions.
+    """
 
     claim_id: str | None
     session_ids: tuple[str, ...]
+    queue: Queue = Queue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,13 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "replay": notes.get("replay", {}),
         "adapter": notes.get("adapter"),
         "external": notes.get("external", {}),
+        **route_fields(notes),
+    }
+
+
+def route_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of notes that say what answered."""
+    return {
         "route": notes.get("route", ""),
         "route_kind": RouteKind(notes.get("route_kind", RouteKind.POLICY)),
     }

@@ -19,8 +19,9 @@ from proxy.store.faults import reason_of
 from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.images import drop_strays
 from proxy.store.sql.locks import is_deadlock
+from proxy.store.sql.session_routes import drop_stray_routes
 from proxy.store.sql.side_columns import count_strays, drop_columns, drop_stray_columns
-from proxy.store.sql.tables import interactions, sessions, side_columns
+from proxy.store.sql.tables import QUEUED_ROUTES, interactions, session_routes, sessions, side_columns
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.session import SessionStatus
 
@@ -101,7 +102,11 @@ def _chosen(before: float, *, only_columns: bool) -> _Chosen:
     """The sessions that ended before a Unix time; with `only_columns`, those that have side columns."""
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
     # Sessions that their runner delivers leave the queue at their end, exported or not.
-    acknowledged = and_(sessions.c.acknowledged_at.is_not(None), sessions.c.delivery.is_(None))
+    acknowledged = and_(
+        sessions.c.acknowledged_at.is_not(None),
+        sessions.c.delivery.is_(None),
+        ~exists().where(session_routes.c.session_id == sessions.c.session_id, QUEUED_ROUTES),
+    )
     done = or_(
         sessions.c.exported_at.is_not(None),
         acknowledged,
@@ -120,7 +125,7 @@ def _prune(engine: Engine, chosen: _Chosen, dry_run: bool, progress: Callable[[i
     while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, chosen))):
         deleted += some
         progress(deleted)
-    for drop in (drop_strays, drop_stray_columns):
+    for drop in (drop_strays, drop_stray_columns, drop_stray_routes):
         while not dry_run and _repeated(engine, partial(drop, most=_BATCH)):
             pass
     return pruned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -14,9 +14,10 @@ from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import outlines, reads, recent, side_columns, writes
+from proxy.store.sql import outlines, reads, recent, session_routes, side_columns, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
@@ -105,6 +106,10 @@ class SessionReads:
         """The kinds of rows of the side columns of sessions, each once."""
         kinds = await self._database.read(side_columns.column_kinds, session_ids)
         return [shape_of(*kind) for kind in kinds if kind[0] in DECLARED]
+
+    async def load_routes(self, session_ids: Collection[str] | None) -> Mapping[str, frozenset[RouteKind]]:
+        """The named routes of these sessions, of at most 10,000, or of all; each with the kinds that it had."""
+        return await self._database.read(session_routes.routes_of, session_ids)
 
     async def load_steps(self, session_ids: Collection[str], *, roots: bool) -> dict[str, list[Interaction]]:
         """Interactions without tokens and texts, by session and by seq, of at most 10,000 sessions.

@@ -163,6 +163,7 @@ class TurnMetrics(Group):
     def __init__(self) -> None:
         self.ended = Counts("tokengrove_turns", "Turns that ended, by API and status.", "api", "status")
         self.interactions = Counts("tokengrove_interactions", "Complete interactions, by reason.", "reason")
+        self.routes = Counts("tokengrove_route_turns", "Complete turns, by route in the table of models.", "route")
         self.unaligned = Counts("tokengrove_unaligned", "Complete interactions not aligned with their parent.")
         self.malformed = Counts("tokengrove_malformed_calls", "Malformed tool calls, left as text.")
         self.images = Counts(

@@ -50,13 +50,14 @@ class RunningStatistics:
         return (value - self.mean) / (math.sqrt(self.squares / (self.count - 1)) + _EPSILON)
 
 
-Group = str | tuple[str]
-"""A group_id; for a session without one, its session_id in a tuple."""
+Group = str | tuple[str] | tuple[str | tuple[str], str]
+"""A group_id; for a session without one, its session_id in a tuple. With a route, it is paired with its name."""
 
 
-def group_of(session_id: str, group_id: str | None) -> Group:
-    """The group that a session belongs to."""
-    return (session_id,) if group_id is None else group_id
+def group_of(session_id: str, group_id: str | None, route: str = "") -> Group:
+    """The group that the turns of a route belong to: only turns of one route are compared."""
+    group = (session_id,) if group_id is None else group_id
+    return (group, route) if route else group
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class Comparison:
 
     @property
     def _group(self) -> Group:
-        return group_of(self.scored.record.session_id, self.scored.record.group_id)
+        return group_of(self.scored.record.session_id, self.scored.record.group_id, self.scored.route)
 
     def _step_advantage(self, interaction: Interaction, baseline: Baseline) -> float:
         """The advantage of a turn among the turns of its state; 0 for a turn that is not compared."""

@@ -67,6 +67,7 @@ def text_labels(options: LayoutOptions) -> tuple[str, ...]:
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
     truncated, images = options.padding is not None, options.images is not Images.NONE
     told = {"truncated_tokens": truncated, "text": text, "images": images, "replay": bool(options.columns)}
+    told["route"] = options.labels_route
     return tuple(name for name, asked in told.items() if asked)
 
 

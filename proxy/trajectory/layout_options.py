@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from proxy.side_columns.columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.token_arrays import IntArray
+from proxy.types import Interaction
 from tokengrove.options.export import Padding, SampleOptions
+from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
 
 
@@ -54,14 +56,16 @@ class LayoutOptions(SampleOptions):
     """How the samples of an export are made.
 
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
-    None: select all turns. `padding` is set if and only if the layout is padded. `outline`: runs of tokens replace the
-    arrays. `mrope`: samples have the model's positions. `placeholders`: the ids of tokens that stand for images;
-    sampled placeholders are not trained. `columns`: the side columns that samples have. `shows`: the kinds of
-    them that are wanted, whether any is stored or not.
+    None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if
+    and only if the layout is padded. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's
+    positions. `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
+    the side columns that samples have. `shows`: the kinds of them that are wanted, whether any is stored or not.
+    `labels_route`: tables have a column for the route.
     """
 
     purposes: frozenset[str] | None = None
     agents: frozenset[str] | None = None
+    routes: frozenset[str] | None = None
     reward: MainReward = RAW
     padding: Padding | None = None
     freshness: Freshness = ANY_VERSION
@@ -70,6 +74,13 @@ class LayoutOptions(SampleOptions):
     placeholders: frozenset[int] = frozenset()
     columns: tuple[SideShape, ...] = ()
     shows: frozenset[Replay] = frozenset()
+    labels_route: bool = False
+
+    def takes(self, turn: Interaction) -> bool:
+        """Whether samples are made of a turn, by its route. External turns have no tokens, so no sample has them."""
+        if turn.route_kind is RouteKind.EXTERNAL:
+            return False
+        return turn.route_kind is RouteKind.POLICY if self.routes is None else turn.route in self.routes
 
     @property
     def compares(self) -> bool:

@@ -23,11 +23,12 @@ from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path, leaves, path_nodes, path_to
+from proxy.trajectory.routes import by_route
 from proxy.trajectory.sample_maker import Decode, SampleMaker
 from proxy.trajectory.sample_row import MadeRows, PositionsOf
 from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
-from proxy.trajectory.session_samples import SessionSamples, logprob_warnings
+from proxy.trajectory.session_samples import SessionSamples, joined_routes, logprob_warnings
 from proxy.trajectory.side_source import SideSource, replay_warnings
 from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
 from proxy.trajectory.tree import Branch
@@ -48,11 +49,30 @@ def lay_out(
     positions: PositionsOf | None = None,
     columns: Mapping[str, Columns] = NO_SIDE,
 ) -> SessionSamples:
-    """Lay out one session. `interactions`: all of the session's, in order of `seq`.
+    """Lay out one session, each of its routes by itself. `interactions`: all of the session's, in order of `seq`.
 
     `groups`: the statistics that advantages are computed from. `decode`: required to include text. `positions`: if
     given, samples have the positions of a vision model. `columns`: the side columns of its turns, by interaction id.
     """
+    lay = partial(
+        _lay_out_route, record, options=options, groups=groups, decode=decode, positions=positions, columns=columns
+    )
+    routes = by_route(interactions)
+    if all(route == "" for route in routes):
+        return lay(interactions)
+    taken = [name for name, turns in routes.items() if any(map(options.takes, turns))]
+    return joined_routes({name: lay(turns) for name, turns in routes.items()}, taken, lay([]))
+
+
+def _lay_out_route(
+    record: SessionRecord,
+    interactions: Sequence[Interaction],
+    options: LayoutOptions,
+    groups: Groups | None,
+    decode: Decode | None,
+    positions: PositionsOf | None,
+    columns: Mapping[str, Columns],
+) -> SessionSamples:
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
     shows = options.images is not Images.NONE
@@ -70,14 +90,16 @@ def lay_out(
 def export_session(
     record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions
 ) -> list[PathSample]:
-    """The samples of one session in layout individual or concat, in order of their last interaction."""
+    """The samples of one session in layout individual or concat, in order of their last interaction in each route."""
     return [row for row in lay_out(record, interactions, options).rows if isinstance(row, PathSample)]
 
 
 def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
     complete = [node.interaction for node in scored.nodes.values()]
     unfinished = options.mask_unfinished and scored.record.finished is False
-    excluded = not_trained(complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train)
+    excluded = not_trained(
+        complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train, routes=options.routes
+    )
     return Ledger.of(complete, excluded, options.placeholders)
 
 

@@ -94,10 +94,15 @@ def _purpose_of_system(system: str) -> Purpose | None:
 
 
 def derive_purposes(interactions: Sequence[Interaction]) -> dict[str, str]:
-    """The purpose of every complete interaction of a session by id. A stored purpose is kept."""
+    """The purpose of every complete interaction of a session by id. A stored purpose is kept.
+
+    Roots are compared with roots of their own route: an opponent is no sub-agent of the policy.
+    """
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     roots = [interaction for interaction in complete if interaction.parent_id is None]
-    purposes = _root_purposes([root for root in roots if root.purpose is None])
+    purposes: dict[str, Purpose] = {}
+    for route in dict.fromkeys(root.route for root in roots):
+        purposes |= _root_purposes([root for root in roots if root.purpose is None and root.route == route])
     out: dict[str, str] = {}
     for interaction in complete:  # parents come before their children
         inherited = (

@@ -2,8 +2,8 @@
 
 Credit `tree`: `return(i) = reward(i) + discount * mean(return(c) for complete children c of i)`, from the leaves to the
 roots. Credit `linear`: `return(i) = reward(i) + discount * return(i + 1)` in order of completion, as AReaL's individual
-export computes it. A missing reward counts as 0. An example from AReaL's documentation: A -> B -> C with reward 1 at C
-and discount 0.9 has returns 0.81, 0.9 and 1.0.
+export computes it. Turns of another route earn nothing from it. A missing reward counts as 0. An example from AReaL's
+documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns 0.81, 0.9 and 1.0.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Rewarded(Protocol):
     def status(self) -> Status: ...
     @property
     def reward(self) -> float | None: ...
+    @property
+    def route(self) -> str: ...
 
 
 def compute_returns(
@@ -41,7 +43,7 @@ def compute_returns(
     """
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     rewards = {i.id: (i.reward if main is None else main.get(i.id)) or 0.0 for i in complete}
-    return _linear(rewards, discount) if credit is Credit.LINEAR else _tree(complete, rewards, discount)
+    return _linear(complete, rewards, discount) if credit is Credit.LINEAR else _tree(complete, rewards, discount)
 
 
 def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
@@ -57,11 +59,11 @@ def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: 
     return returns
 
 
-def _linear(rewards: dict[str, float], discount: float) -> dict[str, float]:
-    """Returns along the order of completion, which is the order of `rewards`."""
+def _linear(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
+    """Returns along the order of completion of each route, which is the order of `complete`."""
     returns: dict[str, float] = {}
-    future = 0.0
-    for name in reversed(rewards):
-        future = rewards[name] + discount * future
-        returns[name] = future
+    future: dict[str, float] = defaultdict(float)
+    for interaction in reversed(complete):
+        future[interaction.route] = rewards[interaction.id] + discount * future[interaction.route]
+        returns[interaction.id] = future[interaction.route]
     return returns

@@ -82,7 +82,7 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
     """The labels that rows of all layouts have.
 
     `recomputable`: the first of the reasons of all turns, or None. `logprobs_of`: of the trained turns, the one
-    furthest from the rule.
+    furthest from the rule. `route`: the one of its turns; absent without a table of models.
     """
     interactions = [placed.interaction for placed in placements]
     return {
@@ -93,6 +93,7 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
         "task_id": session.task_id,
         "purpose": purpose,
         "agent": interactions[-1].agent,
+        **({"route": interactions[-1].route} if interactions[-1].route else {}),
         "recomputable": first_reason(placed.recomputable for placed in placements),
         "logprobs_of": LogprobsOf.furthest(placed.interaction.logprobs_of for placed in placements if placed.trains),
     }

@@ -23,12 +23,15 @@ from tokengrove.reasons import LeftOut
 
 @dataclass(frozen=True, slots=True)
 class ScoredSession:
-    """One session under the options of an export. Mappings are by interaction id, in order of completion.
+    """The turns of one route of a session under the options of an export. Mappings are by interaction id, in order of
+    completion.
 
-    `main`: the rewards that count. `selected`: turns that the filter keeps. `chosen`: turns that `train` selects.
+    `route`: "" without a table of models. `main`: the rewards that count. `selected`: turns that the filter keeps.
+    `chosen`: turns that `train` selects.
     """
 
     record: SessionRecord
+    route: str
     nodes: dict[str, Branch]
     purposes: Mapping[str, str]
     main: Mapping[str, float | None]
@@ -71,7 +74,10 @@ class ScoredSession:
 
 
 def scored_session(record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions) -> ScoredSession:
-    """Score a session. `interactions`: all of the session's, in order of `seq`; their tokens are not read."""
+    """Score a session. `interactions`: all turns of one of its routes, in order of `seq`; their tokens are not read.
+
+    With turns of several routes (`trained_turns`), the score sums their rewards.
+    """
     nodes, purposes = build_tree(interactions), derive_purposes(interactions)
     complete = [node.interaction for node in nodes.values()]
     main = options.reward.of(complete, record.metrics, purposes)
@@ -90,6 +96,7 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
     discount = record.discount if options.discount is None else options.discount
     return ScoredSession(
         record=record,
+        route=interactions[0].route if interactions else "",
         nodes=nodes,
         purposes=purposes,
         main=main,
@@ -102,6 +109,8 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
 
 
 def _is_selected(node: Branch, purpose: str, options: LayoutOptions) -> bool:
+    if not options.takes(node.interaction):
+        return False
     if options.agents is not None and node.interaction.agent not in options.agents:
         return False
     return options.purposes is None or purpose in options.purposes

@@ -242,10 +242,11 @@ def _rewarded(nodes: Mapping[str, Branch], main: Mapping[str, float | None]) -> 
 def _answers(nodes: Mapping[str, Branch], rewarded: set[str]) -> Iterable[list[Branch]]:
     """The rewarded answers to each prompt that has several."""
     # The state hash is that of the messages after the parent's answer, so with the parent it names the prompt.
-    asked: dict[tuple[str | None, str | None], list[Branch]] = defaultdict(list)
+    asked: dict[tuple[str, str | None, str | None], list[Branch]] = defaultdict(list)
     for node in nodes.values():
         if node.interaction.id in rewarded:
-            asked[node.interaction.parent_id, node.interaction.state_hash].append(node)
+            turn = node.interaction
+            asked[turn.route, turn.parent_id, turn.state_hash].append(node)
     return [answers for answers in asked.values() if len(answers) > 1]
 
 

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
 from tokengrove.options.export import TrainedLogprobs, TrainSelection, TurnSelection
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import LogprobsOf, Untrained
 
 
 def chosen_turns(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
-    """Ids of the interactions that `train` selects, marked trainable or not. `purposes` are by id."""
+    """Ids of the interactions of trained routes that `train` selects, marked trainable or not. `purposes` are by id."""
     continued = {id(node.parent) for node in nodes.values()}
     return frozenset(
         name
         for name, node in nodes.items()
-        if name not in train.exclude
+        if node.interaction.route_kind is RouteKind.POLICY
+        and name not in train.exclude
         and (train.purposes is None or purposes[name] in train.purposes)
         and (train.agents is None or node.interaction.agent in train.agents)
         and _in_turns(node, id(node) in continued, train.turns)
@@ -33,16 +35,21 @@ def not_trained(
     *,
     unfinished: bool,
     train: TrainSelection,
+    routes: Collection[str] | None = None,
 ) -> dict[str, Untrained]:
     """The turns that are not trained, by id, and the first reason for each.
 
     `selected`: the ids that the filter keeps. `chosen`: the ids that `train` selects. `unfinished`: nothing of the
-    session is trained.
+    session is trained. `routes`: the routes that the export names; None: all that are trained.
     """
     found: dict[str, Untrained] = {}
     for interaction in interactions:
         name = interaction.id
-        if name not in selected:
+        if interaction.route_kind is not RouteKind.POLICY:
+            found[name] = Untrained.FROZEN
+        elif routes is not None and interaction.route not in routes:
+            found[name] = Untrained.ROUTE
+        elif name not in selected:
             found[name] = Untrained.FILTER
         elif not interaction.has_logprobs:
             found[name] = Untrained.NO_LOGPROBS

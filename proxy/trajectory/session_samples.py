@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
-from proxy.trajectory.sample_row import Labels, SampleRow
+from proxy.trajectory.sample_row import Labels, MadeRows, SampleRow
 from proxy.types import Interaction
 from tokengrove.options.export import Layout
 from tokengrove.reasons import LogprobsOf, Untrained
@@ -56,6 +57,28 @@ class SessionSamples:
         if self.unrewarded:
             counts["unrewarded_samples"] = self.unrewarded
         return counts
+
+
+def joined_routes(parts: Mapping[str, SessionSamples], taken: Sequence[str], empty: SessionSamples) -> SessionSamples:
+    """The samples of all routes of a session as one, route after route.
+
+    `parts`: by route. `taken`: the routes that the export selects. `empty`: the samples of the session without turns.
+    The entry has the score of the first one; with several, `by_route` has all of them.
+    """
+    entry = parts[taken[0]].entry if taken else empty.entry
+    if len(taken) > 1:
+        entry = {**entry, "by_route": {name: parts[name].entry for name in taken}}
+    rows = [partial(part.rows.__getitem__, at) for part in parts.values() for at in range(len(part.rows))]
+    return SessionSamples(
+        rows=MadeRows(rows),
+        ledger=Ledger({name: state for part in parts.values() for name, state in part.ledger.states.items()}),
+        masked_tokens=sum(part.masked_tokens for part in parts.values()),
+        dropped=sum(part.dropped for part in parts.values()),
+        stale=sum(part.stale for part in parts.values()),
+        unrewarded=sum(part.unrewarded for part in parts.values()),
+        entry=entry,
+        warnings=tuple(dict.fromkeys(warning for name in taken for warning in parts[name].warnings)),
+    )
 
 
 # Reasons that follow from neither an option of the export nor a mark.

@@ -8,11 +8,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.purpose import derive_purposes
+from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Outline, SessionRecord
 from tokengrove.reasons import Reason, Status
@@ -45,8 +47,10 @@ class Spread(NamedTuple):
 class Summary:
     """One session. Counts are of turns; `reasons`, `purposes` and the sums of tokens include only complete turns.
 
-    `score`: the score of its samples; None: nothing was rewarded. `returns`: the returns of the complete turns in order
-    of completion, under the session's own rule; zeros without rewards. `agents`: at most 20, in order of appearance.
+    `score`: the score of its samples; None: nothing was rewarded. It sums the rewards of all trained routes. `returns`:
+    the returns of the complete turns of trained routes in order of completion, under the session's own rule; zeros
+    without rewards. `agents`: at most 20, in order of appearance. `routes`: as in
+    `certificate`.
     """
 
     turns: int
@@ -63,12 +67,15 @@ class Summary:
     versions: tuple[int, int] | None
     purposes: Mapping[str, int]
     agents: tuple[str, ...]
+    routes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def summarise(record: SessionRecord, outline: Outline) -> Summary:
     """Summarise a session from its record and all of its turns."""
     counts = certificate(record, outline.steps)
-    scored = scored_session(record, outline.steps, _LIKE_EXPORTS)
+    trained = trained_turns(outline.steps)
+    scored = scored_session(record, trained, _LIKE_EXPORTS)
+    purposes = scored.purposes if len(trained) == len(outline.steps) else derive_purposes(outline.steps)
     complete = [step for step in outline.steps if step.status is Status.COMPLETE]
     agents = dict.fromkeys(step.agent for step in complete if step.agent is not None)
     return Summary(
@@ -82,10 +89,11 @@ def summarise(record: SessionRecord, outline: Outline) -> Summary:
         output_tokens=outline.output_tokens,
         score=scored.scores.score,
         rewarded=counts["rewarded"],
-        returns=array("d", [scored.returns[step.id] for step in complete]),
+        returns=array("d", [scored.returns[step.id] for step in complete if step.id in scored.returns]),
         versions=outline.versions,
-        purposes=Counter(str(purpose) for purpose in scored.purposes.values()),
+        purposes=Counter(str(purpose) for purpose in purposes.values()),
         agents=tuple(agents)[:_MOST_AGENTS],
+        routes=counts.get("routes", {}),
     )
 
 
@@ -108,7 +116,8 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
     """A session's entry in an export. `complete` is False if calls failed, were aborted or began and never ended.
 
     `unaligned` counts interactions whose prompt does not begin with their parent's tokens; `reasons` counts complete
-    interactions by reason.
+    interactions by reason. `routes`: the kind of each route and the number of its complete turns; absent without a
+    table of models. Turns of kind external are not in samples, because they have no tokens.
     """
     counts = {status: sum(i.status is status for i in interactions) for status in Status}
     complete = [i for i in interactions if i.status is Status.COMPLETE]
@@ -116,6 +125,7 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
     for interaction in complete:
         reasons[interaction.reason.value] = reasons.get(interaction.reason.value, 0) + 1
     lost = begun_not_ended + counts[Status.FAILED] + counts[Status.ABORTED]
+    routes = _routes(interactions)
     return {
         "session_id": record.session_id,
         "group_id": record.group_id,
@@ -133,4 +143,15 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "finished": record.finished,
         "metrics": dict(record.metrics),
         "metadata": dict(record.metadata),
+        **({"routes": routes} if routes else {}),
     }
+
+
+def _routes(interactions: Iterable[Interaction]) -> dict[str, dict[str, Any]]:
+    """The kind of each named route of a session, and the number of its complete turns."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in interactions:
+        if each.route:
+            entry = found.setdefault(each.route, {"kind": each.route_kind.value, "turns": 0})
+            entry["turns"] += each.status is Status.COMPLETE
+    return found

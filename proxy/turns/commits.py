@@ -311,6 +311,8 @@ class Commits:
         interaction, metrics = turn.interaction, self._metrics
         metrics.ended.by[interaction.api, interaction.status] += 1
         metrics.interactions.by[(interaction.reason,)] += 1
+        if interaction.route:
+            metrics.routes.by[(interaction.route,)] += 1
         sampled = len(interaction.output_ids)
         metrics.tokens.by[("prompt",)] += interaction.prompt_tokens
         metrics.tokens.by[("output",)] += sampled

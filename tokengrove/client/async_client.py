@@ -296,13 +296,14 @@ class AsyncClient(Connection):
         return await self.run(operations.claim(filter, options, idempotency_key))
 
     async def acknowledge(
-        self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None
+        self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None, *, route: str | None = None
     ) -> Acknowledged:
         """Acknowledge a claim, or some of its sessions, so that they are never claimed again. Repeating it is harmless.
 
-        Raises NotFound for a `claim_id` that holds no session.
+        `route`: the trained route that they were claimed for; None: that of the claim. Raises NotFound for a `claim_id`
+        that holds no session.
         """
-        return await self.run(operations.acknowledge(claim, session_ids))
+        return await self.run(operations.acknowledge(claim, session_ids, route))
 
     async def sessions(
         self,

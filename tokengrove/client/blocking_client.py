@@ -296,12 +296,15 @@ class Client(Connection):
         """
         return self.run(operations.claim(filter, options, idempotency_key))
 
-    def acknowledge(self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None) -> Acknowledged:
+    def acknowledge(
+        self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None, *, route: str | None = None
+    ) -> Acknowledged:
         """Acknowledge a claim, or some of its sessions, so that they are never claimed again. Repeating it is harmless.
 
-        Raises NotFound for a `claim_id` that holds no session.
+        `route`: the trained route that they were claimed for; None: that of the claim. Raises NotFound for a `claim_id`
+        that holds no session.
         """
-        return self.run(operations.acknowledge(claim, session_ids))
+        return self.run(operations.acknowledge(claim, session_ids, route))
 
     def sessions(
         self,

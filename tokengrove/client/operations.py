@@ -255,14 +255,16 @@ def _page(call: Call, format: str) -> Steps[Page]:
     return read_page((yield call), format)
 
 
-def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> Steps[Acknowledged]:
+def acknowledge(
+    done: Claim | str | None, session_ids: Sequence[str] | None, route: str | None = None
+) -> Steps[Acknowledged]:
     """Acknowledge sessions; an empty claim needs no request."""
     if isinstance(done, Claim):
         if done.claim_id is None:
             return Acknowledged((), {})
         session_ids = list(done.sessions) if session_ids is None else session_ids
         done = done.claim_id
-    body = _given({"claim_id": done, "session_ids": session_ids})
+    body = _given({"claim_id": done, "session_ids": session_ids, "route": route})
     answer = yield Call("POST", "/trajectories/acknowledge", body)
     return Acknowledged(tuple(answer["acknowledged"]), dict(answer["lost"]))
 

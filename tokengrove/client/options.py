@@ -84,10 +84,11 @@ ListingPart = Literal["summary", "returns", "counts"]
 
 
 class RewardOptions(TypedDict, total=False):
-    """Which reward to set; by default, the reward of the main agent's last complete turn.
+    """Which reward to set; by default, the reward of the main agent's last complete turn of a trained route.
 
     `interaction_id`, or `turn`: the interaction, by id or by its index in the order of completion, from 0.
     `agent`: the last turn that was marked with this agent; with `step_scores`, all of its turns.
+    `route`: the last turn of this route; with `step_scores`, all of its turns. Default: the trained ones.
     `name`: name of the reward; rewards with different names coexist.
     `rewards`: one reward per interaction id.
     `step_scores`: one score per complete interaction, in order of completion; with `align` first or last, they may
@@ -98,6 +99,7 @@ class RewardOptions(TypedDict, total=False):
     interaction_id: str
     turn: int
     agent: str
+    route: str
     name: str
     rewards: Mapping[str, Number]
     step_scores: Sequence[float] | Float32
@@ -381,10 +383,12 @@ class SampleOptions(TypedDict, total=False):
 class ExportOptions(SampleOptions, total=False):
     """How to export.
 
+    `route`: Only turns of these routes. Default: the trained ones.
     `wait_s`: Wait until the named sessions have ended. In seconds. Default: 0.
     `limit`: Sessions per page, or per file of a folder. Default: 1000; for `tokengrove export` 100.
     """
 
+    route: str | Sequence[str]
     wait_s: float
     limit: int
 
@@ -393,6 +397,7 @@ class TokenOptions(TypedDict, total=False):
     """The export that `include=["tokens"]` shows a turn in.
 
     `filter`: Which sessions, turns and samples.
+    `route`: Only turns of these routes. Default: the trained ones.
     `layout`: How a session becomes samples. Default: concat.
     `drift`: How to export turns that cannot be joined to their parents: in a new sample, or in the same one, which
         trains only answers that are still there as sampled. Default: fork.
@@ -411,6 +416,7 @@ class TokenOptions(TypedDict, total=False):
     """
 
     filter: SessionFilter
+    route: str | Sequence[str]
     layout: Literal["individual", "concat", "tree", "padded"]
     drift: Literal["fork", "mask"]
     train: Train
@@ -436,6 +442,7 @@ class ClaimOptions(TypedDict, total=False):
     `consumer`: Prefix of the claim's id, so that others see who holds a session.
     `claim_id`: Id of this claim, to repeat it or to renew its lease. Default: a new id.
     `renew`: Renew the lease of `claim_id` and claim nothing new.
+    `route`: Claim the sessions of this trained route, and its samples. Default: the only one.
     `export`: Answer with samples, made with these options of an export.
     """
 
@@ -446,6 +453,7 @@ class ClaimOptions(TypedDict, total=False):
     consumer: str
     claim_id: str
     renew: bool
+    route: str
     export: SampleOptions
 
 

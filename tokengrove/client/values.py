@@ -117,6 +117,11 @@ class Sample:
         return self.extra.get("step_advantages")
 
     @property
+    def route(self) -> str | None:
+        """The route that sampled it; None from a server without a table of models."""
+        return self.extra.get("route")
+
+    @property
     def token_rewards(self) -> Float32 | None:
         """The rewards of single tokens, float32 [L], 0 elsewhere; None if none were set."""
         return self.extra.get("token_rewards")
@@ -223,7 +228,8 @@ class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
     `turn`: its number among the complete interactions; None if it failed. `notes`: rare fields, for example how a
-    client echoed an answer. `agent`: the agent that the client named.
+    client echoed an answer. `agent`: the agent that the client named. `route` and `route_kind`: what answered; None
+    without a table of models.
 
     None unless `include` requested them: `compared` (the continued turn, or the differences from the nearest turn),
     `reply` (as sent to the client), `times` (Unix seconds), `logprobs` (one per sampled token; also None if the answer
@@ -256,6 +262,8 @@ class TreeNode:
     agent: str | None = None
     answer: Mapping[str, Json] | None = None
     added: Mapping[str, Json] | None = None
+    route: str | None = None
+    route_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -20,14 +21,17 @@ class SessionSource(Protocol):
     def turn(self, name: str, *include: str) -> dict[str, Any]:
         """One turn, by id or number, with the parts in `include`. Raises NotFound."""
 
-    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
-        """One turn with its `tokens`, as in an export with this layout. Raises NotFound."""
+    def tokens(self, name: str, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
+        """One turn with its `tokens`, as in an export with this layout of these routes (none: the trained ones).
+
+        Raises NotFound.
+        """
 
     def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
         """The rows of the side columns of at most `limit` tokens of a turn, from `start` on. Raises NotFound."""
 
-    def samples(self, layout: Layout) -> dict[str, Any]:
-        """The answer to an export of this session in this layout, with `outline`."""
+    def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
+        """The answer to an export of this session in this layout of these routes, with `outline`."""
 
 
 class ServedSession:
@@ -46,15 +50,19 @@ class ServedSession:
     def turn(self, name: str, *include: str) -> dict[str, Any]:
         return self._client.show_turn(self._id, name, include)
 
-    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
-        return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
+    def tokens(self, name: str, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
+        if not routes:
+            return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
+        return self._client.show_turn(self._id, name, ["tokens"], layout=layout, route=routes)
 
     def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
         answer: dict[str, Any] = self._client.show_turn(self._id, name, ["columns"], start=start, limit=limit)
         return answer["columns"]  # type: ignore[no-any-return]
 
-    def samples(self, layout: Layout) -> dict[str, Any]:
-        return self._client.outline(self._id, layout=layout)
+    def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
+        if not routes:
+            return self._client.outline(self._id, layout=layout)
+        return self._client.outline(self._id, layout=layout, route=routes)
 
 
 _COMPARED = {"include": "compared"}

@@ -59,6 +59,10 @@ def show(
     layout: Annotated[
         Layout | None, typer.Option(help="With --samples or --tokens: the layout of the export [concat].")
     ] = None,
+    route: Annotated[
+        list[str] | None,
+        typer.Option(help="With --samples or --tokens: only turns of this route [the trained ones]; repeatable."),
+    ] = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="List groups, with the distribution of their scores.")
     ] = False,
@@ -86,18 +90,18 @@ def show(
     place = Place(url, admin_key, database_url, config)
     flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
     of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
-    _check(session, {**of_one, "--samples": samples, "--layout": layout}, groups, flags)
+    _check(session, {**of_one, "--samples": samples, "--layout": layout, "--route": route or None}, groups, flags)
     if session is None:
         with place.lists() as source:
             (print_groups if groups else print_sessions)(source, flags, as_json=as_json)
         return
     with place.session(session) as one:
         if turn is not None and tokens:
-            print_tokens(one, turn, layout or "concat", by or "mask", whole=whole, as_json=as_json)
+            print_tokens(one, turn, layout or "concat", by or "mask", route or (), whole=whole, as_json=as_json)
         elif turn is not None:
             print_turn(one, turn, whole=whole, as_json=as_json)
         elif samples:
-            print_samples(one, layout or "concat", as_json=as_json)
+            print_samples(one, layout or "concat", route or (), as_json=as_json)
         else:
             print_tree(one, diff=diff, as_json=as_json)
 
@@ -124,5 +128,6 @@ NEEDS = {
     "--tokens": {"--turn"},
     "--by": {"--tokens"},
     "--layout": {"--samples", "--tokens"},
+    "--route": {"--samples", "--tokens"},
 }
 """Flags that apply only with one of these others."""

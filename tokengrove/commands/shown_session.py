@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,7 +46,16 @@ def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) 
     turn_view.print_turn(source.turn, answer, console_of(), whole=whole)
 
 
-def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, whole: bool, as_json: bool) -> None:
+def print_tokens(
+    source: SessionSource,
+    name: str,
+    layout: Layout,
+    by: By,
+    routes: Sequence[str] = (),
+    *,
+    whole: bool,
+    as_json: bool,
+) -> None:
     """Print the tokens of one turn, coloured by training state, logprob or weight version, and its side columns.
 
     Without `whole`, only the columns of its first sampled tokens.
@@ -54,7 +64,7 @@ def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, wh
     from tokengrove.terminal.token_view import token_view
     from tokengrove.terminal.turn_view import heading
 
-    answer = source.tokens(name, layout)
+    answer = source.tokens(name, layout, routes)
     columns = _columns(source, answer, whole=whole) if answer["notes"].get("replay") else None
     if as_json:
         print_json(answer if columns is None else {**answer, "columns": columns})
@@ -84,11 +94,11 @@ def _columns(source: SessionSource, turn: dict[str, Any], *, whole: bool) -> dic
 _KINDS = ("kept", "experts", "alternatives")
 
 
-def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:
+def print_samples(source: SessionSource, layout: Layout, routes: Sequence[str] = (), *, as_json: bool) -> None:
     """Print the contents of each sample; as JSON, one line per sample, as in an export with `outline`."""
     from tokengrove.terminal.sample_view import sample_view
 
-    outlined = source.samples(layout)
+    outlined = source.samples(layout, routes)
     if as_json:
         for sample in outlined["samples"]:
             print_json(sample)

@@ -29,4 +29,10 @@ class ClaimOptions:
     claim_id: str | None = option(None, "Id of this claim, to repeat it or to renew its lease.", otherwise="a new id")
     renew: bool = option(False, "Renew the lease of `claim_id` and claim nothing new.")
     filter: SessionFilter = option(SessionFilter(), "Which sessions.", note="[Filters](#filters).")
+    route: str | None = option(
+        None,
+        "Claim the sessions of this trained route, and its samples.",
+        otherwise="the only one",
+        note="Each trained route has [a queue of its own](models.md#what-is-recorded-and-exported).",
+    )
     export: SampleOptions | None = option(None, "Answer with samples, made with these options of an export.")

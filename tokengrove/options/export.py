@@ -298,6 +298,14 @@ class PageOptions:
     filter: SessionFilter = option(
         SessionFilter(), "Which sessions, turns and samples.", note="[Filters](#filters).", tokens=True
     )
+    route: frozenset[str] | None = option(
+        None,
+        "Only turns of these routes.",
+        panel=SAMPLES,
+        otherwise="the trained ones",
+        tokens=True,
+        note="[Routes in exports](models.md#what-is-recorded-and-exported).",
+    )
     wait_s: float = option(
         0.0,
         "Wait until the named sessions have ended.",

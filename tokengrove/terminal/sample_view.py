@@ -52,6 +52,8 @@ def _heading(index: int, count: int, sample: Outline, numbers: Mapping[str, int 
         told.append(f"purpose {sample['purpose']}")
     if sample["agent"] is not None:
         told.append(f"agent {sample['agent']}")
+    if sample.get("route"):
+        told.append(f"route {sample['route']}")
     named = "turn" if len(sample["interaction_ids"]) == 1 else "turns"
     of = printable(f", {named} {turns}: {', '.join(told)}")
     return Text.assemble((f"sample {index + 1} of {count}", "bold"), of)

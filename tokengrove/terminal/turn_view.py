@@ -94,6 +94,8 @@ def _asked(turn: Mapping[str, Any]) -> str:
     parts = [f"{turn['api']} API", f"model {turn['model']}", f"purpose {turn['purpose']}"]
     if turn["agent"]:
         parts.append(f"agent {turn['agent']}")
+    if turn.get("route"):
+        parts.append(f"route {turn['route']} ({turn['route_kind']})")
     return printable(", ".join(parts))
 
 

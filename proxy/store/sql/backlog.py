@@ -5,11 +5,13 @@ A server whose trainers only export and never acknowledge has all its sessions i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, case, func, or_, select
 
-from proxy.store.sql.tables import WAITING, sessions
+from proxy.store.sql.tables import WAITING, session_routes, sessions
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 
 
@@ -20,6 +22,28 @@ class Backlog(NamedTuple):
     waiting: int
     leased: int
     oldest_end: float | None
+
+
+class RouteBacklog(NamedTuple):
+    """Numbers of ended sessions in the queue of one route, each at most the limit."""
+
+    waiting: int
+    leased: int
+
+
+def count_routes(connection: Connection, routes: Sequence[str], most: int, now: float) -> Mapping[str, RouteBacklog]:
+    """Count up to `most` ended sessions of each of these trained routes that are not acknowledged for it."""
+    return {route: _count_route(connection, route, most, now) for route in routes}
+
+
+def _count_route(connection: Connection, route: str, most: int, now: float) -> RouteBacklog:
+    columns = session_routes.c
+    query = select(columns.claimed_until).join(sessions, sessions.c.session_id == columns.session_id)
+    queued = (columns.acknowledged_at.is_(None), columns.kind == RouteKind.POLICY.value, columns.route == route)
+    ended = query.where(*queued, sessions.c.ended_order.is_not(None)).limit(most).subquery()
+    leases = func.coalesce(func.sum(case((ended.c.claimed_until > now, 1), else_=0)), 0)
+    total, leased = connection.execute(select(func.count(), leases).select_from(ended)).one()
+    return RouteBacklog(total - leased, leased)
 
 
 def count(connection: Connection, most: int, now: float) -> Backlog:

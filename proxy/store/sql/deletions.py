@@ -18,6 +18,7 @@ from proxy.store.sql.tables import (
     intents,
     interactions,
     returns,
+    session_routes,
     sessions,
     side_columns,
     unreplied,
@@ -40,7 +41,7 @@ def delete_rows(connection: Connection, names: Collection[str]) -> None:
     note_pruned(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
-    for table in (intents, unreplied, withdrawn_keys, side_columns, interactions, sessions):
+    for table in (intents, unreplied, withdrawn_keys, side_columns, session_routes, interactions, sessions):
         connection.execute(delete(table).where(table.c.session_id.in_(names)))
     drop_images(connection, names)
 

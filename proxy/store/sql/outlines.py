@@ -17,6 +17,7 @@ from proxy.store.sql.begun import PENDING
 from proxy.store.sql.reads import filtered
 from proxy.store.sql.tables import intents, interactions, sessions
 from proxy.types import GroupSummary, Outline
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import Status
 
@@ -43,9 +44,16 @@ def load_outlines(connection: Connection, session_ids: Collection[str]) -> dict[
 
 def _outline(steps: list[RowMapping]) -> Outline:
     complete = [row for row in steps if row["status"] == Status.COMPLETE.value]
-    versions = {version for row in complete for _, version in rows.pairs_of(row["versions"])}
+    found = [rows.step_of(row) for row in steps]
+    trained = [row for row, step in zip(steps, found, strict=True) if step.route_kind is RouteKind.POLICY]
+    versions = {
+        version
+        for row in trained
+        if row["status"] == Status.COMPLETE.value
+        for _, version in rows.pairs_of(row["versions"])
+    }
     return Outline(
-        steps=[rows.step_of(row) for row in steps],
+        steps=found,
         prompt_tokens=sum(row["prompt_tokens"] for row in complete),
         output_tokens=sum(row["output_tokens"] for row in complete),
         versions=(min(versions), max(versions)) if versions else None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from proxy.store.notes import note_fields, notes_of
+from proxy.store.notes import note_fields, notes_of, route_fields
 from proxy.store.sql import checksums, codec
 from proxy.types import (
     Api,
@@ -226,6 +226,7 @@ def _floats(data: bytes | None) -> Logprobs | None:
 STEP_COLUMNS = (
     *("id", "session_id", "seq", "parent_id", "aligned", "reason", "api", "status"),
     *("reward", "rewards", "state_hash", "purpose", "agent", "trainable", "created_at", "completed_at"),
+    "notes",
 )
 """The columns from which scores are computed, besides the messages and tools of roots."""
 
@@ -259,6 +260,7 @@ def step_of(row: Row) -> Interaction:
         trainable=bool(row["trainable"]),
         created_at=row["created_at"],
         completed_at=row["completed_at"],
+        **route_fields(codec.decode_json(row["notes"], {})),
     )
 
 

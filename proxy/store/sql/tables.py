@@ -252,6 +252,28 @@ side_columns = Table(
     Column("data", LargeBinary, nullable=False, comment="the rows, little-endian"),
 )
 
+# One row for each named route of a session. No foreign key, as for images. Rows of kind policy hold the claims of
+# trained routes other than the server's own, whose claims are in `sessions`, where older servers find them.
+session_routes = Table(
+    "session_routes",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("route", Text, primary_key=True, comment="a name in the table of models"),
+    Column("kind", Text, primary_key=True, comment="policy, frozen or external, when its turns ran"),
+    Column("claimed_by", Text),
+    Column("claimed_until", Double),
+    Column("claimed_order", BigInteger, comment="as in sessions"),
+    Column("acknowledged_at", Double),
+)
+QUEUED_ROUTES = text("acknowledged_at IS NULL AND kind = 'policy'")
+Index("ix_session_routes_queued", session_routes.c.route, sqlite_where=QUEUED_ROUTES, postgresql_where=QUEUED_ROUTES)
+Index(
+    None,
+    session_routes.c.claimed_by,
+    sqlite_where=session_routes.c.claimed_by.is_not(None),
+    postgresql_where=session_routes.c.claimed_by.is_not(None),
+)
+
 # One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
 commit_marks = Table(
     "commit_marks",

@@ -39,10 +39,11 @@ from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
 from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
+from proxy.store.sql.session_routes import note_routes
 from proxy.store.sql.side_columns import column_rows, insert_columns
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import capacity, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import capacity, interactions, returns, session_routes, sessions, unreplied, withdrawn_keys
 from proxy.types import ImageFile, Interaction
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 from tokengrove.options.session import Credit
@@ -160,6 +161,11 @@ _LEAVE_QUEUE = Statement(
     .where(_OF_SESSION, sessions.c.acknowledged_at.is_(None))
     .values(acknowledged_at=_NOW, claimed_by=null(), claimed_until=null())
 )
+_LEAVE_QUEUES = Statement(
+    update(session_routes)
+    .where(session_routes.c.session_id == bindparam("of_session"), session_routes.c.acknowledged_at.is_(None))
+    .values(acknowledged_at=_NOW, claimed_by=null(), claimed_until=null())
+)
 _DELETE_RETURNS = Statement(
     delete(returns).where(
         Named(returns.c.interaction_id),
@@ -235,6 +241,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         _advance(connection, refused)
     if new:
         _insert_interactions(connection, new)
+        note_routes(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
         mark_answered(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
     if files:
         insert_images(connection, files)
@@ -376,7 +383,8 @@ def _withdraw(connection: Connection, withdrawal: Withdrawal) -> bool:
 
 def _leave_queue(connection: Connection, name: str, now: float) -> None:
     """Remove a session from the queue: no claim, of this release or an older one, can lease or acknowledge it."""
-    _LEAVE_QUEUE.run(connection, [{"of_session": name, "now": now}])
+    for statement in (_LEAVE_QUEUE, _LEAVE_QUEUES):
+        statement.run(connection, [{"of_session": name, "now": now}])
 
 
 def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[bool]:

@@ -47,7 +47,8 @@ def group_of(sample: Sample) -> str:
 
 
 def of_agent(sample: Sample, group: str) -> str:
-    """`group`; with reward scope agent, the sample's agent within it."""
+    """`group`; with a route, its samples within it; with reward scope agent, the sample's agent within that."""
+    group = f"{group}@{sample.route}" if sample.route else group
     return f"{group}@{sample.agent or ''}" if sample.reward_scope == "agent" else group
 
 

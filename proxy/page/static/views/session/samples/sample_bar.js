@@ -21,6 +21,7 @@ export function SampleBar({ sample, index, scale, chosen, numbers, onChoose }) {
       </button>
       <span class="cut">${titleOf(sample, numbers)}</span>
       ${sample.agent && html`<span class="badge"><${Line} text=${sample.agent} length=${16} /></span>`}
+      ${sample.route && html`<span class="badge" title="route"><${Line} text=${sample.route} length=${16} /></span>`}
       <span class="push sample-worth tabular">${worthOf(sample)}</span>
       <span class="number quiet" title=${all}>${compact(sample.tokens)} tokens</span>
     </div>

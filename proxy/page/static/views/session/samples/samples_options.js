@@ -21,6 +21,12 @@ export const PADDED_OPTIONS = [
   { name: "keep", label: "Keep", values: ["head", "tail", "middle"] },
 ];
 
+/** The option `route` for the routes of a session ({name: {kind}}); null if it has none to choose from. */
+export function routeOption(routes) {
+  const names = Object.entries(routes ?? {}).filter(([, { kind }]) => kind !== "external").map(([name]) => name);
+  return names.length ? { name: "route", label: "Route", values: ["", ...names], words: { "": "trained ones" } } : null;
+}
+
 const MOST_TOKENS = 1 << 20;
 
 /** The value of an option in an address; its default for one that is missing or that nobody offers. */
@@ -47,6 +53,7 @@ export function bodyOf(sessionId, groupId, query) {
   const compares = Boolean(advantages || step_advantages);
   const which = compares && groupId ? { filter: { group_id: groupId, validation: "include" } } : { session_id: sessionId };
   const body = { ...which, layout, outline: true };
+  if (query.route) body.route = [query.route];
   if (reward_scope) body.reward_scope = reward_scope;
   if (layout !== "tree") body.drift = drift;
   if (advantages) body.advantages = advantages;

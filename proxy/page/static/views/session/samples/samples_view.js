@@ -27,7 +27,7 @@ export function SamplesView({ sessionId, query, tree, nodes }) {
   const loaded = useLoad(load, [body, grown], { keep: true });
   const choose = (more) => replace("session", sessionId, { ...query, ...more });
   return html`<div class="samples">
-    <${SamplesForm} query=${query} onChange=${(next) => replace("session", sessionId, next)} />
+    <${SamplesForm} query=${query} routes=${tree.routes} onChange=${(next) => replace("session", sessionId, next)} />
     <${Loaded} what="Making the samples" from=${loaded} show=${(found) =>
       html`<${Summary} entry=${found.entry} count=${found.samples.length} compared=${found.compared} />
         ${found.samples.length > 0 &&

@@ -9,6 +9,7 @@ const NAMES = ["layout", "train", "filter", "unrewarded", "reward_name", "reward
  */
 export function tokenOptions(query) {
   const options = Object.fromEntries(NAMES.filter((name) => query[name]).map((name) => [name, query[name]]));
+  if (query.route) options.route = JSON.stringify([query.route]);
   if (query.drift && query.layout !== "tree") options.drift = query.drift;
   for (const option of shownOptions(query)) if (PADDED_OPTIONS.includes(option)) options[option.name] = String(valueOf(option, query));
   if (options.train === "last") options.train = '{"turns":"last"}';

@@ -79,7 +79,8 @@ function Chips({ row, near, folded, onFold }) {
     ${row.orphan && html`<${Badge} kind="warn" text="no parent" title=${TITLES.orphan} />`}
     ${isLeftOut(node) && html`<${Badge} text="not trained" title="Marked as not to be trained." />`}
     ${isSideCall(node) && html`<span class="badge"><${Line} text=${node.purpose} length=${16} /></span>`}
-    ${node.agent && html`<span class="badge"><${Line} text=${node.agent} length=${16} /></span>`}`;
+    ${node.agent && html`<span class="badge"><${Line} text=${node.agent} length=${16} /></span>`}
+    ${node.route && html`<span class="badge" title=${`route ${node.route} (${node.route_kind})`}><${Line} text=${node.route} length=${16} /></span>`}`;
 }
 
 function foldTitle(row, folded) {

@@ -18,6 +18,7 @@ export function TurnHead({ turn, reasons }) {
       ${turn.finish_reason && html`<${Badge} kind=${turn.finish_reason === "length" ? "warn" : ""} text=${`ended: ${inWords(turn.finish_reason)}`} title=${reasons.finish_reason?.[turn.finish_reason]} />`}
       ${turn.purpose && turn.purpose !== "main" && html`<${Badge} kind="info" text=${`purpose: ${turn.purpose}`} />`}
       ${turn.agent && html`<span class="small">agent <${Line} text=${turn.agent} length=${40} class="mono" /></span>`}
+      ${turn.route && html`<span class="badge" title=${`the route that answered; kind ${turn.route_kind}`}>route <${Line} text=${turn.route} length=${40} /></span>`}
       ${!turn.trainable && html`<${Badge} kind="warn" text="marked: not trained" title="rl/mark said trainable: false" />`}
       ${turn.spans.length > 0 && html`<${Badge} kind="info" text=${`trained: ${turn.spans.map(([from, to]) => `${from}–${to}`).join(", ")}`} title="The ranges of output tokens that rl/mark chose, from the first to the one before the last" />`}
     </div>
