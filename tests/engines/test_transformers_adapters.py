@@ -25,6 +25,7 @@ from proxy.types import Ids, ids_of
 from tests.adapters import ATTENTION, LATENT, adapted_model, adapter_logprobs, write_adapter
 from tests.engines.gates import AdminGate
 from tests.mixtures import build_mixture
+from tests.support import until
 from tokengrove.errors import EngineIncapable, EngineUnavailable, InvalidRequest
 from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
@@ -113,24 +114,24 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 async def three_versions_and_the_base(
     model: Path, adapters: dict[int, Path], steps: list[set[int]], shared: int = WHOLE
 ) -> None:
-    """Sample with a fourth version that comes and goes, the second time with `shared` tokens from the cache."""
-
-    async def come_and_go(engine: TransformersEngine) -> None:
-        for _ in range(2):
-            await load(engine, adapters, 4)
-            check((await ask(engine, 4, 6))[0], model, adapters[4], 4)
-            await engine.unload_adapter(4)
-
+    """Sample with a fourth version that goes and comes meanwhile, then again with `shared` tokens from the cache."""
+    versions = [4, None, 1, 2, 3, 3, 2, 1, None]
     async with running(model) as engine:
-        await load(engine, adapters, 1, 2, 3)
+        await load(engine, adapters, 1, 2, 3, 4)
         for again in (False, True):
-            versions = [None, 1, 2, 3, 3, 2, 1, None]
-            asked = [ask(engine, version, 12 + place) for place, version in enumerate(versions)]
-            *replies, _ = await asyncio.gather(*asked, come_and_go(engine))
-            for version, (reply, cached) in zip(versions, replies, strict=True):
+            await engine.pause(PauseMode.IN_PLACE)
+            asked = [asyncio.create_task(ask(engine, each, 12 + place)) for place, each in enumerate(versions)]
+            await until(lambda: len(engine._in_flight()) == len(versions))
+            await engine.resume()
+            await engine.unload_adapter(4)
+            await load(engine, adapters, 4)
+            later = await ask(engine, 4, 4)
+            replies = await asyncio.gather(*asked)
+            for version, (reply, cached) in zip([4, *versions], [later, *replies], strict=True):
                 check(reply, model, adapters.get(version or 0), version or 0)
-                assert not again or cached == shared
-    assert {0, 1, 2, 3} in steps and {0, 1, 2, 3, 4} in steps
+                assert not again or version == 4 or cached == shared
+            assert later[1] == 0
+    assert {0, 1, 2, 3, 4} in steps
 
 
 async def test_three_versions_and_the_base_model_sample_in_one_batch(model, adapters, steps) -> None:
@@ -179,7 +180,9 @@ async def test_adapters_stay_loaded_when_the_base_model_gets_new_weights(model, 
         await ask(engine, 1, 4)
         chunks = engine.generate(replace(request_for(SHARED, 300), adapter=1))
         interrupted = [await anext(chunks)]
+        await engine.pause(PauseMode.IN_PLACE)
         assert await engine.update_weights(str(other), version=5) == 5
+        await engine.resume()
         check((await ask(engine, 1, 4))[0], other, adapters[1], 1)
         check((await ask(engine, None, 4))[0], other, None, 5)
         interrupted += [chunk async for chunk in chunks]
