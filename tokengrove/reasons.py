@@ -169,6 +169,11 @@ class Note(Explained):
     REPLAY = "replay", "the side columns that the turn recorded, each with its number of missing rows"
     ROUTE = "route", "the name in the table of models that answered; replies show it beside the notes"
     ROUTE_KIND = "route_kind", "`frozen` or `external`; replies show it beside the notes"
+    ADAPTER = "adapter", "the version of the LoRA adapter that sampled the turn"
+    EXTERNAL = (
+        "external",
+        "the `model` of another server that answered, in its own words, and the counts of tokens it told",
+    )
 
 
 class Differs(Explained):

@@ -81,7 +81,7 @@ async def test_an_external_turn_is_recorded_without_tokens_and_never_trained(tmp
         await server.post("/s/v1/chat/completions", {"model": "policy", "messages": [user("hi")]})
         await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("rate it")]})
         policy, judge = await turns(server)
-        assert judge["notes"]["route_kind"] == "external"
+        assert judge["route_kind"] == "external"
         assert judge["notes"]["external"] == {
             "model": judge["notes"]["external"]["model"],
             "prompt_tokens": 11,
@@ -93,7 +93,7 @@ async def test_an_external_turn_is_recorded_without_tokens_and_never_trained(tmp
         shown = (await server.http.get(f"/rl/sessions/s/interactions/{judge['id']}?include=messages,reply")).json()
         assert shown["output"]["content"] == "fine"
         assert shown["reply"]["choices"][0]["message"]["content"] == "fine"
-        assert policy["notes"]["route"] == "policy"
+        assert policy["route"] == "policy"
 
 
 async def test_a_conversation_with_an_external_model_continues_its_own_turns(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_the_failure_of_an_external_model_is_passed_on_and_recorded(
         response = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
         assert (response.status_code, response.json()["error"]["code"]) == (status, "upstream_failed")
         (turn,) = await turns(server)
-        assert (turn["status"], turn["notes"]["route"]) == ("failed", "judge")
+        assert (turn["status"], turn["route"]) == ("failed", "judge")
         assert server.engine.requests == [], "no other route answers instead"
         assert KEY not in response.text
 

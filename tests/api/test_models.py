@@ -50,11 +50,8 @@ async def test_a_name_is_served_by_its_route_and_a_turn_says_which(tmp_path: Pat
             response = await asked(server, model, [user("hello")])
             assert response.status_code == 200, response.text
             assert response.json()["model"] == model
-        notes = [turn["notes"] for turn in await turns(server)]
-        assert [(note["route"], note.get("route_kind")) for note in notes] == [
-            ("policy", None),
-            ("opponent", "frozen"),
-        ]
+        found = [(turn["route"], turn["route_kind"]) for turn in await turns(server)]
+        assert found == [("policy", "policy"), ("opponent", "frozen")]
 
 
 @pytest.mark.parametrize("model", ["Policy", "polcy", "opponent@3", "gpt-4.1", "policy@", "critic"])
@@ -92,7 +89,7 @@ async def test_a_session_binds_names_to_routes(tmp_path: Path) -> None:
         for model in ("gpt-4.1", "claude-4-haiku", "critic", ""):
             response = await asked(server, model, [user("hello")])
             assert response.status_code == 200, response.text
-        routes = [turn["notes"]["route"] for turn in await turns(server)]
+        routes = [turn["route"] for turn in await turns(server)]
         assert routes == ["policy", "opponent", "critic", "policy"]
         listed = (await server.http.get("/s/v1/models")).json()["data"]
         assert [each["id"] for each in listed] == ["policy", "opponent", "critic"]
@@ -129,7 +126,7 @@ async def test_without_a_table_names_cannot_be_bound_and_every_name_is_served(tm
         assert refused.status_code == 400
         assert "declares none (--models)" in refused.json()["error"]["message"]
         assert (await asked(server, "anything", [user("hello")])).status_code == 200
-        assert "route" not in (await turns(server))[0]["notes"]
+        assert "route" not in (await turns(server))[0]
 
 
 @pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")

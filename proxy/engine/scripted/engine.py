@@ -19,7 +19,7 @@ from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseM
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.types import Ids, ids_of
-from tokengrove.errors import EngineFailed, EngineIncapable, InvalidRequest
+from tokengrove.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest
 from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
 
@@ -150,7 +150,7 @@ class ScriptedEngine:
                 f"input_ids has an id outside of the vocabulary (0 to {self._info.vocab_size - 1})", param="input_ids"
             )
         if request.adapter is not None and request.adapter not in self.adapters:
-            raise InvalidRequest(f"adapter {request.adapter} is not loaded", param="model")
+            raise EngineUnavailable(f"adapter {request.adapter} is not loaded")
 
     async def _play(
         self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event
