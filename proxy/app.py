@@ -40,7 +40,6 @@ from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
 from proxy.images.intake import ImageIntake, Limits
 from proxy.models.declared import read_models
-from proxy.models.names import ModelNames
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -50,7 +49,7 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Senders
 from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
-from proxy.served_engines import ServedEngines, load_declared, load_externals, served_engine
+from proxy.served_engines import EngineParts, ServedEngines
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.settings.checks import listed
@@ -154,12 +153,8 @@ def build_app(
     models = read_models(settings.models)
     main = next((each for each in models if each.of_server), None)
     admin = EngineAdmin(engine, gate, metrics.engine)
-    served = ServedEngines(
-        served_engine(settings, engine, gate, renderer, pool, images, adapter_files, main, admin),
-        load_declared(models, settings, pool, images, store.pauses, _name_of(settings), adapter_files),
-        ModelNames(models),
-        load_externals(models, settings),
-    )
+    engine_parts = EngineParts(settings, pool, images, store.pauses, _name_of(settings), adapter_files)
+    served = ServedEngines(engine_parts.wired(settings, engine, gate, admin, renderer, main), models, engine_parts)
     sessions = SessionParts(
         *(store, settings, metrics),
         lambda: served.main.route.adapters.version,
@@ -343,9 +338,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.served.main.admin.go_on(*pause)
         stack.callback(parts.adapter_files.close)
         stack.push_async_callback(parts.engine.close)
-        await parts.served.start_others(stack)
-        for served in parts.served:
-            stack.push_async_callback(served.route.adapters.close)
+        stack.push_async_callback(parts.served.main.route.adapters.close)
+        stack.push_async_callback(parts.served.close_others)
+        await parts.served.start_others()
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))

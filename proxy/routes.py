@@ -34,6 +34,7 @@ from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.repeated_calls import RepeatedCalls
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
+from proxy.api.served_model_endpoints import ServedModelEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.statistics import Statistics
 from proxy.api.statistics_endpoints import StatisticsEndpoints
@@ -56,7 +57,7 @@ from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.renderer import Renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.turnstile import Turnstile
-from proxy.served_engines import ServedEngines
+from proxy.served_engines import ServedEngine, ServedEngines
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
@@ -300,24 +301,26 @@ def _engine_routes(parts: Parts) -> list[Route]:
         admin, pool = parts.group.admin, parts.group.pool
     access, bodies = parts.sessions.access, parts.bodies
     main = parts.served.main
-    engines = {
-        each.route.name: EngineEndpoints(
+
+    def endpoints(each: ServedEngine) -> EngineEndpoints:
+        of_main, route = each is main, each.route
+        return EngineEndpoints(
             access,
-            each.route.gate,
-            admin if each is main else each.admin,
-            pool if each is main else each.pool,
+            route.gate,
+            admin if of_main else each.admin,
+            pool if of_main else each.pool,
             bodies,
-            each.route.settings,
-            each.route.adapters,
-            each.route.renderer.sight,
-            each.route.declared,
+            route.settings,
+            route.adapters,
+            route.renderer.sight,
+            route.declared,
         )
-        for each in parts.served
-    }
+
+    of_model = EnginesByModel(parts.served, endpoints).endpoint
     trained = [each for each in parts.served if each.route.kind is RouteKind.POLICY]
-    of_model = EnginesByModel(engines, main.route.name if len(trained) == 1 else None).endpoint
     policies = {each.route.name: each.route.adapters for each in trained}
     adapters = AdapterEndpoints(access, bodies, policies, parts.adapter_files)
+    models = ServedModelEndpoints(access, bodies, parts.served, parts.turns.running, parts.settings)
 
     def control(name: str, call: Call) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", of_model(call)), methods=["POST"])
@@ -336,6 +339,9 @@ def _engine_routes(parts: Parts) -> list[Route]:
         control("release_memory", EngineEndpoints.release_memory),
         control("resume_memory", EngineEndpoints.resume_memory),
         control("flush_cache", EngineEndpoints.flush_cache),
+        Route("/engine/models", models.index, methods=["GET"]),
+        Route("/engine/models", parts.audited("engine.models.add", models.add), methods=["POST"]),
+        Route("/engine/models", parts.audited("engine.models.remove", models.remove), methods=["DELETE"]),
         Route("/engine/adapters", adapters.index, methods=["GET"]),
         Route("/engine/adapters", parts.audited("engine.adapters.publish", adapters.publish), methods=["POST"]),
         Route("/engine/adapters", parts.audited("engine.adapters.withdraw", adapters.withdraw), methods=["DELETE"]),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.engine.adapter_files import AdapterFiles
@@ -27,6 +27,8 @@ from proxy.turns.prompts import Prompts
 from proxy.turns.route import EngineRoute, ExternalRoute, Routes
 from proxy.turns.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
+from tokengrove.errors import InvalidRequest, brief
+from tokengrove.options.model import RouteKind
 
 logger = logging.getLogger(__name__)
 
@@ -45,23 +47,83 @@ class ServedEngine:
         return self.engine if isinstance(self.engine, ServerPool) else None
 
 
-class ServedEngines:
-    """The engines by the names of their routes. `main`: the server's own."""
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineParts:
+    """What all engines of a server share.
 
-    def __init__(
+    `owner`: the name of this server in the notes of pauses. `files`: adapters that were sent as bytes.
+    """
+
+    settings: Settings
+    pool: FairPool
+    images: ImagePool
+    pauses: PauseTable
+    owner: str
+    files: AdapterFiles
+
+    def load(self, declared: DeclaredModel) -> ServedEngine:
+        """Build the engine of a declared model, not started. Raises ConfigurationError."""
+        with doing(f"loading the model of [models.{declared.name}]"):
+            own = pinned(declared.settings(self.settings))
+            make_engine = prepare_engine(own)
+            renderer = load_renderer(own, tokenizer_folder(own))
+            engine = make_engine(renderer.vocab_size, renderer)
+        if isinstance(engine, NotedEngine):
+            engine.pauses = Pauses(self.pauses, f"{self.owner}/{declared.name}", leads=True)
+        gate = Gate(engine, own)
+        return self.wired(own, engine, gate, EngineAdmin(engine, gate), renderer, declared)
+
+    def external(self, declared: DeclaredModel) -> ExternalRoute:
+        """The route of an external model. Raises ConfigurationError for a URL or a key that cannot be sent."""
+        assert declared.upstream is not None
+        return ExternalRoute(client=UpstreamClient(declared.upstream), settings=self.settings, declared=declared)
+
+    def wired(
         self,
-        main: ServedEngine,
-        others: Sequence[ServedEngine],
-        names: ModelNames,
-        externals: Sequence[ExternalRoute] = (),
-    ) -> None:
-        self.main, self._others = main, list(others)
-        self.routes = Routes(names, main.route)
-        self.routes.engines.update({each.route.name: each.route for each in others})
-        self.routes.externals.update({each.name: each for each in externals})
+        settings: Settings,
+        engine: Engine,
+        gate: Gate,
+        admin: EngineAdmin,
+        renderer: Renderer,
+        declared: DeclaredModel | None,
+    ) -> ServedEngine:
+        """Wire an engine to the parts that its turns need. `settings`: the server's, with those of its table."""
+        prompts, name = Prompts(renderer, self.pool), "" if declared is None else declared.name
+        lora = declared is not None and declared.lora
+        route = EngineRoute(
+            gate=gate,
+            renderer=renderer,
+            prompts=prompts,
+            adapters=Adapters(engine, settings, self.files.remove, route=name, lora=lora),
+            tokens=Tokens(prompts, gate, self.images, settings),
+            settings=settings,
+            model=name or model_name(settings),
+            declared=declared,
+        )
+        return ServedEngine(engine, route, admin)
+
+
+class ServedEngines:
+    """The engines by the names of their routes, and the external models. `main`: the server's own engine."""
+
+    def __init__(self, main: ServedEngine, models: Sequence[DeclaredModel], parts: EngineParts) -> None:
+        """`models`: the declared models, that of `main` included. Raises ConfigurationError."""
+        self.main, self._parts = main, parts
+        self._others: dict[str, ServedEngine] = {}
+        self.routes = Routes(ModelNames(models), main.route)
+        self._changing = asyncio.Lock()
+        for each in models:
+            if each.upstream is not None:
+                self.routes.externals[each.name] = parts.external(each)
+            elif not each.of_server:
+                self._take(parts.load(each))
 
     def __iter__(self) -> Iterator[ServedEngine]:
-        return iter((self.main, *self._others))
+        return iter((self.main, *self._others.values()))
+
+    def find(self, name: str) -> ServedEngine | None:
+        """The engine of a route; None if no engine serves it."""
+        return self.main if name == self.main.route.name else self._others.get(name)
 
     def forget_session(self, session_id: str) -> None:
         """Tell the engines and their adapters that a session has ended."""
@@ -70,90 +132,57 @@ class ServedEngines:
             if isinstance(each.engine, SessionEngine):
                 each.engine.forget_session(session_id)
 
-    async def start_others(self, stack: AsyncExitStack) -> None:
-        """Start the engines of declared models; `stack` closes them, and external ones. Raises ConfigurationError."""
-        for external in self.routes.externals.values():
-            stack.push_async_callback(external.client.close)
-        for each in self._others:
+    async def start_others(self) -> None:
+        """Start the engines of declared models. Raises ConfigurationError."""
+        for each in self._others.values():
             began = time.monotonic()
             await each.engine.start()
-            stack.push_async_callback(each.engine.close)
             fields = {"model": each.route.name, "seconds": round(time.monotonic() - began, 3)}
             logger.info("engine of a declared model started", fields)
 
+    async def close_others(self) -> None:
+        """Close the engines of declared models, and the connections to external ones."""
+        for each in self._others.values():
+            await each.route.adapters.close()
+            await each.engine.close()
+        for external in self.routes.externals.values():
+            await external.client.close()
 
-def served_engine(
-    settings: Settings,
-    engine: Engine,
-    gate: Gate,
-    renderer: Renderer,
-    pool: FairPool,
-    images: ImagePool,
-    files: AdapterFiles,
-    declared: DeclaredModel | None = None,
-    admin: EngineAdmin | None = None,
-) -> ServedEngine:
-    """Wire an engine to the parts that its turns need."""
-    prompts = Prompts(renderer, pool)
-    route = EngineRoute(
-        gate=gate,
-        renderer=renderer,
-        prompts=prompts,
-        adapters=Adapters(
-            engine,
-            settings,
-            files.remove,
-            route="" if declared is None else declared.name,
-            lora=declared is not None and declared.lora,
-        ),
-        tokens=Tokens(prompts, gate, images, settings),
-        settings=settings,
-        model=model_name(settings) if declared is None else declared.name,
-        declared=declared,
-    )
-    return ServedEngine(engine, route, admin or EngineAdmin(engine, gate))
+    async def add(self, declared: DeclaredModel) -> None:
+        """Serve another model until it is removed or the server ends. Raises InvalidRequest and ConfigurationError."""
+        async with self._changing:
+            if declared.name in self.routes.names.declared:
+                raise InvalidRequest(
+                    f"the model {brief(declared.name)} is served already; remove it first", param="name"
+                )
+            if declared.upstream is not None:
+                self.routes.externals[declared.name] = self._parts.external(declared)
+            else:
+                served = await asyncio.to_thread(self._parts.load, declared)
+                try:
+                    await served.engine.start()
+                except BaseException:
+                    await served.engine.close()
+                    raise
+                self._take(served)
+            self.routes.names.declared[declared.name] = declared
 
+    async def remove(self, name: str, busy: Callable[[str], bool]) -> None:
+        """Serve a model no more. `busy`: whether turns of a route run. Raises InvalidRequest."""
+        async with self._changing:
+            declared = self.routes.names.declared.get(name)
+            if declared is None:
+                raise InvalidRequest(f"the model {brief(name)} is not served", param="name")
+            if declared.kind is RouteKind.POLICY:
+                raise InvalidRequest(f"the model {brief(name)} is trained; the configuration declares it", param="name")
+            if busy(name):
+                raise InvalidRequest(f"turns of the model {brief(name)} are running; try again", param="name")
+            del self.routes.names.declared[name]
+            if (external := self.routes.externals.pop(name, None)) is not None:
+                await external.client.close()
+                return
+            del self.routes.engines[name]
+            await self._others.pop(name).engine.close()
 
-def load_declared(
-    models: Sequence[DeclaredModel],
-    settings: Settings,
-    pool: FairPool,
-    images: ImagePool,
-    pauses: PauseTable,
-    owner: str,
-    files: AdapterFiles,
-) -> list[ServedEngine]:
-    """Build the engines of the declared models that have one of their own. Raises ConfigurationError."""
-    found = []
-    for each in models:
-        if each.upstream is None and not each.of_server:
-            with doing(f"loading the model of [models.{each.name}]"):
-                found.append(_load(each, settings, pool, images, pauses, owner, files))
-    return found
-
-
-def load_externals(models: Sequence[DeclaredModel], settings: Settings) -> list[ExternalRoute]:
-    """The routes of external models. Raises ConfigurationError for a URL or a key that cannot be sent."""
-    return [
-        ExternalRoute(client=UpstreamClient(each.upstream), settings=settings, declared=each)
-        for each in models
-        if each.upstream is not None
-    ]
-
-
-def _load(
-    declared: DeclaredModel,
-    settings: Settings,
-    pool: FairPool,
-    images: ImagePool,
-    pauses: PauseTable,
-    owner: str,
-    files: AdapterFiles,
-) -> ServedEngine:
-    own = pinned(declared.settings(settings))
-    make_engine = prepare_engine(own)
-    renderer = load_renderer(own, tokenizer_folder(own))
-    engine = make_engine(renderer.vocab_size, renderer)
-    if isinstance(engine, NotedEngine):
-        engine.pauses = Pauses(pauses, f"{owner}/{declared.name}", leads=True)
-    return served_engine(own, engine, Gate(engine, own), renderer, pool, images, files, declared)
+    def _take(self, served: ServedEngine) -> None:
+        self._others[served.route.name], self.routes.engines[served.route.name] = served, served.route

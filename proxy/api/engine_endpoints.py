@@ -20,6 +20,7 @@ from proxy.hub import revision_of
 from proxy.models.declared import DeclaredModel
 from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
 from proxy.rendering.sight import Sight
+from proxy.served_engines import ServedEngine, ServedEngines
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 from tokengrove.errors import EngineIncapable, InvalidRequest, brief
@@ -196,29 +197,33 @@ Call = Callable[[EngineEndpoints, Request], Awaitable[JsonResponse]]
 class EnginesByModel:
     """The engines of a server by the names of their routes: a request names one in the query parameter `model`."""
 
-    def __init__(self, engines: Mapping[str, EngineEndpoints], default: str | None) -> None:
-        """`default`: the engine of requests that name none; None: they must name one."""
-        self._engines, self._default = engines, default
+    def __init__(self, served: ServedEngines, make: Callable[[ServedEngine], EngineEndpoints]) -> None:
+        """`make`: the endpoints of an engine. Requests that name none are for the server's own engine, unless several
+        models are trained."""
+        self._served, self._make = served, make
 
     def endpoint(self, call: Call) -> Endpoint:
         """The endpoint that makes a call of the engine that the request names."""
 
         async def of_engine(request: Request) -> JsonResponse:
-            return await call(self._of(request), request)
+            return await call(self._make(self._of(request)), request)
 
         return of_engine
 
-    def _of(self, request: Request) -> EngineEndpoints:
-        name = request.query_params.get("model", self._default)
+    def _of(self, request: Request) -> ServedEngine:
+        names = self._served.routes.names
+        name = request.query_params.get("model")
         if name is None:
-            names = ", ".join(self._engines)
-            raise InvalidRequest(f"this server trains several models: name one with ?model= ({names})", param="model")
-        if name not in self._engines:
+            if len(names.trained) > 1:
+                message = f"this server trains several models: name one with ?model= ({', '.join(names.trained)})"
+                raise InvalidRequest(message, param="model")
+            return self._served.main
+        if (found := self._served.find(name)) is None:
+            engines = ", ".join(each.route.name for each in self._served)
             raise InvalidRequest(
-                f"'model' names {brief(name)}, which no engine here serves; name one of {', '.join(self._engines)}",
-                param="model",
+                f"'model' names {brief(name)}, which no engine here serves; name one of {engines}", param="model"
             )
-        return self._engines[name]
+        return found
 
 
 def _check_known(request: Request, body: Mapping[str, Any], *fields: str) -> None:

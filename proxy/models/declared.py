@@ -81,7 +81,7 @@ def read_models(text: str | None, environ: Mapping[str, str] | None = None) -> t
     if text is None:
         return ()
     environ = os.environ if environ is None else environ
-    models = tuple(_declared(name, table, environ) for name, table in _tables(text).items())
+    models = tuple(read_model(name, table, environ) for name, table in _tables(text).items())
     _check_together(models)
     return models
 
@@ -108,7 +108,8 @@ def _tables(text: str) -> Mapping[str, Any]:
     return tables
 
 
-def _declared(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> DeclaredModel:
+def read_model(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> DeclaredModel:
+    """A declared model from its table. Raises ConfigurationError naming the key."""
     place = f"models.{name}."
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"models.{name}: a name has letters, digits and . _ : / - only, and at most 200")

@@ -57,6 +57,10 @@ class RunningTurns:
         """The turns of a session that are running in this process."""
         return [turn for turn in self._turns if turn.session is session]
 
+    def uses(self, route: str) -> bool:
+        """Whether turns of a route run in this process."""
+        return any(turn.interaction.route == route for turn in self._turns)
+
     def add(self, turn: Turn) -> None:
         """Count a turn that starts."""
         self._turns.add(turn)

@@ -23,7 +23,8 @@ async def judged(folder: Path, api: str = "chat", **table: Any) -> AsyncIterator
     async with fake_upstream() as upstream:
         judge = {"kind": "external", "url": upstream.url, "api": api, "key": KEY, "upstream_model": "big", **table}
         tables = {"policy": {}, "judge": judge}
-        async with serving(folder, says(*["one"] * 9), models=json.dumps(tables)) as server:
+        models = json.dumps(tables)
+        async with serving(folder, says(*["one"] * 9), models=models, model_hosts="127.0.0.1") as server:
             yield server, upstream
 
 
@@ -163,3 +164,42 @@ async def test_the_limits_of_a_route_hold_for_it_alone(tmp_path: Path) -> None:
         assert (
             await server.post("/s/v1/chat/completions", {"model": "policy", "messages": [user("a")]})
         ).status_code == 200
+
+
+async def test_a_model_is_added_and_removed_over_http(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        table = {"name": "critic", "kind": "external", "url": upstream.url, "key": KEY, "upstream_model": "big"}
+        added = await server.ok("/engine/models", table)
+        assert [each["name"] for each in added["models"]] == ["policy", "judge", "critic"]
+        assert KEY not in json.dumps(added)
+        body = {"model": "critic", "messages": [user("a")]}
+        assert (await server.ok("/s/v1/chat/completions", body))["choices"][0]["message"]["content"] == "fine"
+        assert "critic" in [each["id"] for each in (await server.http.get("/v1/models")).json()["data"]]
+        removed = await server.http.request("DELETE", "/engine/models", json={"name": "critic"})
+        assert [each["name"] for each in removed.json()["models"]] == ["policy", "judge"]
+        assert (await server.post("/s/v1/chat/completions", body)).status_code == 404
+        shown = (await server.http.get("/rl/sessions/s?include=reply")).json()["interactions"][0]
+        assert shown["reply"]["choices"][0]["message"]["content"] == "fine", "its turns can still be read"
+
+
+@pytest.mark.parametrize(
+    ("table", "param"),
+    [
+        ({"name": "critic", "kind": "external", "url": "http://169.254.169.254/v1"}, "url"),
+        (
+            {"name": "critic", "kind": "external", "url": "http://127.0.0.1:9/v1", "key_variable": "HOME"},
+            "key_variable",
+        ),
+        ({"name": "critic", "kind": "policy", "engine": "http://127.0.0.1:9"}, "kind"),
+        ({"name": "critic", "kind": "frozen", "engine": "scripted"}, "engine"),
+        ({"name": "critic", "kind": "external", "url": "http://127.0.0.1:9/v1", "temprature": 1}, "temprature"),
+        ({"name": "judge", "kind": "external", "url": "http://127.0.0.1:9/v1"}, "name"),
+        ({"kind": "external", "url": "http://127.0.0.1:9/v1"}, "name"),
+    ],
+)
+async def test_a_model_that_may_not_be_added_is_refused_by_field(
+    tmp_path: Path, table: dict[str, Any], param: str
+) -> None:
+    async with judged(tmp_path) as (server, _):
+        refused = await server.post("/engine/models", table)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
