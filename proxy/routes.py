@@ -267,7 +267,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         parts.metrics.exports,
         ExportImages(store.images, parts.renderer),
         chosen,
-        parts.renderer.decode,
+        parts.turns.routes.decoder,
     )
     claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls, chosen)
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ _GROUP_PAGE = 1000
 
 
 class ExportEndpoint:
-    """The export endpoint. `decode` turns token ids into text."""
+    """The export endpoint. `decoder` returns what turns the token ids of a route into text."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class ExportEndpoint:
         metrics: ExportMetrics,
         images: ExportImages,
         routes: ChosenRoutes,
-        decode: Decode | None = None,
+        decoder: Callable[[str], Decode | None] = lambda _: None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
         self._recordings, self._images, self._columns = recordings, images, ExportColumns(recordings)
         self._routes = routes
-        self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
+        self._polls, self._pace, self._metrics, self._decoder = polls, pace, metrics, decoder
 
     async def export(self, request: Request) -> StreamingResponse:
         """Stream a page session by session, with one session in memory."""
@@ -204,7 +204,7 @@ class ExportEndpoint:
         interactions = await load(record.session_id)
         positions, columns = self._images.positions(options), await self._columns.of(record.session_id, options)
         session_samples = await asyncio.to_thread(
-            lay_out, record, interactions, options, groups, self._decode, positions, columns
+            lay_out, record, interactions, options, groups, self._decoder, positions, columns
         )
         return session_samples, {
             **certificate(record, interactions, begun),

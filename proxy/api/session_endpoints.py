@@ -182,8 +182,8 @@ class SessionEndpoints:
         if not include:
             return JsonResponse(session_json(session.record, interactions, begun))
         pixels = await self._pixels(interactions, include)
-        decode = self._routes.main.renderer.decode
-        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, decode, pixels)
+        of_session = (session.record, interactions, begun, include, self._routes.decoder, pixels)
+        shown = await asyncio.to_thread(tree_json, *of_session)
         if Part.REPLY in include:
             replies = await asyncio.to_thread(self._replies.replies, interactions)
             for entry, reply in zip(shown["interactions"], replies, strict=True):
@@ -204,8 +204,7 @@ class SessionEndpoints:
         turn = find_turn(interactions, request.path_params["interaction"])
         check_of_session(options, interactions)
         pixels = await self._pixels(interactions, include)
-        route = self._routes.reader(turn.route)
-        decode = None if route is None else route.renderer.decode
+        decode = self._routes.decoder(turn.route)
         # Comparing reads all messages of the session.
         shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, decode, pixels)
         if Part.REPLY in include:

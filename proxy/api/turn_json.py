@@ -129,12 +129,13 @@ def tree_json(
     interactions: Sequence[Interaction],
     begun: int,
     include: Collection[Part],
-    decode: Decode | None = None,
+    decoder: Callable[[str], Decode | None] = lambda _: None,
     pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """A session with all its turns, in order of `seq`, each with the wanted parts, except for `reply` and `running`.
 
-    `begun`: the number of calls that have not ended. `decode` and `pixels`: see `turn_json`.
+    `begun`: the number of calls that have not ended. `decoder`: returns the `decode` of a route. `decode` and `pixels`:
+    see `turn_json`.
     """
     shown, nodes = session_json(record, interactions, begun), build_tree(interactions)
     for entry, turn in zip(shown["interactions"], interactions, strict=True):
@@ -142,7 +143,7 @@ def tree_json(
     if Part.COMPARED in include:
         every, numbers = Comparisons(interactions, pixels), turn_numbers(interactions)
         for entry, turn in zip(shown["interactions"], interactions, strict=True):
-            entry["compared"] = comparison_json(every.of(turn), numbers, decode)
+            entry["compared"] = comparison_json(every.of(turn), numbers, decoder(turn.route))
     if Part.SCORE in include:
         shown |= _score(record, interactions)
     return shown

@@ -83,7 +83,7 @@ class Comparisons:
             self._marks[name] = _mark(self._state(node.parent), added)
 
     def of(self, turn: Interaction) -> Comparison:
-        """Compare a turn with the turns that were committed before it."""
+        """Compare a turn with the turns of its route that were committed before it."""
         parent = self._nodes.get(turn.parent_id) if turn.parent_id else None
         own = Branch(turn, parent, 0)
         above = parent.interaction if parent is not None else None
@@ -91,7 +91,8 @@ class Comparisons:
             return Comparison(continued=above)
         if parent is not None and turn.reason in _UNALIGNED:
             return Comparison(above, above, Differs.TOKENS, token=_first_token(own, parent))
-        earlier = [node for node in self._nodes.values() if node.interaction.seq < turn.seq]
+        own_route = [node for node in self._nodes.values() if node.interaction.route == turn.route]
+        earlier = [node for node in own_route if node.interaction.seq < turn.seq]
         if turn.api in (Api.GENERATE, Api.COMPLETIONS):
             return _compare_tokens(own, earlier)
         return _compare_messages(own, self._nearest(own, earlier), self._pixels)

@@ -8,7 +8,7 @@ turn. Sampled tokens that no sample trains are counted by reason (`proxy.traject
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -45,23 +45,23 @@ def lay_out(
     interactions: Sequence[Interaction],
     options: LayoutOptions,
     groups: Groups | None = None,
-    decode: Decode | None = None,
+    decoder: Callable[[str], Decode | None] = lambda _: None,
     positions: PositionsOf | None = None,
     columns: Mapping[str, Columns] = NO_SIDE,
 ) -> SessionSamples:
     """Lay out one session, each of its routes by itself. `interactions`: all of the session's, in order of `seq`.
 
-    `groups`: the statistics that advantages are computed from. `decode`: required to include text. `positions`: if
-    given, samples have the positions of a vision model. `columns`: the side columns of its turns, by interaction id.
+    `groups`: the statistics that advantages are computed from. `decoder`: returns what decodes the tokens of a route,
+    which text requires. `positions`: if given, samples have the positions of a vision model. `columns`: the side
+    columns of its turns, by interaction id.
     """
-    lay = partial(
-        _lay_out_route, record, options=options, groups=groups, decode=decode, positions=positions, columns=columns
-    )
+    lay = partial(_lay_out_route, record, options=options, groups=groups, positions=positions, columns=columns)
     routes = by_route(interactions)
     if all(route == "" for route in routes):
-        return lay(interactions)
+        return lay(interactions, decode=decoder(""))
     taken = [name for name, turns in routes.items() if any(map(options.takes, turns))]
-    return joined_routes({name: lay(turns) for name, turns in routes.items()}, taken, lay([]))
+    laid = {name: lay(turns, decode=decoder(name)) for name, turns in routes.items()}
+    return joined_routes(laid, taken, lay([], decode=None))
 
 
 def _lay_out_route(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.engine.adapters import BASE, Adapters
@@ -112,6 +112,10 @@ class Routes:
         if not name or not self.names.declared:
             return self.main
         return self.engines.get(name)
+
+    def decoder(self, name: str) -> Callable[[Sequence[int]], str] | None:
+        """What decodes the tokens of stored turns of this route; None if nothing does."""
+        return None if (route := self.reader(name)) is None else route.renderer.decode
 
     def engine(self, name: str) -> EngineRoute:
         """The engine's route with this name; "": the main one.

@@ -174,3 +174,16 @@ async def test_with_several_trained_models_an_update_names_one(tmp_path: Path) -
         refused = await server.post("/engine/update_weights", {"path": "/weights"})
         assert refused.status_code == 400
         assert "name one with ?model=" in refused.json()["error"]["message"]
+
+
+@pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+async def test_the_text_of_a_sample_is_decoded_by_the_tokenizer_of_its_route(tmp_path: Path) -> None:
+    tables = {"policy": {}, "other": {"kind": "policy", "engine": "scripted", "tokenizer": str(QWEN3)}}
+    async with several(tmp_path, tables) as server:
+        for model in tables:
+            await asked(server, model, [user("héllo wörld")])
+        await server.ok("/s/rl/end_session", {})
+        for model in tables:
+            body = {"session_ids": ["s"], "route": model, "format": "json", "include": ["text"]}
+            (sample,) = (await server.ok("/trajectories/export", body))["samples"]
+            assert (sample["route"], "héllo wörld" in json.dumps(sample, ensure_ascii=False)) == (model, True)
