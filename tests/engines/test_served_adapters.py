@@ -56,7 +56,7 @@ async def check_tokens(server: Server, session: str, adapters: dict[int, Path]) 
     for number, turn in enumerate((await server.http.get(f"/rl/sessions/{session}")).json()["interactions"]):
         shown = (await server.http.get(f"/rl/sessions/{session}/interactions/{number}?include=ids,logprobs")).json()
         version = turn["notes"]["adapter"]
-        assert turn["versions"] == [version]
+        assert turn["versions"] == [[len(shown["output_ids"]), version]]
         wanted = adapter_logprobs(builtin_model_folder(), adapters[version], shown["prompt_ids"], shown["output_ids"])
         assert shown["logprobs"] == pytest.approx(wanted, abs=TOLERANCE)
         versions.append(version)
