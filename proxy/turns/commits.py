@@ -27,6 +27,7 @@ from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
+from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
@@ -316,7 +317,7 @@ class Commits:
         metrics.tokens.by[("output",)] += sampled
         metrics.cached.by[()] += interaction.cached_tokens or 0
         metrics.malformed.by[()] += interaction.malformed_calls
-        if interaction.parent_id is not None and not interaction.aligned:
+        if is_unaligned(interaction):
             metrics.unaligned.by[()] += 1
             logger.warning(
                 "interaction %(interaction)s is not aligned with its parent, so its tokens start a new sample: "
