@@ -10,6 +10,7 @@ from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction, routed
 from tokengrove.options.session import SessionStatus
+from tokengrove.reasons import Reason
 
 POLICY: dict[str, Any] = {"policy": {}}
 ONE_TRAINED = json.dumps(
@@ -29,6 +30,7 @@ def turns_of(session_id: str, *routes: str) -> list[Interaction]:
     made = []
     for at, route in enumerate(routes):
         node = interaction(f"{session_id}-{at}", suffix=(at + 1,), output=(20 + at, 40 + at), seq=at, version=at)
+        node.reason = Reason.NEW_ROOT if at else Reason.FIRST
         node.session_id, node.created_at, node.completed_at = session_id, float(at + 1), at + 1.5
         made.append(routed(node, route) if route else node)
     return made

@@ -149,7 +149,10 @@ def _check_nodes(stored: Stored) -> Faults:
 
 
 def _check_parents(stored: Stored) -> Faults:
-    """A parent is an earlier complete interaction of the session. An aligned node begins with its parent's tokens."""
+    """A parent is an earlier complete interaction of the session and of the same route.
+
+    An aligned node begins with its parent's tokens.
+    """
     complete = {node.id: node for node in _complete(stored)}
     for node in complete.values():
         if node.parent_id is None:
@@ -160,6 +163,8 @@ def _check_parents(stored: Stored) -> Faults:
         if parent is None or parent.seq >= node.seq:
             yield node.id, f"its parent {node.parent_id} is not an earlier complete interaction of the session"
             continue
+        if parent.route != node.route:
+            yield node.id, f"its parent {node.parent_id} is of route {parent.route!r}, not of its own, {node.route!r}"
         expected = parent.prompt_tokens + len(parent.output_ids) if node.aligned else 0
         if node.prefix_length != expected:
             yield (

@@ -26,7 +26,16 @@ from proxy.store.sql import checksums, codec, reads, rows
 from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
 from proxy.store.sql.side_columns import checksum_of, each_row
-from proxy.store.sql.tables import images, intents, interactions, session_images, sessions, side_columns, unreplied
+from proxy.store.sql.tables import (
+    images,
+    intents,
+    interactions,
+    session_images,
+    session_routes,
+    sessions,
+    side_columns,
+    unreplied,
+)
 from proxy.types import ImagePart, Interaction, SessionRecord
 from tokengrove.errors import ConfigurationError, ProxyError
 from tokengrove.options.session import Credit, SessionStatus
@@ -178,6 +187,9 @@ class Inspection:
         loose = select(images.c.digest).where(~linked).limit(100)
         stray = side_columns.c.session_id.not_in(known)
         aside = select(side_columns.c.name, side_columns.c.interaction_id).where(stray).limit(100)
+        routes = (
+            select(session_routes.c.session_id).where(session_routes.c.session_id.not_in(known)).distinct().limit(100)
+        )
         late = select(unreplied.c.interaction_id).where(~turns.exists()).limit(100)
         return [
             *(f"interaction {name} belongs to no session" for name in self._connection.execute(query).scalars()),
@@ -186,6 +198,10 @@ class Inspection:
             *(
                 f"column {name} of interaction {of} belongs to no session: prune"
                 for name, of in self._connection.execute(aside)
+            ),
+            *(
+                f"the routes of session {name} belong to no session: prune"
+                for name in self._connection.execute(routes).scalars()
             ),
             *(f"the unreplied turn {name} does not exist" for name in self._connection.execute(late).scalars()),
         ]

@@ -17,6 +17,7 @@ from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Outline, SessionRecord
+from tokengrove.options.model import RouteKind
 from tokengrove.reasons import Reason, Status
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "superseded": counts[Status.SUPERSEDED],
         "failed": counts[Status.FAILED],
         "reasons": reasons,
-        "unaligned": sum(i.parent_id is not None and not i.aligned for i in complete),
+        "unaligned": sum(map(is_unaligned, complete)),
         "rewarded": any(i.reward is not None or i.rewards or i.token_rewards for i in complete),
         "outcome": record.outcome.value if record.outcome else None,
         "finished": record.finished,
@@ -145,6 +146,12 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "metadata": dict(record.metadata),
         **({"routes": routes} if routes else {}),
     }
+
+
+def is_unaligned(interaction: Interaction) -> bool:
+    """Whether a turn has tokens that could not be joined to its parent's. External turns have none."""
+    external = interaction.route_kind is RouteKind.EXTERNAL
+    return interaction.parent_id is not None and not interaction.aligned and not external
 
 
 def _routes(interactions: Iterable[Interaction]) -> dict[str, dict[str, Any]]:

@@ -27,10 +27,10 @@ from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
+from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
-from tokengrove.options.model import RouteKind
 from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
@@ -257,8 +257,7 @@ class Commits:
         interaction.completed_at = time.time()
 
     def _reason(self, turn: Turn) -> Reason:
-        tokens = turn.interaction.route_kind is not RouteKind.EXTERNAL
-        if tokens and turn.interaction.parent_id is not None and not turn.interaction.aligned:
+        if is_unaligned(turn.interaction):
             return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
@@ -318,8 +317,7 @@ class Commits:
         metrics.tokens.by[("output",)] += sampled
         metrics.cached.by[()] += interaction.cached_tokens or 0
         metrics.malformed.by[()] += interaction.malformed_calls
-        tokens = interaction.route_kind is not RouteKind.EXTERNAL
-        if tokens and interaction.parent_id is not None and not interaction.aligned:
+        if is_unaligned(interaction):
             metrics.unaligned.by[()] += 1
             logger.warning(
                 "interaction %(interaction)s is not aligned with its parent, so its tokens start a new sample: "

@@ -149,3 +149,40 @@ async def test_the_tree_the_listing_and_the_tokens_show_routes(tmp_path: Path) -
         assert response.json()["tokens"]["export"]["trained_tokens"] == 2
         response = await server.http.get(turn, params={"include": "tokens", "route": '["judge"]'})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "route")
+
+
+async def test_an_external_turn_can_be_read_and_has_no_tokens(tmp_path: Path) -> None:
+    await record(default_url(tmp_path), "s", "policy", "judge")
+    async with serving(tmp_path, says(), models=ONE_TRAINED) as server:
+        include = "messages,ids,logprobs,compared,tokens,replay,columns"
+        response = await server.http.get("/rl/sessions/s/interactions/1", params={"include": include})
+        assert response.status_code == 200, response.text
+        turn = response.json()
+        assert (turn["route_kind"], turn["prompt_ids"], turn["output_ids"], turn["logprobs"]) == (
+            "external",
+            [],
+            [],
+            None,
+        )
+        assert [message["content"] for message in (*turn["messages"], turn["output"])] == ["to s-1", "from s-1"]
+        assert turn["tokens"]["ids"] == []
+        for layout in ("individual", "concat", "tree"):
+            assert routes_of(await server.export(layout=layout, include=["messages"])) == ["policy"]
+
+
+async def test_two_policies_of_one_episode_have_groups_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        await record(default_url(tmp_path), name, "policy", "rival", ended=False, group_id="g")
+    async with serving(tmp_path, says(), models=TWO_TRAINED) as server:
+        for name, own, other in (("a", 1.0, 0.0), ("b", 0.0, 3.0)):
+            await server.ok(f"/{name}/rl/end_session", {"rewards": {f"{name}-0": own, f"{name}-1": other}})
+        body = {"advantages": "leave_one_out", "filter": {"group_id": "g"}}
+        answer = await server.ok("/trajectories/export", body)
+        found = {(each["session_id"], each["route"]): each["advantages"] for each in answer["samples"]}
+        assert found == {
+            ("a", "policy"): [1.0],
+            ("a", "rival"): [-3.0],
+            ("b", "policy"): [-1.0],
+            ("b", "rival"): [3.0],
+        }
+        assert [entry["group_members"] for entry in answer["sessions"]] == [2, 2]

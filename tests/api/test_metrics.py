@@ -168,6 +168,7 @@ async def test_a_scrape_has_every_metric_with_the_labels_that_it_declares(server
         assert all(sample.labels.keys() - {"le"} == declared[family.name] for sample in family.samples), family.name
     of_pools = {name for name in declared if name.startswith("tokengrove_engine_server")}
     of_others = {"tokengrove_connections", "tokengrove_connections_limit", "tokengrove_queued_choices"}
+    of_others |= {"tokengrove_route_turns"}
     assert {family.name for family in found if not family.samples} == of_pools | of_others
 
 

@@ -178,3 +178,25 @@ async def test_a_server_of_one_policy_needs_no_route(tmp_path: Path, database_ur
     async with serving(tmp_path, says(), database_url=database_url, models=models) as server:
         assert await claimed(server, claim_id="c") == ["s"]
         assert (await server.ok("/trajectories/acknowledge", {"claim_id": "c"}))["acknowledged"] == ["s"]
+
+
+async def test_trainers_of_two_servers_share_the_queue_of_a_route(tmp_path: Path, postgres_url: str) -> None:
+    names = [f"s{number:02}" for number in range(24)]
+    for name in names:
+        await record(postgres_url, name, "policy", "rival")
+    both = (
+        serving(tmp_path, says(), database_url=postgres_url, models=TWO_TRAINED),
+        serving(tmp_path, says(), database_url=postgres_url, models=TWO_TRAINED),
+    )
+    async with both[0] as one, both[1] as two:
+
+        async def train(server: Server, route: str) -> list[tuple[str, str]]:
+            done: list[tuple[str, str]] = []
+            while answer := (await server.ok("/trajectories/claim", {"route": route, "limit": 3}))["claim_id"]:
+                acknowledged = await server.ok("/trajectories/acknowledge", {"claim_id": answer})
+                done += [(route, name) for name in acknowledged["acknowledged"]]
+            return done
+
+        trainers = [train(server, route) for server in (one, two) for route in ("policy", "rival", "rival")]
+        found = [each for done in await asyncio.gather(*trainers) for each in done]
+    assert sorted(found) == sorted((route, name) for name in names for route in ("policy", "rival"))

@@ -265,6 +265,11 @@ class TreeNode:
     route: str | None = None
     route_kind: str | None = None
 
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a step of the policy: complete, and of a trained route. `step_scores` count these."""
+        return self.turn is not None and self.route_kind in (None, "policy")
+
 
 @dataclass(frozen=True, slots=True)
 class SessionTree:

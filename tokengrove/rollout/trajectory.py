@@ -84,8 +84,8 @@ class Trajectory:
 
 
 def complete(tree: SessionTree) -> list[TreeNode]:
-    """The complete turns, in order of completion."""
-    return [node for node in tree.interactions if node.turn is not None]
+    """The complete turns of trained routes, in order of completion."""
+    return [node for node in tree.interactions if node.is_step]
 
 
 def last_of(nodes: Sequence[TreeNode]) -> list[TreeNode]:

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = "../../../proxy/page/static/views/session/";
-const { OPTIONS, PADDED_OPTIONS, bodyOf, valueOf, withOption } = await import(`${at}samples/samples_options.js`);
+const { OPTIONS, PADDED_OPTIONS, bodyOf, routeOption, valueOf, withOption } = await import(`${at}samples/samples_options.js`);
 const { countsOf, ofSession, piecesOf, turnsOf } = await import(`${at}samples/samples_shape.js`);
 
 const option = (name) => [...OPTIONS, ...PADDED_OPTIONS].find((each) => each.name === name);
@@ -89,4 +89,14 @@ test("what is trained of a turn is counted over all of its runs", () => {
   const runs = [[0, 2, "prompt", 0], [2, 4, "trained", 0], [4, 5, "sampled", 0], [5, 8, "trained", 0], [8, 9, "sampled", 0]];
   const [turn] = turnsOf({ runs, turns: [{ interaction_id: "a", span: [2, 9] }] }, { a: [[0, 2, null], [2, 3, "mark"], [3, 6, null], [6, 7, "mark"]] });
   assert.deepEqual([turn.output, turn.trained, turn.untrained], [7, 5, ["mark"]]);
+});
+
+test("the routes of a session can be chosen, but for those without tokens", () => {
+  const option = routeOption({ policy: { kind: "policy" }, opponent: { kind: "frozen" }, judge: { kind: "external" } });
+  assert.deepEqual(option.values, ["", "policy", "opponent"]);
+  assert.equal(routeOption(undefined), null);
+  assert.equal(routeOption({ judge: { kind: "external" } }), null);
+  assert.deepEqual(bodyOf("s", null, { route: "opponent" }).route, ["opponent"]);
+  assert.equal("route" in bodyOf("s", null, {}), false);
+  assert.equal(withOption(option, { route: "policy" }, "").route, undefined);
 });

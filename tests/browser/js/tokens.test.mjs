@@ -266,3 +266,8 @@ test("a span outside of the tokens is shown as tokens, not as an image", () => {
   const model = tokenModel(told(["a"], ["e"], { images: [{ ...SEEN, start: 1, length: 9 }] }));
   assert.equal(withFolds(model, new Set()), model);
 });
+
+test("the route of the address is that of the export whose states are shown", () => {
+  assert.deepEqual(tokenOptions({ route: "opponent" }), { route: '["opponent"]' });
+  assert.equal("route" in tokenOptions({}), false);
+});

@@ -159,5 +159,5 @@ async def _rewards(episode: Episode, ending: EndOptions) -> Reward:
     if "step_scores" not in ending:
         return float(ending["reward"]) if "reward" in ending else None
     tree = await episode.client.session_tree(episode.session.session_id)
-    turns = [node.id for node in tree.interactions if node.turn is not None]
+    turns = [node.id for node in tree.interactions if node.is_step]
     return {name: float(score) for name, score in zip(turns, ending["step_scores"], strict=False)}

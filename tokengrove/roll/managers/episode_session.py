@@ -156,9 +156,9 @@ class EpisodeSession:
         return self.client.export(session_id=self.session.session_id, **how)
 
     def turns(self) -> list[str]:
-        """The ids of the complete turns, in order of completion."""
+        """The ids of the complete turns of trained routes, in order of completion."""
         self._seen = self._tree()
-        return [node.id for node in self._seen.interactions if node.turn is not None]
+        return [node.id for node in self._seen.interactions if node.is_step]
 
     def first_token_at(self) -> dict[str, float]:
         """The time of the first token of each turn, in Unix seconds, by interaction id."""

@@ -2,6 +2,7 @@
 import { number, plural } from "../../../lib/format.js";
 import { html, useMemo, useRef } from "../../../lib/html.js";
 import { isUntrained, lowestFirst, nextUntrained } from "./token_model.js";
+import { routeOption, valueOf } from "../samples/samples_options.js";
 import { nextPlace } from "./token_search.js";
 import { turnName } from "./token_cells.js";
 
@@ -9,13 +10,13 @@ const COLOURINGS = [["logprob", "Logprob"], ["mask", "Trained"], ["version", "Ve
 const LAYOUTS = ["concat", "individual", "tree"];
 
 /** `change(query)` changes the address; `go(token)` shows a token and gives it the focus; `places`: of the search. */
-export function Tools({ model, colouring, query, change, active, go, search, setSearch, places }) {
+export function Tools({ model, colouring, query, change, active, go, search, setSearch, places, routes }) {
   return html`<div class="tokens-tools bar">
     <fieldset class="tokens-colours"><legend class="visually-hidden">Colour by</legend>
       ${COLOURINGS.map(([value, words]) => html`<button type="button" aria-pressed=${colouring === value}
         onClick=${() => change({ colour: value })}>${words}</button>`)}
     </fieldset>
-    <${Export} query=${query} change=${change} />
+    <${Export} query=${query} change=${change} route=${routeOption(routes)} />
     <${Jumps} model=${model} active=${active} go=${go} />
     <${Search} search=${search} setSearch=${setSearch} places=${places} active=${active} go=${go}
       keep=${(find) => change({ find })} />
@@ -23,7 +24,7 @@ export function Tools({ model, colouring, query, change, active, go, search, set
 }
 
 /** Which export the states are of. What is left at its default does not stand in the address. */
-function Export({ query, change }) {
+function Export({ query, change, route }) {
   const layouts = !query.layout || LAYOUTS.includes(query.layout) ? LAYOUTS : [...LAYOUTS, query.layout];
   const isTree = query.layout === "tree";
   const toLayout = ({ target: { value } }) =>
@@ -41,7 +42,11 @@ function Export({ query, change }) {
       <select value=${query.train ?? ""} onChange=${toTrain}>
       <option value="">all</option><option value="last">last turns</option>
       ${query.train && query.train !== "last" && html`<option value=${query.train}>as in the address</option>`}
-    </select></label>`;
+    </select></label>
+    ${route && html`<label title="Whose turns are exported">Route
+      <select value=${valueOf(route, query)} onChange=${({ target: { value } }) => change({ route: value || null })}>
+      ${route.values.map((each) => html`<option value=${each}>${route.words[each] ?? each}</option>`)}
+    </select></label>`}`;
 }
 
 function Jumps({ model, active, go }) {

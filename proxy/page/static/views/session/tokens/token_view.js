@@ -19,7 +19,7 @@ import { Tools } from "./token_tools.js";
 const SETTLED_MS = 300;
 
 /** `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
-export function TokenView({ sessionId, turn, query, revision }) {
+export function TokenView({ sessionId, turn, query, revision, tree }) {
   const options = tokenOptions(query);
   const path = pathOf(sessionId, turn);
   const load = ({ signal }) => get(path, { include: "tokens", ...options }, { signal });
@@ -29,13 +29,13 @@ export function TokenView({ sessionId, turn, query, revision }) {
   return html`<div class="tokens" aria-busy=${loaded.loading}>
     <${Loaded} what="Loading the tokens" from=${{ ...loaded, data: shown }}
       show=${(data) => html`<${Tokens} key=${data.interaction_id} data=${data} query=${query} change=${change}
-        sessionId=${sessionId} />`} />
+        sessionId=${sessionId} routes=${tree.routes} />`} />
   </div>`;
 }
 
 const pathOf = (sessionId, turn) => `rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`;
 
-function Tokens({ data, query, change, sessionId }) {
+function Tokens({ data, query, change, sessionId, routes }) {
   const { tokens } = data;
   const [unfolded, setUnfolded] = useState(() => new Set());
   const model = useMemo(() => withFolds(data.model, unfolded), [data.model, unfolded]);
@@ -60,10 +60,11 @@ function Tokens({ data, query, change, sessionId }) {
   };
   const seen = hovered !== null && hovered < model.count ? hovered : active;
   const page = useColumns({ path: pathOf(sessionId, data.interaction_id), tokens, at: seen });
-  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before it had a prompt.<//>`;
+  const why = data.route_kind === "external" ? "A turn of an external route has no token ids." : "This turn ended before it had a prompt.";
+  if (model.count === 0) return html`<${Empty} title="No tokens">${why}<//>`;
   return html`
     <${Tools} model=${model} colouring=${colouring} query=${query} change=${change} active=${active} go=${go}
-      search=${search} setSearch=${setSearch} places=${places} />
+      search=${search} setSearch=${setSearch} places=${places} routes=${routes} />
     <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} />
     <${Sections} tokens=${tokens} sessionId=${sessionId} query=${query} go=${go} />
     <${TokenGrid} handle=${grid} sessionId=${sessionId} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
