@@ -69,6 +69,19 @@ def once_counted(take: TakeChunk) -> TakeChunk:
     return again
 
 
+def of_adapter(take: TakeChunk, version: int) -> TakeChunk:
+    """`take` for an output that an adapter samples: its tokens carry the adapter's version, not that of the weights.
+
+    What the engine tells of the versions of its weights is dropped.
+    """
+
+    def taken(chunk: TokenChunk) -> FinishReason | None:
+        told = chunk.ids or chunk.finish is not None or chunk.columns or chunk.cached_tokens is not None
+        return take(replace(chunk, version=version, corrected=(), unsure=0)) if told else None
+
+    return taken
+
+
 def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
     """Raise EngineFailed for an invalid chunk.
 

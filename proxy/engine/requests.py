@@ -41,6 +41,7 @@ class GenerateRequest:
     `timeline`: the time of admission, and events in the engine. `images`: the images of the prompt, which already has
     their placeholder tokens as the model's own processor writes them; None without images. `columns`: the side columns
     to record; None: none. `adapter`: the version of the LoRA adapter that samples; None: the base model.
+    `adapter_name`: its name on engine servers, which the pool sets.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class GenerateRequest:
     images: PromptImages | None = None
     columns: ColumnRequest | None = None
     adapter: int | None = None
+    adapter_name: str = ""
 
     @property
     def input_ids(self) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from proxy.engine.tiny.model import build_tiny_model, write_json
@@ -28,13 +29,22 @@ _HEAD = 32
 
 
 class VllmProcess(EngineProcess):
-    """A vLLM server process. `flags`: more arguments. `dev_mode`: with the endpoints for control."""
+    """A vLLM server process. `flags`, `environment`: more arguments and variables. `dev_mode`: with the endpoints for
+    control."""
 
-    def __init__(self, folder: Path, log: Path, *flags: str, dev_mode: bool = True, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        log: Path,
+        *flags: str,
+        dev_mode: bool = True,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         command = [os.environ[VARIABLE], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-        environment = {**os.environ, **_ENVIRONMENT} | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
-        environment["PYTHONPATH"] = str(SHIM)
-        super().__init__([*command, *_ARGUMENTS, *flags], environment, log, "/health", port)
+        variables = {**os.environ, **_ENVIRONMENT} | ({"VLLM_SERVER_DEV_MODE": "1"} if dev_mode else {})
+        variables |= {"PYTHONPATH": str(SHIM), **(environment or {})}
+        super().__init__([*command, *_ARGUMENTS, *flags], variables, log, "/health", port)
 
 
 def build_wide_model(folder: Path, seed: int) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import io
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,8 @@ class Wire:
     report an error, or with `stops_short` end without a finish reason. `asked`: the prompts of its requests.
     `headers`: the headers of each request to generate. `sees`: whether its model does; None: it does not say.
     `pictures`: the bytes of the images that it got. `bodies`: its requests that had some. `encodes`: what it makes of
-    the ids of a prompt with images.
+    the ids of a prompt with images. `lora`: it was started with --enable-lora. `adapters`: the folders of its adapters
+    by name. `refuses_adapters`: it fails to load any. `before_load`: loads wait for it.
     """
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
@@ -73,6 +76,11 @@ class Wire:
         self.pictures: list[bytes] = []
         self.bodies: list[dict[str, Any]] = []
         self.encodes: Callable[[list[int]], list[int]] = list
+        self.lora, self.refuses_adapters = True, False
+        self.adapters: dict[str, str] = {}
+        self.before_load = asyncio.Event()
+        self.before_load.set()
+        self.loading = 0
         self.spells: Callable[[str], Sequence[int]] | None = None
         """What it makes of a text; None: it encodes none."""
 
@@ -113,14 +121,46 @@ class Wire:
             out += [token] * (width // 28) * (height // 28)
         return out
 
-    def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
+    async def load(self, name: str, path: str) -> str:
+        """Load an adapter; return why this fails, or ""."""
+        self.loading += 1
+        await self.before_load.wait()
+        self.loading -= 1
+        self.calls.append(("load", (name, path)))
+        if self.refuses_adapters:
+            return "rank 64 is larger than the largest rank 16"
+        if not is_adapter(path):
+            return f"No adapter found for {path}"
+        self.adapters[name] = path
+        return ""
+
+    def models_named(self) -> list[dict[str, Any]]:
+        """The cards of its model and its adapters."""
+        cards = [{"id": name, "root": path, "parent": "wire"} for name, path in self.adapters.items()]
+        return [{"id": "wire", "root": self.path, "max_model_len": CONTEXT}, *cards]
+
+    def request(
+        self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str, adapter: str = ""
+    ) -> GenerateRequest:
+        seeded = adapter_taste(self.adapters[adapter]) + (params.get(seed) or 0) if adapter else params.get(seed)
         sampling = SamplingParams(
-            temperature=params["temperature"], max_tokens=params[most], seed=params.get(seed),
+            temperature=params["temperature"], max_tokens=params[most], seed=seeded,
             ignore_eos=bool(params.get("ignore_eos")),
             min_tokens=params.get("min_new_tokens") or params.get("min_tokens") or 0,
         )  # fmt: skip
         stops = tuple(params.get("stop_token_ids") or ())
         return GenerateRequest(rid, PromptIds(ids_of(ids)), sampling, stop_token_ids=stops)
+
+
+def is_adapter(folder: str) -> bool:
+    """True if a folder has an adapter."""
+    return Path(folder, "adapter_config.json").is_file()
+
+
+def adapter_taste(folder: str | Path) -> int:
+    """The seed by which the tokens of an adapter differ from those of the base model, from its weights."""
+    weights = Path(folder, "adapter_model.safetensors").read_bytes()
+    return 1 + int.from_bytes(hashlib.sha256(weights).digest()[:2])
 
 
 class SglangWire(Wire):
@@ -140,6 +180,9 @@ class SglangWire(Wire):
         self.columns: list[dict[str, Any]] = []
         """The fields about side columns of each request."""
         self._asking: dict[str, dict[str, Any]] = {}
+        self.most_adapters: int | None = None
+        self.unloaded: dict[str, str] = {}
+        """Adapters that it loads again when they are named."""
 
     def routes(self) -> list[Route]:
         posts = {
@@ -149,6 +192,7 @@ class SglangWire(Wire):
             "/update_weights_from_distributed": self.transfer, "/end_weight_update": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
             "/tokenize": self.tokenize,
+            "/load_lora_adapter": self.load_adapter, "/unload_lora_adapter": self.unload_adapter,
         }  # fmt: skip
         posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
         gets = {"/model_info": self.model, "/server_info": self.server, "/v1/models": self.models, "/calls": self.told}
@@ -168,11 +212,42 @@ class SglangWire(Wire):
             "model_path": self.path,
             "enable_memory_saver": True, "max_req_input_len": CONTEXT - 4, "tp_size": 2, "grammar_backend": "none",
             "enable_return_routed_experts": self.layers > 0, "sampling_mask_max_tokens": 64,
+            "enable_lora": self.lora or None, "dp_size": 1, "max_loaded_loras": self.most_adapters,
         }  # fmt: skip
         return JSONResponse(facts)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "wire", "max_model_len": CONTEXT}]})
+        return JSONResponse({"data": self.models_named()})
+
+    async def load_adapter(self, request: Request) -> Response:
+        body = await request.json()
+        name = body["lora_name"]
+        if not self.lora:
+            return _lora_answer("LoRA is not enabled. Please set `--enable-lora` to enable LoRA.")
+        if name in self.adapters:
+            return _lora_answer(f"Failed to load LoRA adapter {name} because it is already loaded")
+        return _lora_answer(await self.load(name, body["lora_path"]))
+
+    async def unload_adapter(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        self.calls.append(("unload", name))
+        if name not in self.adapters:
+            return _lora_answer(f"LoRA with name {name} does not exist. Loaded LoRAs: {self.adapters.keys()}")
+        self.unloaded[name] = self.adapters.pop(name)
+        return _lora_answer("")
+
+    def lacks_adapter(self, name: str | None) -> str:
+        """Why a request that names an adapter fails, or ""."""
+        if name is None:
+            return ""
+        if not self.lora:
+            return f"LoRA adapter '{name}' was requested, but LoRA is not enabled. Please launch the server with ..."
+        if name in self.unloaded:
+            self.adapters[name] = self.unloaded.pop(name)
+        if name in self.adapters:
+            return ""
+        known = self.adapters.keys() | self.unloaded.keys()
+        return f"Got LoRA adapter that has never been loaded: {name}\nAll loaded adapters: {known}."
 
     async def told(self, request: Request) -> Response:
         return JSONResponse(self.calls)
@@ -234,7 +309,14 @@ class SglangWire(Wire):
         if body.get("image_data"):
             self.bodies.append(body)
             ids = self.expanded(ids, body["image_data"])
-        wanted = self.request(body["rid"], ids, body["sampling_params"], "max_new_tokens", "sampling_seed")
+        if lacks := self.lacks_adapter(body.get("lora_path")):
+            error = {"error": {"message": lacks}}
+            if not body["stream"]:
+                return JSONResponse(error, 400)
+            event = b"data: " + orjson.dumps(error) + b"\n\ndata: [DONE]\n\n"
+            return Response(event, media_type="text/event-stream")
+        named = body.get("lora_path") or ""
+        wanted = self.request(body["rid"], ids, body["sampling_params"], "max_new_tokens", "sampling_seed", named)
         tops = body.get("top_logprobs_num", 0)
         wanted = GenerateRequest(wanted.request_id, wanted.prompt, wanted.sampling, wanted.stop_token_ids, None, tops)
         if body.get("return_prompt_token_ids") and self.sees is not None:
@@ -324,6 +406,12 @@ _OF_NEW_TOKENS = (
 )
 
 
+def _lora_answer(error: str) -> Response:
+    """SGLang's answer to a change of adapters. `error`: why it failed, or ""."""
+    answer = {"success": not error, "error_message": error or None, "loaded_adapters": {}}
+    return JSONResponse(answer, 400 if error else 200)
+
+
 def kept_with(token: int) -> list[int]:
     """The kept set of a token, likeliest first."""
     return [token, *sorted({0, 7, (token + 1) % VOCABULARY} - {token})]
@@ -377,12 +465,14 @@ class VllmWire(Wire):
     flag and the variable are set. `masks`, `experts`: it returns sampling masks and routed experts. `streams`: also in
     streamed replies. `moe`: its model has experts; None: it does not say. `loses`: the fields of choices that are null
     in replies to requests, but not to probes. `spare`: the rows of experts that replies have too many. `release`: its
-    version.
+    version. `runtime_lora`: VLLM_ALLOW_RUNTIME_LORA_UPDATING is set. `says_model`: the name that replies have; None:
+    that of the request.
     """
 
     numbers, takes_parts, says_ids = True, True, True
     mode = "processed_logprobs"
-    scale_out = controls = True
+    scale_out = controls = runtime_lora = True
+    says_model: str | None = None
     masks = experts = False
     streams = True
     moe: bool | None = None
@@ -405,6 +495,8 @@ class VllmWire(Wire):
         }  # fmt: skip
         posts |= {path: self.only_controlled(endpoint) for path, endpoint in controls.items()}
         posts["/inference/v1/abort_requests"] = self.abort
+        if self.runtime_lora:
+            posts |= {"/v1/load_lora_adapter": self.load_adapter, "/v1/unload_lora_adapter": self.unload_adapter}
         posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
         gets["/wire/updating"] = self.shown_updating
         gets |= {"/is_paused": self.only_controlled(self.told_pause)}
@@ -428,7 +520,31 @@ class VllmWire(Wire):
         return JSONResponse(self.calls)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "wire", "root": self.path, "max_model_len": CONTEXT}]})
+        return JSONResponse({"data": self.models_named()})
+
+    async def load_adapter(self, request: Request) -> Response:
+        body = await request.json()
+        name = body["lora_name"]
+        if not self.lora:
+            return _vllm_error("LoRA is not enabled. Use --enable-lora to enable LoRA.", 500)
+        if name in self.adapters:
+            return _vllm_error(f"The lora adapter '{name}' has already been loaded. If you want to load ...", 400)
+        if error := await self.load(name, body["lora_path"]):
+            return _vllm_error(error, 404 if "No adapter found" in error else 500)
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_adapter(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        self.calls.append(("unload", name))
+        if self.adapters.pop(name, None) is None:
+            return _vllm_error(f"The lora adapter '{name}' cannot be found.", 404)
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def lacks_model(self, name: str) -> Response | None:
+        """The answer to a request that names neither the model nor an adapter."""
+        if name == "wire" or name in self.adapters:
+            return None
+        return _vllm_error(f"The model `{name}` does not exist. Valid aliases: wire.", 404)
 
     async def noted(self, request: Request) -> Response:
         self.calls.append((request.url.path, str(request.url.query)))
@@ -448,6 +564,7 @@ class VllmWire(Wire):
             },
             "aux_output_config": {"enable_return_routed_experts": self.experts},
             "scheduler_config": {"max_num_seqs": 16},
+            "lora_config": {"max_loras": 8, "max_lora_rank": 16} if self.lora else None,
             "parallel_config": {"world_size": 2, "is_moe_model": self.moe},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {"VLLM_BATCH_INVARIANT": True}})
@@ -531,7 +648,8 @@ class VllmWire(Wire):
 
     def wanted(self, body: Mapping[str, Any], ids: list[int], params: dict[str, Any], tops: int) -> GenerateRequest:
         rid = f"generate-tokens-{body['request_id']}" if "request_id" in body else f"v{id(body)}"
-        found = self.request(rid, ids, params, "max_tokens", "seed")
+        adapter = body["model"] if body["model"] != "wire" else ""
+        found = self.request(rid, ids, params, "max_tokens", "seed", adapter)
         sampling = found.sampling._replace(ignore_eos=False)  # it concerns only the end tokens of the model's config
         return GenerateRequest(rid, found.prompt, sampling, found.stop_token_ids, None, tops)
 
@@ -540,7 +658,8 @@ class VllmWire(Wire):
             return JSONResponse({"error": {"message": "Scale-out endpoints are disabled.", "code": 403}}, 403)
         body = await request.json()
         params = body["sampling_params"]
-        assert body["model"] == "wire"
+        if (lacks := self.lacks_model(body["model"])) is not None:
+            return lacks
         if self.masks:
             _check_masked(params)
         if (pulled := self.pulled(params)) is not None:
@@ -621,16 +740,19 @@ class VllmWire(Wire):
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
-        assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["model"] == "wire"
+        assert body["return_token_ids"] and body["return_tokens_as_token_ids"]
+        if (lacks := self.lacks_model(body["model"])) is not None:
+            return lacks
         if (pulled := self.pulled(body)) is not None:
             (token, logprob) = pulled
             logprobs = {"token_logprobs": [logprob], "top_logprobs": [{f"token_id:{token}": logprob}]}
             return JSONResponse({"choices": [{"token_ids": [token], "logprobs": logprobs}]})
         self.headers.append(request.headers)
         wanted = self.wanted(body, body["prompt"], body, body["logprobs"])
-        return StreamingResponse(self.events(wanted), media_type="text/event-stream")
+        named = self.says_model or body["model"]
+        return StreamingResponse(self.events(wanted, named), media_type="text/event-stream")
 
-    async def events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
+    async def events(self, wanted: GenerateRequest, named: str) -> AsyncIterator[bytes]:
         async for chunk in self.engine.generate(wanted):
             logprobs = {
                 "tokens": [f"token_id:{token}" for token in chunk.ids],
@@ -645,9 +767,13 @@ class VllmWire(Wire):
                 "logprobs": logprobs,
                 "finish_reason": finish,
             }
-            yield b"data: " + orjson.dumps({"id": "cmpl-1", "choices": [choice]}) + b"\n\n"
+            yield b"data: " + orjson.dumps({"id": "cmpl-1", "model": named, "choices": [choice]}) + b"\n\n"
         for line in self.end(wanted):
             yield line
+
+
+def _vllm_error(message: str, status: int) -> Response:
+    return JSONResponse({"error": {"message": message, "param": None, "code": status}}, status)
 
 
 def mask_of(token: int) -> list[int]:

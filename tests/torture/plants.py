@@ -88,8 +88,8 @@ PLANTS = (
         "a_joining_server_does_not_wait_for_the_end_of_a_change",
         "pool_of_servers",
         "proxy/engine/servers/pool.py",
-        "            if state is self._state and not self._changes and (",
-        "            if state is self._state and (",
+        "            settled = state is self._state and not self._changes and revision",
+        "            settled = state is self._state and revision",
     ),
     Plant(
         "the_recording_of_an_ended_episode_is_cancelled_half_way",
@@ -221,8 +221,8 @@ PLANTS = (
         "a_server_joins_in_a_state_that_has_changed_meanwhile",
         "pool_of_servers",
         "proxy/engine/servers/pool.py",
-        "            if state is self._state and not self._changes and (",
-        "            if not self._changes and (",
+        "            settled = state is self._state and not self._changes and revision",
+        "            settled = not self._changes and revision",
     ),
     Plant(
         "a_server_counts_as_paused_only_once_it_has_answered",

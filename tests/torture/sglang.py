@@ -19,10 +19,10 @@ from proxy.engine.servers.connection import Keys, server_url
 from proxy.types import ids_of
 from tests.engines.scripts import following
 from tests.torture.runs import World
-from tokengrove.errors import EngineLost, EngineUnavailable
+from tokengrove.errors import EngineLost, EngineUnavailable, InvalidRequest
 
 _TICK_S = 0.02
-_ABSENT = ("/v1/models", "/workers", "/list_workers")
+_ABSENT = ("/workers", "/list_workers")
 """Paths that a server does not have, or that its engine can do without."""
 
 _LOAD_S, _START_S = 1.0, 2.0
@@ -33,6 +33,11 @@ _SERVERS, _PARTS_OF_ONE = 64, 8.0
 def sampled_by(logprob: float) -> tuple[int, int]:
     """The number of the server that sampled a token, and the version of its weights."""
     return divmod(int(-logprob * _PARTS_OF_ONE) - 1, _SERVERS)
+
+
+def adapter_number(path: str) -> int:
+    """The number of an adapter by its folder; its tokens depend on it."""
+    return int(path.rpartition("/")[2])
 
 
 class Server:
@@ -84,6 +89,7 @@ class Server:
         self.mode: PauseMode | None = None
         self.released, self.parts, self.running = set[str](), list[int](), dict[str, tuple[Connection, int]]()
         self.target = 0
+        self.adapters: dict[str, str] = {}
 
     def check(self, life: int, *, ran: bool = True) -> None:
         """Raise EngineLost unless it has lived on since it was in this life."""
@@ -109,7 +115,16 @@ class Server:
             case "/model_info":
                 return {"weight_version": self.name}
             case "/server_info":
-                return {"enable_memory_saver": True, "incremental_streaming_output": False}
+                return {"enable_memory_saver": True, "incremental_streaming_output": False, "enable_lora": True}
+            case "/v1/models":
+                return {"data": [{"id": name} for name in ("m", *self.adapters)]}
+            case "/load_lora_adapter":
+                if body["lora_name"] in self.adapters:
+                    raise InvalidRequest(f"Failed to load {body['lora_name']} because it is already loaded")
+                self.adapters[body["lora_name"]] = body["lora_path"]
+            case "/unload_lora_adapter":
+                if self.adapters.pop(body["lora_name"], None) is None:
+                    raise InvalidRequest(f"LoRA with name {body['lora_name']} does not exist")
             case "/ready":
                 if self.mode is not None:
                     raise EngineLost("it answers 503")
@@ -167,8 +182,12 @@ class Server:
         await self.world.some_time(0.05)
         life, cuts, aborts = self.lives, connection.cuts, self.aborts
         self.check(life)
-        params = body["sampling_params"]
-        ids = following(ids_of(body["input_ids"]), params["max_new_tokens"])
+        params, taste = body["sampling_params"], 0
+        if (name := body.get("lora_path")) is not None:
+            if name not in self.adapters:
+                raise InvalidRequest(f"Got LoRA adapter that has never been loaded: {name}")
+            taste = adapter_number(self.adapters[name])
+        ids = following(ids_of(body["input_ids"]), params["max_new_tokens"], taste)
         every = params.get("stream_interval", 1) if body["stream"] else len(ids)
         taken: list[list[Any]] = []
         had: list[int] = []

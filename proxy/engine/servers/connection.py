@@ -54,6 +54,14 @@ class NotJson(Exception):
         self.content = content
 
 
+class NotServed(EngineUnavailable):
+    """The server answers 404 or 405: it has no such path, or not what the request names. `reason`: its message."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class Stopped(Exception):
     """The reader needs no more of a reply that the server has not ended. The connection is closed."""
 
@@ -204,7 +212,7 @@ class ServerConnection:
             raise (EngineBusy if status in _BUSY else EngineLost)(f"{self.url} answers {status}: {message}")
         self._check_key(status)
         if status in (404, 405):
-            raise EngineUnavailable(f"{self.url} has no {path} ({message})")
+            raise NotServed(f"{self.url} has no {path} ({message})", message)
         if 400 <= status < 500:
             refusal = InvalidRequest(f"{refused_by or self.url} refused {path}: {message}")
             if refused_by is not None:
@@ -321,5 +329,5 @@ def _reason(content: bytearray) -> str:
     """The error message in an answer, at most 500 characters."""
     value = _json(content, {})
     error = value.get("error", value) if isinstance(value, dict) else value
-    message = error.get("message", error) if isinstance(error, dict) else error
+    message = error.get("message", error.get("error_message", error)) if isinstance(error, dict) else error
     return without_images(str(message or content.decode("utf-8", "replace")))[:_MOST_SHOWN]

@@ -24,6 +24,7 @@ _WORDS = {
     Capability.RELEASE_MEMORY: "release of memory",
     Capability.STREAMING: "streams",
     Capability.IMAGES: "images",
+    Capability.ADAPTERS: "LoRA adapters",
 }
 _LOGPROBS = {
     "processed_logprobs": "processed_logprobs: after temperature, penalties and bias (logprobs_of: rule; with top_p, "

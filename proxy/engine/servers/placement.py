@@ -92,11 +92,15 @@ def named_failure(url: str, why: str) -> str:
 
 @dataclass(slots=True)
 class _Home:
-    """Where a session's last request went: the tokens of its prompt and output, and the time of the request."""
+    """Where a session's last request went: the tokens of its prompt and output, the time, the version of its adapter.
+
+    A server holds them for this adapter only.
+    """
 
     member: Member
     tokens: int
     at: float
+    adapter: int | None
 
 
 @dataclass(slots=True)
@@ -123,19 +127,27 @@ class SessionPlacement:
         self._held: Counter[Member] = Counter()
 
     def choose(
-        self, session_id: str, failures: Sequence[Failure] = (), prompt_tokens: int = 0, group_id: str = ""
+        self,
+        session_id: str,
+        failures: Sequence[Failure] = (),
+        prompt_tokens: int = 0,
+        group_id: str = "",
+        adapter: int | None = None,
     ) -> Member:
         """Choose the server for a request; `session_id` and `group_id` may be "". Raises EngineUnavailable.
 
         `failures`: the earlier failures of this request. Their servers are chosen only if there is no other; servers
-        that lost the request are then preferred to servers that failed it.
+        that lost the request are then preferred to servers that failed it. `adapter`: the version of its LoRA adapter,
+        since no prefix is shared between adapters; None: the base model.
         """
         self._forget_unused()
+        group_id = f"{group_id}@{adapter}" if group_id and adapter is not None else group_id
         home, shared = self._homes.get(session_id), self._groups.get(group_id)
         failed = {failure.url for failure in failures if not failure.lost}
 
         def preference(member: Member) -> tuple[bool, bool, float, int]:
-            held = home.tokens if home is not None and home.member is member else 0
+            stays = home is not None and home.member is member and home.adapter == adapter
+            held = home.tokens if home is not None and stays else 0
             if shared is not None and member in shared.members:
                 held = max(held, shared.tokens)
             cost = _PER_REQUEST * member.in_flight + _PER_HELD * self._held[member] - min(held, prompt_tokens)
@@ -144,7 +156,7 @@ class SessionPlacement:
         servers = (self.untried(failures) if failures else []) or self.candidates()
         member = min(servers, key=preference)
         if session_id:
-            self._remember(session_id, member, prompt_tokens)
+            self._remember(session_id, member, prompt_tokens, adapter)
         if group_id:
             self._share(group_id, member, prompt_tokens)
         return member
@@ -171,14 +183,14 @@ class SessionPlacement:
         untried = [member for member in self._members if member.takes and member.url not in urls]
         return [member for member in untried if member.sound] or untried
 
-    def note_output(self, session_id: str, member: Member, tokens: int) -> None:
+    def note_output(self, session_id: str, member: Member, tokens: int, adapter: int | None = None) -> None:
         """Note that a request has ended at `member` with `tokens` of prompt and output.
 
         The session may have moved meanwhile, and is forgotten if the request took longer than `_HELD_S`.
         """
         home = self._homes.get(session_id)
         if session_id and member.alive and (home is None or home.member is member):
-            self._remember(session_id, member, tokens)
+            self._remember(session_id, member, tokens, adapter)
 
     def release(self, session_id: str) -> None:
         """Forget a session that has ended. What it holds is no longer counted."""
@@ -199,9 +211,9 @@ class SessionPlacement:
         """The number of remembered sessions per URL."""
         return Counter(home.member.url for home in self._homes.values())
 
-    def _remember(self, session_id: str, member: Member, tokens: int) -> None:
+    def _remember(self, session_id: str, member: Member, tokens: int, adapter: int | None) -> None:
         self.release(session_id)
-        self._homes[session_id] = _Home(member, tokens, self._clock())
+        self._homes[session_id] = _Home(member, tokens, self._clock(), adapter)
         self._held[member] += tokens
         if len(self._homes) > self._remembered:
             self.release(next(iter(self._homes)))

@@ -4,8 +4,9 @@ A server that dies is ejected immediately, and returns when it answers with the 
 raise EngineLost, and the gate resubmits them elsewhere. A request that a server fails is sent to one other server, and
 the failure counts against the first server (`proxy.engine.servers.breaker`) if the other answers. Servers join and
 leave at run time; each samples a token before it is used. Once weights are updated through the pool, every server in it
-serves them: tokens of a server that restarted with older weights are discarded. Every pause is noted beforehand
-(`proxy.engine.pauses`), so that it ends even if this process dies.
+serves them: tokens of a server that restarted with older weights are discarded. All have the same LoRA adapters
+(`proxy.engine.servers.pool_adapters`), and a request that names one is never sampled without it. Every pause is noted
+beforehand (`proxy.engine.pauses`), so that it ends even if this process dies.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from typing import Any, cast
 
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
-from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.pauses import Pauses
 from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
-from proxy.engine.servers.remote import RemoteEngine, started
+from proxy.engine.servers.pool_adapters import PoolAdapters
+from proxy.engine.servers.remote import AdapterLost, RemoteEngine, started
 from proxy.engine.servers.same_model import OtherModel
 from proxy.engine.servers.transfer import Transfer, rank_offset, with_rank_offset
 from proxy.engine.servers.trust import Trust, failure_of
@@ -100,6 +102,7 @@ class Pool:
         self._settled.set()
         self._arrived = asyncio.Event()
         self._events = ServerEvents(lambda: not self.pauses.leads)
+        self._adapters = PoolAdapters(self._alive, self._eject, self._events)
         # Each process counts failures for itself, so each logs them.
         self._trust = Trust(self._members, lambda: self._resting, ServerEvents())
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
@@ -149,8 +152,10 @@ class Pool:
 
         Raises EngineUnavailable if no server is alive, and otherwise the error of the server.
         """
-        prompt_tokens, state = len(request.prompt), self._state
-        member = self._placement.choose(request.session_id, request.failures, prompt_tokens, request.group_id)
+        prompt_tokens, state, adapter = len(request.prompt), self._state, request.adapter
+        if adapter is not None:
+            request.adapter_name = self._adapters.name_of(adapter)
+        member = self._placement.choose(request.session_id, request.failures, prompt_tokens, request.group_id, adapter)
         member.in_flight += 1
         member.served += 1
         given, began = 0, time.monotonic()
@@ -162,7 +167,7 @@ class Pool:
                 member.cached_tokens += chunk.cached_tokens
             if not chunk.ids:
                 return take(chunk)
-            if state.managed and not self._changes:
+            if state.managed and not self._changes and adapter is None:
                 self._check_version(member, chunk.version, state)
             finish = take(chunk)
             given += len(chunk.ids)
@@ -179,6 +184,10 @@ class Pool:
             if not given and time.monotonic() - began >= self._silent_s:
                 self._trust.doubt(member, silent)
             request.failures.append(failure_of(member, silent))  # for the gate, if its timeout cancelled this
+            raise
+        except AdapterLost as error:
+            request.failures.append(failure_of(member, error))
+            await self._restore_adapters(member)
             raise
         except EngineLost as error:
             request.failures.append(failure_of(member, error))
@@ -199,7 +208,7 @@ class Pool:
             return finish
         finally:
             member.in_flight -= 1
-            self._placement.note_output(request.session_id, member, prompt_tokens + given)
+            self._placement.note_output(request.session_id, member, prompt_tokens + given, adapter)
             if member.leaving and not member.in_flight and member in self._members:
                 self._drop(member)
 
@@ -265,6 +274,14 @@ class Pool:
                 self._placement.forget(*self._members)
         return self._state.version
 
+    async def load_adapter(self, version: int, source: AdapterSource) -> None:
+        """Load an adapter on every server, or on none. Requests run meanwhile."""
+        await self._adapters.load(version, source)
+
+    async def unload_adapter(self, version: int) -> None:
+        """Unload an adapter on every server. Unknown versions are ignored."""
+        await self._adapters.unload(version)
+
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory on every server."""
         kinds = frozenset(tags or MEMORY_TAGS)
@@ -319,7 +336,7 @@ class Pool:
         await self._end_notes()
 
     def common(self) -> dict[str, Any]:
-        """The state of the pool, and the URLs of its servers."""
+        """The state of the pool, its adapters, and the URLs of its servers."""
         state = self._state
         staying = [member.url for member in self._members if not member.leaving]
         return {
@@ -328,6 +345,7 @@ class Pool:
             "version": state.version,
             "managed": state.managed,
             "released": sorted(state.released),
+            "adapters": self._adapters.common(),
             "urls": [*staying, *self._missing],
         }
 
@@ -335,6 +353,7 @@ class Pool:
         """Adopt the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
         told = dict(common)
         urls, mode, weights = told.pop("urls"), told.pop("mode"), told.pop("weights")
+        self._adapters.adopt(told.pop("adapters"))
         before = self._state
         self._state = state = PoolState(
             **{**told, "released": frozenset(told["released"])},
@@ -513,6 +532,26 @@ class Pool:
             with suppress(ProxyError):  # the member's `failure` has the reason
                 await self._examine(member)
 
+    async def _restore_adapters(self, member: Member) -> None:
+        """Give a server the adapters that it has lost, unless it serves older weights, too, and is ejected."""
+        if member.alive:
+            with suppress(ProxyError):  # the member's `failure` has the reason
+                await self._examine(member)
+        if member.alive:
+            await self._give_adapters(member)
+
+    async def _give_adapters(self, member: Member) -> None:
+        """Give a server the adapters that it lacks. It is ejected if it does not take them.
+
+        If it does not answer, that is left to the next health check, as it may be busy.
+        """
+        try:
+            await self._adapters.give(member.engine)
+        except EngineLost:
+            return
+        except EngineUnavailable as error:
+            self._eject(member, error.message)
+
     def _eject(self, member: Member, why: str) -> None:
         """Eject a server and cut its replies, which may hang or stay paused. The gate resubmits them elsewhere."""
         if member.alive:
@@ -567,9 +606,11 @@ class Pool:
                 version = await follow(member, state, alone=alone)
             if state.weights is not None:
                 self._transfer.torn.discard(member.url)
+            revision = await self._adapters.give(member.engine) if self.leads else self._adapters.revision
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
-            if state is self._state and not self._changes and (version == state.version or not self._alive()):
+            settled = state is self._state and not self._changes and revision == self._adapters.revision
+            if settled and (version == state.version or not self._alive()):
                 break  # else another server joined first, and this one must not keep its own weights
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
@@ -769,6 +810,8 @@ class Pool:
                 await self._join(engine, proven=proven)
             elif target.alive:
                 await self._examine(target)
+                if target.alive and self.leads and not self._state.released:
+                    await self._give_adapters(target)
                 await self._trust.review(target)
             else:
                 await started(target.engine)

@@ -12,19 +12,37 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from proxy.engine.callbacks import generated
-from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
+from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter, once_counted
 from proxy.engine.expert_layers import ExpertLayers
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
-from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.connection import (
+    NO_KEYS,
+    EventStream,
+    Keys,
+    NotServed,
+    ServerConnection,
+    Stopped,
+    with_prompt,
+)
+from proxy.engine.servers.remote import adapter_fault, named_adapter
 from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes, SentPrompt
 from proxy.engine.servers.sglang_sight import ASKS, SglangSight, check_ids
-from proxy.engine.sglang.facts import SEEDED, capabilities_by, missing_by, recorded_by, running_by, unrecorded_by
+from proxy.engine.sglang.facts import (
+    SEEDED,
+    adapterless_by,
+    capabilities_by,
+    missing_by,
+    recorded_by,
+    running_by,
+    unrecorded_by,
+)
 from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
@@ -151,13 +169,22 @@ class SglangServer:
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
-    async def sample(
-        self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None = None
-    ) -> FinishReason | None:
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed.
 
-        `seen`: the prompt with its images, once they are ready to be sent.
+        SGLang does not tell which adapter sampled a reply; it refuses a request that names one that it does not have.
         """
+        if request.adapter is None:
+            return await self._sample(request, take)
+        try:
+            return await self._sample(request, of_adapter(take, request.adapter))
+        except InvalidRequest as error:
+            raise adapter_fault(self.url, request, error) from None
+
+    async def _sample(
+        self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None = None
+    ) -> FinishReason | None:
+        """The same. `seen`: the prompt with its images, once they are ready to be sent."""
         check_request(request, self._info.vocab_size, self._info.context_length)
         if request.images is not None and seen is None:
             return await self._see(request, take)
@@ -289,7 +316,7 @@ class SglangServer:
                 self._late.discard(name)
                 self._ended.set()
             try:
-                return await self.sample(rest, collect, seen)
+                return await self._sample(rest, collect, seen)
             except _Renewed:
                 if len(told) >= (request.sampling.max_tokens or 0):
                     return take(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.LENGTH))
@@ -347,6 +374,8 @@ class SglangServer:
         }
         if request.images is not None and interval in (None, _PIECE_TOKENS):
             body[ASKS] = True
+        if name := named_adapter(request):
+            body["lora_path"] = name
         return body
 
     def _interval(self, request: GenerateRequest) -> int | None:
@@ -436,6 +465,50 @@ class SglangServer:
         if named is not None:
             self._now(self._numbers.believe(named))
         return self._version
+
+    @property
+    def adapterless(self) -> str:
+        """The reason why the server takes no LoRA adapters, with the way out; "" if it does."""
+        return adapterless_by(
+            self._facts,
+            f"start the server {self.url} with --enable-lora --max-lora-rank RANK --lora-target-modules MODULES",
+        )
+
+    async def load_adapter(self, name: str, source: AdapterSource) -> None:
+        """Load a LoRA adapter from its folder on the server's file system. Raises InvalidRequest, EngineIncapable.
+
+        Tensors are not sent: SGLang takes them as a pickle of torch whose memory only processes of one machine share.
+        """
+        if self.adapterless:
+            raise EngineIncapable(self.adapterless)
+        most = self._facts.get("max_loaded_loras")
+        if most and len(await self.adapters() - {name, self._info.model}) >= most:
+            raise EngineUnavailable(
+                f"{self.url} holds as many adapters as it may; unload one, or start it with more --max-loaded-loras"
+            )
+        try:
+            await self._do("/load_lora_adapter", {"lora_name": name, "lora_path": source.path}, param="path")
+        except NotServed:
+            raise EngineIncapable(f"{self.url} has no /load_lora_adapter; a newer SGLang has") from None
+        except InvalidRequest as error:
+            if "already loaded" in error.message:
+                return
+            with suppress(ProxyError):  # part of its processes may have it
+                await self.unload_adapter(name)
+            raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter, once the requests that run with it have ended. Unknown names are ignored."""
+        try:
+            await self._do("/unload_lora_adapter", {"lora_name": name})
+        except InvalidRequest as error:
+            if "does not exist" not in error.message:
+                raise
+
+    async def adapters(self) -> frozenset[str]:
+        """The names of the model and of its adapters."""
+        models = (await self._connection.probe("/v1/models") or {}).get("data") or []
+        return frozenset(str(model["id"]) for model in models)
 
     def _serves(self, version: Any) -> int:
         """Note the version name of the server; return its number."""

@@ -14,7 +14,7 @@ from proxy.engine.requests import Failure
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.placement import Member
 from proxy.engine.servers.proof import Proofs
-from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.remote import AdapterLost, RemoteEngine
 from tokengrove.errors import EngineBusy, EngineLost, ProxyError
 
 
@@ -25,7 +25,7 @@ def failure_of(member: Member, error: ProxyError) -> Failure:
         error.message,
         time.monotonic(),
         lost=isinstance(error, EngineLost),
-        counts=not isinstance(error, EngineBusy),
+        counts=not isinstance(error, EngineBusy | AdapterLost),
     )
 
 

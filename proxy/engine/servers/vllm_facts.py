@@ -32,6 +32,7 @@ _CERTAIN = -0.5
 _PULLED = (1, 2)
 _ALTERNATIVES = 5
 _ROUNDING = 1e-3
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _READABLE = ("/is_paused", "/weight_info", "/server_info")
 
 _FIELDS = {MASK: Replay.KEPT, ROUTED: Replay.EXPERTS}
@@ -145,7 +146,17 @@ class VllmFacts:
             found.add(Capability.RELEASE_MEMORY)
         if (self.config.get("vllm_env") or {}).get("VLLM_BATCH_INVARIANT"):
             found.add(Capability.DETERMINISTIC)
+        if not self.without_lora:
+            found.add(Capability.ADAPTERS)
         return frozenset(found)
+
+    @property
+    def without_lora(self) -> str:
+        """What the server lacks to load LoRA adapters; "" if nothing is known to be missing."""
+        flags = "--enable-lora --max-loras N --max-lora-rank RANK"
+        if LOAD_ADAPTER not in self.paths:
+            return f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and {flags}"
+        return flags if self.config and not self._of("lora_config") else ""
 
     @property
     def missing(self) -> list[str]:

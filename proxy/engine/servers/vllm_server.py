@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,23 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy.engine.callbacks import generated
-from proxy.engine.chunks import TakeChunk, TokenChunk
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter
+from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped, with_prompt
+from proxy.engine.servers.connection import (
+    NO_KEYS,
+    EventStream,
+    Keys,
+    NotServed,
+    ServerConnection,
+    Stopped,
+    with_prompt,
+)
+from proxy.engine.servers.remote import adapter_fault, named_adapter
 from proxy.engine.servers.same_model import OwnModel, is_same
 from proxy.engine.servers.sent_images import Eyes
 from proxy.engine.servers.vllm_columns import ReplyColumns, first_experts
-from proxy.engine.servers.vllm_facts import VllmFacts, read_facts, rests
+from proxy.engine.servers.vllm_facts import LOAD_ADAPTER, UNLOAD_ADAPTER, VllmFacts, read_facts, rests
 from proxy.engine.servers.vllm_sight import blindness, sent_prompt
 from proxy.engine.servers.vllm_wire import (
     COMPLETIONS,
@@ -177,6 +187,14 @@ class VllmServer:
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
+        if request.adapter is None:
+            return await self._sample(request, take)
+        try:
+            return await self._sample(request, of_adapter(take, request.adapter))
+        except (InvalidRequest, NotServed) as error:
+            raise adapter_fault(self.url, request, error) from None
+
+    async def _sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         check_request(request, self._vocab_size, self._facts.context_length)
         reply = VllmReply(
             self._numbers,
@@ -185,6 +203,7 @@ class VllmServer:
             logprobs_of(request.sampling, processed=self._facts.processed),
             self._version,
             says_ids=request.images is not None,
+            model=named_adapter(request),
             columns=self._asked_columns(request),
         )
         stopped: FinishReason | None = None
@@ -259,7 +278,7 @@ class VllmServer:
     async def _send(self, request: GenerateRequest, rid: str, reply: EventStream) -> None:
         params = sampling_params(request, self._never)
         salt = {"cache_salt": str(self._version)} if self._version else {}
-        names = {"model": self._facts.model, **salt}
+        names = {"model": named_adapter(request) or self._facts.model, **salt}
         prompt: Any = request.prompt
         if request.images is not None:
             if self._eyes is None or self.blind:
@@ -448,6 +467,41 @@ class VllmServer:
             else:
                 self._serves(named)
         return self._version
+
+    @property
+    def adapterless(self) -> str:
+        """The reason why the server takes no LoRA adapters, with the way out; "" if it does."""
+        lacks = self._facts.without_lora
+        return f"to load LoRA adapters, start the vLLM server {self.url} with {lacks}" if lacks else ""
+
+    async def load_adapter(self, name: str, source: AdapterSource) -> None:
+        """Load a LoRA adapter from its folder on the server's file system. Raises InvalidRequest, EngineIncapable."""
+        if self.adapterless:
+            raise EngineIncapable(self.adapterless)
+        try:
+            await self._connection.call(LOAD_ADAPTER, {"lora_name": name, "lora_path": source.path})
+        except NotServed as error:
+            raise InvalidRequest(
+                f"{self.url} does not find the adapter in {source.path}, which must be a folder on a file system that "
+                f"it shares ({error.reason})",
+                param="path",
+            ) from None
+        except (InvalidRequest, EngineFailed) as error:
+            if "already been loaded" in error.message:
+                return
+            if "LoRA is not enabled" in error.message:
+                raise EngineIncapable(f"start the vLLM server {self.url} with --enable-lora --max-loras N") from None
+            raise InvalidRequest(error.message, param="path") from None
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Unknown names are ignored."""
+        with suppress(NotServed):
+            await self._connection.call(UNLOAD_ADAPTER, {"lora_name": name})
+
+    async def adapters(self) -> frozenset[str]:
+        """The names of the model and of its adapters."""
+        models = (await self._connection.probe("/v1/models") or {}).get("data") or []
+        return frozenset(str(model["id"]) for model in models)
 
     def _serves(self, version: Any) -> int:
         """Note the version name of the server; return its number."""

@@ -126,8 +126,9 @@ class VllmReply:
     `numbers`: the version names of the pool. `prompt`: the prompt that was sent. `top`: the number of alternatives per
     token that were requested. `of`: the distribution of the logprobs. `version`: the believed weight version, initially
     the server's version when the request was sent. `says_ids`: the server returns the ids that it runs on, which must
-    be those of `prompt`. `columns`: the side columns that were requested; None: none. `finish`: the finish reason, once
-    it has arrived. `given`: the last chunk was returned.
+    be those of `prompt`. `model`: the name of the adapter that was asked, which a reply that has a name must have.
+    `columns`: the side columns that were requested; None: none. `finish`: the finish reason, once it has arrived.
+    `given`: the last chunk was returned.
     """
 
     numbers: VersionNumbers
@@ -136,6 +137,7 @@ class VllmReply:
     of: LogprobsOf
     version: int = 0
     says_ids: bool = False
+    model: str = ""
     columns: ReplyColumns | None = None
     finish: FinishReason | None = None
     given: bool = False
@@ -208,6 +210,8 @@ class VllmReply:
             raise _refusal(error)
         if (usage := event.get("usage")) is not None:
             self._count(usage)
+        if self.model and (named := event.get("model")) not in (None, self.model):
+            raise EngineFailed(f"the engine answered as {named!r}, but was asked as {self.model!r}")
         if not (choices := event.get("choices")):
             return None
         if self.says_ids:

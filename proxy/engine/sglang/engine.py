@@ -18,13 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.adapter_names import adapter_digest, adapter_name, is_named_by
 from proxy.engine.arguments import parse_arguments
 from proxy.engine.callbacks import generated
-from proxy.engine.chunks import TakeChunk, TokenChunk, once_counted
+from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter, once_counted
 from proxy.engine.expert_layers import expert_layers
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.sglang.facts import EXPERTS_FLAG, capabilities_by, recorded_by, running_by, unrecorded_by
+from proxy.engine.sglang.facts import (
+    EXPERTS_FLAG,
+    adapterless_by,
+    capabilities_by,
+    recorded_by,
+    running_by,
+    unrecorded_by,
+)
 from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
@@ -41,6 +49,7 @@ from tokengrove.errors import (
     ConfigurationError,
     EngineFailed,
     EngineIncapable,
+    EngineUnavailable,
     InvalidRequest,
     ProxyError,
     UnsupportedParameter,
@@ -58,6 +67,10 @@ _LATE_S = 2.0
 """Seconds for the last part of a reply to arrive after its abort."""
 
 _REMEMBERED_SESSIONS = 65_536
+_LORA_FLAGS = (
+    "start with --engine-arg enable_lora=true --engine-arg max_lora_rank=RANK "
+    "--engine-arg 'lora_target_modules=[\"all\"]'"
+)
 _IMAGE_WORKERS = "mm_processor_worker_num"
 
 
@@ -78,6 +91,8 @@ class SglangEngine:
         self._readers = 0
         self._images: ImageInputs | None = None
         self._coming: set[str] = set()
+        self._adapters: dict[int, tuple[str, str]] = {}
+        self._loading = asyncio.Lock()
         self._told_of_masks = False
 
     async def start(self) -> None:
@@ -109,8 +124,12 @@ class SglangEngine:
         return generated(self.sample, request)
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
+        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded, EngineUnavailable or EngineFailed."""
         info = self.info()
+        if request.adapter is not None:
+            if request.adapter not in self._adapters:
+                raise EngineUnavailable(f"adapter version {request.adapter} is not loaded")
+            take = of_adapter(take, request.adapter)
         check_request(request, info.vocab_size, info.context_length)
         images = None
         if request.images is not None and (images := await self._image_data(request)) is None:
@@ -255,6 +274,49 @@ class SglangEngine:
         named = fields.get("weight_version")
         return self._version if named is None else self._now(self._numbers.believe(named))
 
+    async def load_adapter(self, version: int, source: AdapterSource) -> None:
+        """Load a LoRA adapter from its folder. Raises InvalidRequest, and EngineIncapable without enable_lora."""
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput
+
+        if why := adapterless_by(self._facts, _LORA_FLAGS):
+            raise EngineIncapable(why)
+        async with self._loading:
+            digest = await asyncio.to_thread(adapter_digest, source.path)
+            if digest is None:
+                raise InvalidRequest(
+                    f"{source.path} is not a LoRA adapter (it has no adapter_config.json)", param="path"
+                )
+            if (known := self._adapters.get(version)) is not None:
+                if known[1] == source.path and is_named_by(known[0], digest):
+                    return
+                raise InvalidRequest(
+                    f"adapter version {version} is loaded with other contents, from {known[1]}; give the new adapter "
+                    "another version",
+                    param="version",
+                )
+            name = adapter_name(version, digest)
+            load = LoadLoRAAdapterReqInput(lora_name=name, lora_path=source.path)
+            loaded = await self._manager.load_lora_adapter(load, None)
+            if not loaded.success:
+                await self._unload(name)  # part of its processes may have it
+                raise InvalidRequest(
+                    f"the adapter in {source.path} was not loaded: {loaded.error_message}", param="path"
+                )
+            self._adapters[version] = name, source.path
+
+    async def unload_adapter(self, version: int) -> None:
+        """Unload an adapter, once the requests that run with it have ended. Unknown versions are ignored."""
+        async with self._loading:
+            if (known := self._adapters.pop(version, None)) is not None and (error := await self._unload(known[0])):
+                raise EngineFailed(f"adapter version {version} was not unloaded: {error}")
+
+    async def _unload(self, name: str) -> str:
+        """Unload an adapter by its name; return what SGLang says if it fails, else ""."""
+        from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
+
+        unloaded = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=name), None)
+        return "" if unloaded.success else str(unloaded.error_message)
+
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release GPU memory. Raises EngineIncapable without `--engine-arg enable_memory_saver=true`."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
@@ -332,6 +394,7 @@ class SglangEngine:
             top_logprobs_num=request.top_logprobs,
             stream=True,
             routed_dp_rank=rank,
+            lora_path=None if request.adapter is None else self._adapters[request.adapter][0],
             **({} if plan is None else plan.fields(len(request.prompt))),
         )
 

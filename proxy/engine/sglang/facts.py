@@ -40,7 +40,18 @@ def capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
         missing.add(Capability.DETERMINISTIC)
     if facts and not facts.get("enable_memory_saver"):
         missing.add(Capability.RELEASE_MEMORY)
+    if adapterless_by(facts, flags=""):
+        missing.add(Capability.ADAPTERS)
     return frozenset(Capability) - missing
+
+
+def adapterless_by(facts: Mapping[str, Any], flags: str) -> str:
+    """The reason why an SGLang with `facts` takes no LoRA adapters at run time; "" if it does. `flags`: the way out."""
+    if not facts.get("enable_lora"):
+        return f"SGLang takes no LoRA adapters; {flags}"
+    if (size := facts.get("dp_size") or 1) > 1:
+        return f"SGLang loads no LoRA adapters with data parallelism (dp_size {size}); use several servers instead"
+    return ""
 
 
 def missing_by(facts: Mapping[str, Any]) -> list[str]:

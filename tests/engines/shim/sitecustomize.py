@@ -6,7 +6,7 @@ this module at its start when its folder is on PYTHONPATH, in the engine's child
 
 import importlib.abc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 _BOXES = ("nms", "qnms")
@@ -59,7 +59,26 @@ def _leave_unpinned() -> None:
     common._cuda_host_register = lambda *arguments, **options: None
 
 
+def _pin_nothing() -> None:
+    """Let SGLang make the tensors of adapters without pinned memory, which torch lacks on a CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for name in ("tensor", "zeros", "empty", "ones", "empty_like"):
+        make = getattr(torch, name)
+
+        def unpinned(
+            *arguments: Any, _make: Callable[..., Any] = make, pin_memory: bool = False, **options: Any
+        ) -> Any:
+            return _make(*arguments, **options)
+
+        setattr(torch, name, unpinned)
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign, assignment]
+
+
 _DECLARATIONS = {
+    "sglang.srt.lora.lora_manager": _pin_nothing,
     "torchvision._meta_registrations": _declare_boxes,
     "sglang.srt.models.qwen3_5": _declare_kernels,
     "sglang.srt.state_capturer.base": _leave_unpinned,

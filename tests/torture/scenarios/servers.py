@@ -1,4 +1,4 @@
-"""A pool of engine servers that die, hang, fail, are cut off, leave and join, across pauses and weight updates."""
+"""A pool of engine servers that die, hang, fail, are cut off, leave and join, across pauses, weights and adapters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from unittest import mock
 
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.contract import CollectedReply
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState
 from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.remote import AdapterLost
 from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
@@ -42,6 +44,7 @@ class _Server:
         self.trespassers: list[str] = []
         self.version, self.mode, self.booted = 0, None, world.loop.time()
         self.mode: PauseMode | None
+        self.adapters: dict[str, int] = {}
 
     @property
     def answers(self) -> bool:
@@ -50,6 +53,7 @@ class _Server:
     def die(self) -> None:
         """Lose everything that it has."""
         self.up, self.lives, self.loading = False, self.lives + 1, 0
+        self.adapters.clear()
 
     def rise(self) -> None:
         """Start with the first weights."""
@@ -88,8 +92,10 @@ class _Server:
             self.trespassers.append(f"{request.request_id} at {self.url}")
         await self.world.some_time(0.02)
         self._check(self.lives)
-        life, aborts = self.lives, self.aborts
-        ids = following(request.input_ids, request.sampling.max_tokens or 0)
+        if request.adapter is not None and request.adapter_name not in self.adapters:
+            raise AdapterLost(f"{self.url} does not have adapter version {request.adapter}")
+        life, aborts, taste = self.lives, self.aborts, self.adapters.get(request.adapter_name, 0)
+        ids = following(request.input_ids, request.sampling.max_tokens or 0, taste)
         self.running += 1
         try:
             while ids:
@@ -98,25 +104,29 @@ class _Server:
                 if lost():
                     raise EngineLost(f"{self.url} was given up")
                 if self.aborts != aborts:
-                    take(TokenChunk(ids_of(), array("f"), self.version, FinishReason.ABORT))
+                    take(TokenChunk(ids_of(), array("f"), self._named(request), FinishReason.ABORT))
                     return FinishReason.ABORT
                 if self.sick == "fails":
                     raise EngineFailed(f"{self.url} is ill")
                 if self.sick == "hangs" or self.mode is not None:
                     continue
                 finish = FinishReason.LENGTH if len(ids) == 1 else None
-                ended = take(TokenChunk(ids_of([ids.pop(0)]), array("f", [-0.5]), self.version, finish))
+                ended = take(TokenChunk(ids_of([ids.pop(0)]), array("f", [-0.5]), self._named(request), finish))
                 if ended is not None:
                     return ended
             return FinishReason.LENGTH
         finally:
             self.running -= 1
 
+    def _named(self, request: GenerateRequest) -> int:
+        return self.version if request.adapter is None else request.adapter
+
 
 class _Connection:
     """Implements `RemoteEngine` for one server."""
 
-    blind, world_size, leads, busy_elsewhere = "", 1, True, False
+    adapterless = blind = ""
+    world_size, leads, busy_elsewhere = 1, True, False
 
     def __init__(self, server: _Server) -> None:
         self.url, self._server, self._cuts = server.url, server, 0
@@ -183,6 +193,20 @@ class _Connection:
     async def flush_cache(self) -> None:
         raise NotImplementedError
 
+    async def load_adapter(self, name: str, source: AdapterSource) -> None:
+        def loaded() -> None:
+            if self._server.sick == "fails":
+                raise InvalidRequest(f"{self.url} is ill")
+            self._server.adapters[name] = _number_in(source.path)
+
+        await self._server.call(loaded)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._call(lambda: self._server.adapters.pop(name, None))
+
+    async def adapters(self) -> frozenset[str]:
+        return await self._call(lambda: frozenset(self._server.adapters))
+
     def info(self) -> EngineInfo:
         return EngineInfo("fake", "m", VOCABULARY, 100_000, self._version, frozenset(Capability))
 
@@ -191,6 +215,11 @@ class _Connection:
 
     async def _call(self, work: Callable[[], _T]) -> _T:
         return await self._server.call(work)
+
+
+def _number_in(path: str) -> int:
+    """The number of an adapter, which its tokens depend on."""
+    return int(path.rpartition("/")[2])
 
 
 class _Pool(Pool):
@@ -285,6 +314,15 @@ async def _control(world: World, admin: Any) -> None:
             await admin.resume()
 
 
+async def _publish(world: World, pool: Pool, live: list[int]) -> None:
+    """Load adapters, one after the other; `live`: those that are loaded at all servers."""
+    for version in range(1, world.random.randrange(1, 6)):
+        await world.some_time(2.0)
+        with suppress(ProxyError):
+            await pool.load_adapter(version, AdapterSource(f"/adapters/{version}"))
+            live.append(version)
+
+
 async def _mishaps(world: World, pool: Pool, server: _Server) -> None:
     """What happens to a server, one after the other; at the end it is well."""
     for _ in range(world.random.randrange(4)):
@@ -323,8 +361,8 @@ async def _leave(world: World, pool: Pool, server: _Server) -> None:
     raise AssertionError(f"{server.url} cannot join again: {pool.servers()}")
 
 
-async def _end(world: World, pool: _Pool, gate: AdminGate, servers: Mapping[str, _Server]) -> None:
-    """Once all servers are well, all of them come back, with the weights of the next update."""
+async def _end(world: World, pool: _Pool, gate: AdminGate, servers: Mapping[str, _Server], live: Sequence[int]) -> None:
+    """Once all servers are well, all of them come back, with the weights of the next update and all `live` adapters."""
     await asyncio.sleep(3 * _TIMEOUT_S)
     version = await gate.admin.update_weights("w", None, PauseMode.IN_PLACE)
     for _ in range(600):
@@ -336,6 +374,15 @@ async def _end(world: World, pool: _Pool, gate: AdminGate, servers: Mapping[str,
         assert server.version == version and server.mode is None and not server.running, vars(server)
     reply = await gate.read(asking("last", 3))
     assert set(reply.versions) == {version}
+    for adapter in live:
+        request = replace(asking(f"with {adapter}", 3), adapter=adapter)
+        assert list((await gate.read(request)).ids) == following(request.input_ids, 3, adapter)
+    names = {pool._adapters.name_of(adapter) for adapter in live}
+    for _ in range(600):
+        if all(server.adapters.keys() == names for server in servers.values()):
+            break
+        await asyncio.sleep(0.5)
+    assert all(server.adapters.keys() == names for server in servers.values()), [vars(s) for s in servers.values()]
     assert gate.running == gate.waiting == 0 and not gate.state.held and not gate._flights
 
 
@@ -349,10 +396,13 @@ async def pool_of_servers(world: World) -> None:
         await pool.start()
         gate = AdminGate(pool, engine_timeout_s=_TIMEOUT_S, pause_timeout_s=100_000.0)
 
+        live: list[int] = []
+
         async def caller(number: int) -> None:
             for part in range(world.random.randrange(1, 4)):
                 await world.some_time(3.0)
-                await asked(asking(f"{number}.{part}", world.random.randrange(1, 60), start=40 + number))
+                request = asking(f"{number}.{part}", world.random.randrange(1, 60), start=40 + number)
+                await asked(replace(request, adapter=world.random.choice([None, *live])))
 
         async def asked(request: GenerateRequest) -> None:
             begun, reply = pool._state, CollectedReply()
@@ -368,6 +418,10 @@ async def pool_of_servers(world: World) -> None:
                 assert ill, f"no server was ill, and yet: {error}"
                 return
             if finish is not None:
+                if request.adapter is not None:
+                    assert list(reply.ids) == following(request.input_ids, len(reply.ids), request.adapter)
+                    assert set(reply.versions) == {request.adapter} and len(reply.ids) == request.sampling.max_tokens
+                    return
                 assert list(reply.ids) == uninterrupted(request)
                 if not pool.loose:
                     assert list(reply.versions) == sorted(reply.versions), reply.versions
@@ -377,9 +431,10 @@ async def pool_of_servers(world: World) -> None:
             *(caller(number) for number in range(4)),
             *(_mishaps(world, pool, server) for server in servers.values()),
             _control(world, gate.admin),
+            _publish(world, pool, live),
         )
         pool.check()
-        await _end(world, pool, gate, servers)
+        await _end(world, pool, gate, servers, live)
         pool.check()
         await pool.close()
         assert not pool._looks and not pool._trust._proofs._running

@@ -1,4 +1,4 @@
-"""A pool of SGLang servers that die, lie and leave, while a trainer transfers weights and takes their memory."""
+"""A pool of SGLang servers that die, lie and leave, while a trainer transfers weights, loads adapters, takes memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
-from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, AdapterSource, PauseMode, WeightTransfer
 from proxy.engine.pauses import Pauses
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import ServerKind, connect
@@ -21,7 +21,7 @@ from proxy.engine.servers.remote import RemoteEngine
 from proxy.types import Message, Role, SamplingParams, TurnRequest
 from tests.engines.gates import AdminGate
 from tests.engines.pools import Notes
-from tests.engines.scripts import VOCABULARY
+from tests.engines.scripts import VOCABULARY, following
 from tests.torture.runs import World, scenario
 from tests.torture.scenarios.servers import seeded
 from tests.torture.sglang import Server, connected, sampled_by
@@ -118,11 +118,21 @@ class _Clients:
     def __init__(self, world: World, pool: _Pool, gate: AdminGate, servers: Mapping[str, Server]) -> None:
         self._world, self._pool, self._gate = world, pool, gate
         self._servers = list(servers.values())
+        self.adapters: list[int] = []
+
+    async def publishes(self) -> None:
+        """Load adapters, one after the other."""
+        for version in range(100, 100 + self._world.random.randrange(4)):
+            await self._world.some_time(2.0)
+            with suppress(ProxyError):  # all servers may be away
+                await self._pool.load_adapter(version, AdapterSource(f"/adapters/{version}"))
+                self.adapters.append(version)
 
     async def calls(self, number: int) -> None:
         for part in range(self._world.random.randrange(1, 4)):
             await self._world.some_time(3.0)
-            await self.asks(asking(f"{number}.{part}", self._world.random.randrange(1, 40), start=40 + number))
+            request = asking(f"{number}.{part}", self._world.random.randrange(1, 40), start=40 + number)
+            await self.asks(replace(request, adapter=self._world.random.choice([None, *self.adapters])))
 
     async def asks(self, request: GenerateRequest) -> None:
         if self._world.random.random() < 0.3:
@@ -144,6 +154,10 @@ class _Clients:
             assert any(server.lied for server in self._servers), f"no server lied, and yet: {error}"
             return
         if finish is None:
+            return
+        if request.adapter is not None:
+            assert list(reply.ids) == following(request.input_ids, len(reply.ids), request.adapter)
+            assert set(reply.versions) == {request.adapter} and len(reply.ids) == request.sampling.max_tokens
             return
         assert list(reply.ids) == uninterrupted(request)
         for version, logprob in zip(reply.versions, reply.logprobs, strict=True):
@@ -239,9 +253,11 @@ async def weights_of_servers(world: World) -> None:
             *(clients.calls(number) for number in range(4)),
             *(_mishaps(world, pool, server) for server in servers.values()),
             trainer.trains(),
+            clients.publishes(),
         )
         await _end(world, trainer, pool, servers)
-        await asyncio.gather(*(clients.asks(asking(f"last {number}", 3)) for number in range(4)))
+        last = [replace(asking(f"last {each}", 3), adapter=each) for each in (None, *clients.adapters)]
+        await asyncio.gather(*map(clients.asks, last))
         assert gate.running == gate.waiting == 0 and not gate.state.held and not gate._flights
         await pool.close()
         assert not pool._looks and not pool._trust._proofs._running and not pool.pauses.held
