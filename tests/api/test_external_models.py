@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import Server, says, serving, user
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream
+from tokengrove.client import AsyncClient
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = ("call_1", "weather", ('{"city"', ': "Rome"}'))
@@ -203,3 +204,12 @@ async def test_a_model_that_may_not_be_added_is_refused_by_field(
     async with judged(tmp_path) as (server, _):
         refused = await server.post("/engine/models", table)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+async def test_the_client_adds_lists_and_removes_models(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream), AsyncClient(app=server.app) as client:
+        added = await client.add_model("critic", kind="external", url=upstream.url)
+        assert [each["name"] for each in added] == ["policy", "judge", "critic"]
+        assert await client.models() == added
+        assert [each["name"] for each in await client.remove_model("critic")] == ["policy", "judge"]
+        assert (await client.engine(model="policy")).version == 0

@@ -463,55 +463,79 @@ class AsyncClient(Connection):
         """Allow `n` more sessions to start, or fewer if `n` is negative; return the number that may start now."""
         return await self.run(operations.grant_capacity(n, idempotency_key))
 
-    async def engine(self) -> EngineState:
-        """Return the state of the engine: weight version, pause, and requests in flight and waiting."""
-        return await self.run(operations.engine())
+    async def engine(self, *, model: str | None = None) -> EngineState:
+        """Return the state of the engine: weight version, pause, and requests in flight and waiting.
 
-    async def pause(self, mode: PauseMode = "abort") -> EngineState:
+        `model`, here and below: the route whose engine it is, if the server declares several models.
+        """
+        return await self.run(operations.engine(model))
+
+    async def pause(self, mode: PauseMode = "abort", *, model: str | None = None) -> EngineState:
         """Pause generation until `resume`; new requests wait.
 
         `mode` selects what happens to requests in flight; none is lost: `abort` (interrupt and later resume them),
         `drain` (wait for them to finish), `retract` or `in_place` (the engine keeps them).
         """
-        return await self.run(operations.engine_step("pause_generation", {"mode": mode}))
+        return await self.run(operations.engine_step("pause_generation", {"mode": mode}, model))
 
-    async def resume(self) -> EngineState:
+    async def resume(self, *, model: str | None = None) -> EngineState:
         """End a pause; interrupted requests continue."""
-        return await self.run(operations.engine_step("continue_generation", {}))
+        return await self.run(operations.engine_step("continue_generation", {}, model))
 
-    async def update_weights(self, path: str, *, version: int | None = None, mode: PauseMode = "abort") -> int:
+    async def update_weights(
+        self, path: str, *, version: int | None = None, mode: PauseMode = "abort", model: str | None = None
+    ) -> int:
         """Load the weights in `path`, a folder that the engine can read, and return their version (default: one more).
 
         `mode` selects what happens to requests in flight, as in `pause`; with `in_place`, the engine changes the
         weights while they run. Raises EngineFailed if the engine cannot load the weights, and EngineIncapable if it has
         none.
         """
-        return await self.run(operations.update_weights(path, version, mode))
+        return await self.run(operations.update_weights(path, version, mode, model))
 
-    async def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
+    async def transfer_weights(self, step: TransferStep, *, model: str | None = None, **fields: Json) -> EngineState:
         """Run one step of SGLang's or vLLM's weight transfers, with its fields; `version` is the new weight version.
 
         Raises EngineIncapable for an engine without this step.
         """
-        return await self.run(operations.engine_step(step, fields))
+        return await self.run(operations.engine_step(step, fields, model))
 
     async def release_memory(
-        self, tags: Sequence[MemoryTag] | None = None, *, mode: Literal["abort", "drain"] = "abort"
+        self,
+        tags: Sequence[MemoryTag] | None = None,
+        *,
+        mode: Literal["abort", "drain"] = "abort",
+        model: str | None = None,
     ) -> EngineState:
         """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
 
         The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot release
         memory, such as SGLang without its memory saver.
         """
-        return await self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
+        return await self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}, model))
 
-    async def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> EngineState:
+    async def resume_memory(self, tags: Sequence[MemoryTag] | None = None, *, model: str | None = None) -> EngineState:
         """Resume released memory. Once all of it is resumed, generation continues."""
-        return await self.run(operations.engine_step("resume_memory", {"tags": tags}))
+        return await self.run(operations.engine_step("resume_memory", {"tags": tags}, model))
 
-    async def flush_cache(self) -> EngineState:
+    async def flush_cache(self, *, model: str | None = None) -> EngineState:
         """Empty the engine's prefix cache."""
-        return await self.run(operations.engine_step("flush_cache", {}))
+        return await self.run(operations.engine_step("flush_cache", {}, model))
+
+    async def models(self) -> list[dict[str, Json]]:
+        """Return the models that the server declares, in the order of its table; none without a table."""
+        return await self.run(operations.models())
+
+    async def add_model(self, name: str, **options: Json) -> list[dict[str, Json]]:
+        """Serve a frozen or external model until it is removed or the server ends; return all models.
+
+        `options`: those of a table of models. Raises InvalidRequest, which names the option.
+        """
+        return await self.run(operations.add_model(name, options))
+
+    async def remove_model(self, name: str) -> list[dict[str, Json]]:
+        """Serve a frozen or external model no more; return the others. Raises InvalidRequest while its turns run."""
+        return await self.run(operations.remove_model(name))
 
     async def publish_adapter(
         self,

@@ -463,55 +463,79 @@ class Client(Connection):
         """Allow `n` more sessions to start, or fewer if `n` is negative; return the number that may start now."""
         return self.run(operations.grant_capacity(n, idempotency_key))
 
-    def engine(self) -> EngineState:
-        """Return the state of the engine: weight version, pause, and requests in flight and waiting."""
-        return self.run(operations.engine())
+    def engine(self, *, model: str | None = None) -> EngineState:
+        """Return the state of the engine: weight version, pause, and requests in flight and waiting.
 
-    def pause(self, mode: PauseMode = "abort") -> EngineState:
+        `model`, here and below: the route whose engine it is, if the server declares several models.
+        """
+        return self.run(operations.engine(model))
+
+    def pause(self, mode: PauseMode = "abort", *, model: str | None = None) -> EngineState:
         """Pause generation until `resume`; new requests wait.
 
         `mode` selects what happens to requests in flight; none is lost: `abort` (interrupt and later resume them),
         `drain` (wait for them to finish), `retract` or `in_place` (the engine keeps them).
         """
-        return self.run(operations.engine_step("pause_generation", {"mode": mode}))
+        return self.run(operations.engine_step("pause_generation", {"mode": mode}, model))
 
-    def resume(self) -> EngineState:
+    def resume(self, *, model: str | None = None) -> EngineState:
         """End a pause; interrupted requests continue."""
-        return self.run(operations.engine_step("continue_generation", {}))
+        return self.run(operations.engine_step("continue_generation", {}, model))
 
-    def update_weights(self, path: str, *, version: int | None = None, mode: PauseMode = "abort") -> int:
+    def update_weights(
+        self, path: str, *, version: int | None = None, mode: PauseMode = "abort", model: str | None = None
+    ) -> int:
         """Load the weights in `path`, a folder that the engine can read, and return their version (default: one more).
 
         `mode` selects what happens to requests in flight, as in `pause`; with `in_place`, the engine changes the
         weights while they run. Raises EngineFailed if the engine cannot load the weights, and EngineIncapable if it has
         none.
         """
-        return self.run(operations.update_weights(path, version, mode))
+        return self.run(operations.update_weights(path, version, mode, model))
 
-    def transfer_weights(self, step: TransferStep, **fields: Json) -> EngineState:
+    def transfer_weights(self, step: TransferStep, *, model: str | None = None, **fields: Json) -> EngineState:
         """Run one step of SGLang's or vLLM's weight transfers, with its fields; `version` is the new weight version.
 
         Raises EngineIncapable for an engine without this step.
         """
-        return self.run(operations.engine_step(step, fields))
+        return self.run(operations.engine_step(step, fields, model))
 
     def release_memory(
-        self, tags: Sequence[MemoryTag] | None = None, *, mode: Literal["abort", "drain"] = "abort"
+        self,
+        tags: Sequence[MemoryTag] | None = None,
+        *,
+        mode: Literal["abort", "drain"] = "abort",
+        model: str | None = None,
     ) -> EngineState:
         """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
 
         The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot release
         memory, such as SGLang without its memory saver.
         """
-        return self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
+        return self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}, model))
 
-    def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> EngineState:
+    def resume_memory(self, tags: Sequence[MemoryTag] | None = None, *, model: str | None = None) -> EngineState:
         """Resume released memory. Once all of it is resumed, generation continues."""
-        return self.run(operations.engine_step("resume_memory", {"tags": tags}))
+        return self.run(operations.engine_step("resume_memory", {"tags": tags}, model))
 
-    def flush_cache(self) -> EngineState:
+    def flush_cache(self, *, model: str | None = None) -> EngineState:
         """Empty the engine's prefix cache."""
-        return self.run(operations.engine_step("flush_cache", {}))
+        return self.run(operations.engine_step("flush_cache", {}, model))
+
+    def models(self) -> list[dict[str, Json]]:
+        """Return the models that the server declares, in the order of its table; none without a table."""
+        return self.run(operations.models())
+
+    def add_model(self, name: str, **options: Json) -> list[dict[str, Json]]:
+        """Serve a frozen or external model until it is removed or the server ends; return all models.
+
+        `options`: those of a table of models. Raises InvalidRequest, which names the option.
+        """
+        return self.run(operations.add_model(name, options))
+
+    def remove_model(self, name: str) -> list[dict[str, Json]]:
+        """Serve a frozen or external model no more; return the others. Raises InvalidRequest while its turns run."""
+        return self.run(operations.remove_model(name))
 
     def publish_adapter(
         self,

@@ -471,23 +471,39 @@ def grant_capacity(n: int, idempotency_key: str | None = None) -> Steps[int]:
     return int(answer["capacity"])
 
 
-def engine() -> Steps[EngineState]:
-    return engine_of((yield Call("GET", "/engine")))
+def engine(model: str | None = None) -> Steps[EngineState]:
+    return engine_of((yield Call("GET", "/engine", params=_given({"model": model}))))
 
 
 _SAME_TWICE = frozenset({"pause_generation", "continue_generation", "flush_cache"})
 """The idempotent steps of the engine."""
 
 
-def engine_step(step: str, fields: Mapping[str, Json]) -> Steps[EngineState]:
-    repeat = Repeat.READS if step in _SAME_TWICE else Repeat.UNSENT
-    answer = yield Call("POST", f"/engine/{step}", _given(fields), extra_timeout_s=_ENGINE_S, repeat=repeat)
+def engine_step(step: str, fields: Mapping[str, Json], model: str | None = None) -> Steps[EngineState]:
+    repeat, params = Repeat.READS if step in _SAME_TWICE else Repeat.UNSENT, _given({"model": model})
+    body = _given(fields)
+    answer = yield Call("POST", f"/engine/{step}", body, params=params, extra_timeout_s=_ENGINE_S, repeat=repeat)
     return engine_of(answer)
 
 
-def update_weights(path: str, version: int | None, mode: str) -> Steps[int]:
-    state = yield from engine_step("update_weights", {"path": path, "version": version, "mode": mode})
+def update_weights(path: str, version: int | None, mode: str, model: str | None = None) -> Steps[int]:
+    state = yield from engine_step("update_weights", {"path": path, "version": version, "mode": mode}, model)
     return state.version
+
+
+def models() -> Steps[list[dict[str, Json]]]:
+    answer = yield Call("GET", "/engine/models")
+    return list(answer["models"])
+
+
+def add_model(name: str, options: Mapping[str, Json]) -> Steps[list[dict[str, Json]]]:
+    call = Call("POST", "/engine/models", {"name": name, **options}, extra_timeout_s=_ENGINE_S, repeat=Repeat.UNSENT)
+    return list((yield call)["models"])
+
+
+def remove_model(name: str) -> Steps[list[dict[str, Json]]]:
+    call = Call("DELETE", "/engine/models", {"name": name}, extra_timeout_s=_ENGINE_S, repeat=Repeat.UNSENT)
+    return list((yield call)["models"])
 
 
 def publish_adapter(
