@@ -113,7 +113,11 @@ def routes(parts: Parts) -> list[Route]:
     watch = _statistics_endpoints(parts)
     images = ImageEndpoints(parts.sessions.access, parts.sessions.registry, parts.store.images)
     # A session id may end in /models, which the agents' routes would match.
+    models = ServedModelEndpoints(
+        parts.sessions.access, parts.bodies, parts.served, parts.turns.running, parts.settings
+    )
     first = [
+        Route("/engine/models", models.index, methods=["GET"]),
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
         Route("/rl/sessions", listing.index, methods=["GET"]),
         Route("/rl/groups", listing.groups, methods=["GET"]),
@@ -130,7 +134,7 @@ def routes(parts: Parts) -> list[Route]:
         *_session_routes(parts, session),
         *_export_routes(parts),
         *_health_routes(parts),
-        *_of_leader(parts, [*_engine_routes(parts), *_mailbox_routes(parts)]),
+        *_of_leader(parts, [*_engine_routes(parts, models), *_mailbox_routes(parts)]),
         *(_page_routes() if parts.settings.page else []),
     ]
 
@@ -294,7 +298,7 @@ def _of_leader(parts: Parts, routes: list[Route]) -> list[Route]:
     return [Route(route.path, parts.forwarding.to_leader, methods=list(route.methods or ())) for route in routes]
 
 
-def _engine_routes(parts: Parts) -> list[Route]:
+def _engine_routes(parts: Parts, models: ServedModelEndpoints) -> list[Route]:
     """The routes that administer the engine."""
     admin, pool = parts.served.main.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
@@ -320,7 +324,6 @@ def _engine_routes(parts: Parts) -> list[Route]:
     trained = [each for each in parts.served if each.route.kind is RouteKind.POLICY]
     policies = {each.route.name: each.route.adapters for each in trained}
     adapters = AdapterEndpoints(access, bodies, policies, parts.adapter_files)
-    models = ServedModelEndpoints(access, bodies, parts.served, parts.turns.running, parts.settings)
 
     def control(name: str, call: Call) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", of_model(call)), methods=["POST"])
@@ -339,7 +342,6 @@ def _engine_routes(parts: Parts) -> list[Route]:
         control("release_memory", EngineEndpoints.release_memory),
         control("resume_memory", EngineEndpoints.resume_memory),
         control("flush_cache", EngineEndpoints.flush_cache),
-        Route("/engine/models", models.index, methods=["GET"]),
         Route("/engine/models", parts.audited("engine.models.add", models.add), methods=["POST"]),
         Route("/engine/models", parts.audited("engine.models.remove", models.remove), methods=["DELETE"]),
         Route("/engine/adapters", adapters.index, methods=["GET"]),

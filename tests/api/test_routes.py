@@ -65,7 +65,7 @@ ADMINS = {
     "/rl/sessions/{session:path}/interactions/{interaction}", "/rl/sessions/{session:path}/images/{digest}",
     "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
     "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
-    "/engine/release_memory", "/engine/resume_memory", "/engine/servers", "/engine/adapters",
+    "/engine/release_memory", "/engine/resume_memory", "/engine/servers", "/engine/adapters", "/engine/models",
     *(f"/engine/{step}" for step in WeightTransfer),
 }  # fmt: skip
 # A session's own key or path gives access to these.

@@ -114,7 +114,7 @@ class AsyncSession(StartedSession):
         return await self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
 
     async def end_token_ids(self) -> list[int]:
-        """Return the token ids that end the model's answers."""
+        """Return the token ids that end the answers of the model, or of the first policy of several models."""
         return await self._client.run(operations.end_token_ids(self))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
@@ -448,7 +448,7 @@ class AsyncClient(Connection):
         return await self.run(operations.detokenize(None, token_ids, skip_special_tokens))
 
     async def end_token_ids(self) -> list[int]:
-        """Return the token ids that end the model's answers."""
+        """Return the token ids that end the answers of the model, or of the first policy of several models."""
         return await self.run(operations.end_token_ids(None))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:

@@ -115,7 +115,7 @@ class Session(StartedSession):
         return self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
 
     def end_token_ids(self) -> list[int]:
-        """Return the token ids that end the model's answers."""
+        """Return the token ids that end the answers of the model, or of the first policy of several models."""
         return self._client.run(operations.end_token_ids(self))
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
@@ -448,7 +448,7 @@ class Client(Connection):
         return self.run(operations.detokenize(None, token_ids, skip_special_tokens))
 
     def end_token_ids(self) -> list[int]:
-        """Return the token ids that end the model's answers."""
+        """Return the token ids that end the answers of the model, or of the first policy of several models."""
         return self.run(operations.end_token_ids(None))
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:

@@ -453,8 +453,8 @@ def parse(session: StartedSession | None, token_ids: Sequence[int], options: Par
 def end_token_ids(session: StartedSession | None) -> Steps[list[int]]:
     path = "" if session is None else f"/{session_path(session.session_id)}"
     answer = yield Call("GET", f"{path}/v1/models", key=None if session is None else session.api_key)
-    ids: list[int] = answer["data"][0]["end_token_ids"]
-    return ids
+    trained = [model for model in answer["data"] if model.get("kind", "policy") == "policy"]
+    return list(trained[0]["end_token_ids"])
 
 
 def _of_tokens(
