@@ -58,6 +58,8 @@ class TurnLines:
                 "choice": index if len(self._choices) > 1 else None,
                 "api": turn.api,
                 "model": turn.model,
+                "route": turn.route or None,
+                "adapter": turn.adapter,
                 "status": turn.status,
                 "reason": turn.reason if turn.status is Status.COMPLETE else None,
                 "retry": self._retry,
