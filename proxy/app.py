@@ -49,7 +49,7 @@ from proxy.resources.places import Places
 from proxy.resources.senders import Senders
 from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
-from proxy.served_engines import EngineParts, ServedEngines
+from proxy.served_engines import EngineParts, ServedEngines, check_declared
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.settings.checks import listed
@@ -176,8 +176,9 @@ def build_app(
         images=images,
         worker_attempts=None if place is None else place.attempts,
     )
-    seeing = renderer.has_vision or renderer.blind
-    bodies = Bodies(settings, freed, _intake(settings, renderer, gate) if seeing else None, addresses, senders)
+    seeing = renderer.has_vision or renderer.blind or served.sees_elsewhere
+    intake = _intake(settings, renderer, gate, elsewhere=served.sees_elsewhere) if seeing else None
+    bodies = Bodies(settings, freed, intake, addresses, senders)
     _watch_room(metrics.process, bodies, pool, images)
     metrics.turns.queued.watch(lambda: dict(senders.queued.largest(_SHOWN)))
     forwarding = None if place is None else Forwarding(place.peers, bodies)
@@ -233,7 +234,7 @@ def _each(*listeners: RequestEnd) -> RequestEnd:
 def check(settings: Settings) -> None:
     """Raise ConfigurationError for errors in pinned settings that can be detected without loading anything."""
     check_names(settings)
-    read_models(settings.models)
+    check_declared(read_models(settings.models), settings)
     if settings.model or settings.tokenizer:
         check_folder(tokenizer_folder(settings), settings.family)
     with doing(f"checking the database {label(parse_url(settings.database_url))}"):
@@ -264,10 +265,15 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
     return metrics
 
 
-def _intake(settings: Settings, renderer: Renderer, gate: Gate) -> ImageIntake:
-    """The reader of the images of requests, which refuses images if the server or the engine cannot take them."""
+def _intake(settings: Settings, renderer: Renderer, gate: Gate, *, elsewhere: bool) -> ImageIntake:
+    """The reader of the images of requests, which refuses images if the server or the engine cannot take them.
+
+    `elsewhere`: declared models may take them, so that each model refuses them by itself.
+    """
 
     def refusal() -> str:
+        if elsewhere:
+            return ""
         if renderer.blind:  # not shown to clients, since it names files of this machine
             return "this server lacks what reading images needs: its log says what, as a warning at the start"
         info = gate.info()
@@ -328,6 +334,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
         logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})
         _check_replay(parts.settings, info)
+        parts.served.main.check_started()
         if parts.renderer.has_vision and Capability.IMAGES not in info.capabilities:
             logger.warning(
                 "the engine takes no images, so they are refused", {"engine": info.name, "model": info.model}

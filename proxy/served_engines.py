@@ -13,11 +13,11 @@ from proxy.engine.adapters import Adapters
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Engine, ServerPool, SessionEngine
+from proxy.engine.interface import Capability, Engine, ServerPool, SessionEngine
 from proxy.engine.pauses import NotedEngine, Pauses, PauseTable
 from proxy.hub import pinned
 from proxy.images.image_pool import ImagePool
-from proxy.models.declared import DeclaredModel
+from proxy.models.declared import DeclaredModel, check_engines
 from proxy.models.names import ModelNames
 from proxy.progress import doing
 from proxy.rendering.renderer import Renderer, load_renderer
@@ -27,7 +27,7 @@ from proxy.turns.prompts import Prompts
 from proxy.turns.route import EngineRoute, ExternalRoute, Routes
 from proxy.turns.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
-from tokengrove.errors import InvalidRequest, brief
+from tokengrove.errors import ConfigurationError, InvalidRequest, brief
 from tokengrove.options.model import RouteKind
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,15 @@ class ServedEngine:
     def pool(self) -> ServerPool | None:
         """The engine, if it is a pool of servers."""
         return self.engine if isinstance(self.engine, ServerPool) else None
+
+    def check_started(self) -> None:
+        """Raise ConfigurationError if the started engine cannot serve the adapters that its table asks for."""
+        info, declared = self.engine.info(), self.route.declared
+        if declared is not None and declared.lora and Capability.ADAPTERS not in info.capabilities:
+            raise ConfigurationError(
+                f"models.{declared.name}.lora: the engine {info.name!r} has no LoRA adapters; docs/engines.md says "
+                "which have them, and with which options"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +130,11 @@ class ServedEngines:
     def __iter__(self) -> Iterator[ServedEngine]:
         return iter((self.main, *self._others.values()))
 
+    @property
+    def sees_elsewhere(self) -> bool:
+        """Whether a declared model besides the server's own may take images."""
+        return bool(self.routes.externals) or any(each.route.renderer.has_vision for each in self._others.values())
+
     def find(self, name: str) -> ServedEngine | None:
         """The engine of a route; None if no engine serves it."""
         return self.main if name == self.main.route.name else self._others.get(name)
@@ -137,6 +151,7 @@ class ServedEngines:
         for each in self._others.values():
             began = time.monotonic()
             await each.engine.start()
+            each.check_started()
             fields = {"model": each.route.name, "seconds": round(time.monotonic() - began, 3)}
             logger.info("engine of a declared model started", fields)
 
@@ -155,6 +170,7 @@ class ServedEngines:
                 raise InvalidRequest(
                     f"the model {brief(declared.name)} is served already; remove it first", param="name"
                 )
+            check_engines([*self.routes.names.declared.values(), declared], self._parts.settings)
             if declared.upstream is not None:
                 self.routes.externals[declared.name] = self._parts.external(declared)
             else:
@@ -186,3 +202,16 @@ class ServedEngines:
 
     def _take(self, served: ServedEngine) -> None:
         self._others[served.route.name], self.routes.engines[served.route.name] = served, served.route
+
+
+def check_declared(models: Sequence[DeclaredModel], settings: Settings) -> None:
+    """Raise ConfigurationError, which names the table, for a fault that can be found without loading anything."""
+    check_engines(models, settings)
+    for each in models:
+        try:
+            if each.upstream is not None:
+                UpstreamClient(each.upstream)
+            elif not each.of_server:
+                prepare_engine(pinned(each.settings(settings)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"models.{each.name}: {error}") from None

@@ -86,6 +86,10 @@ class AdapterEndpoints:
     def _named(self, body: Mapping[str, Any]) -> Adapters:
         """The adapters of a route. Without a table of models, the only route may have any name."""
         name = optional_text(body, "name")
+        if name is None and len(self._adapters) > 1:
+            raise InvalidRequest(
+                f"'name' is missing: this server trains several models ({', '.join(self._adapters)})", param="name"
+            )
         if name is None or list(self._adapters) == [""]:
             return next(iter(self._adapters.values()))
         if name not in self._adapters:

@@ -48,7 +48,11 @@ class ServedModelEndpoints:
                 "this server declares no models, so it serves every name; start it with --models to add others",
                 param="name",
             )
-        await self._served.add(self._read(body))
+        model = self._read(body)
+        try:
+            await self._served.add(model)
+        except ConfigurationError as error:
+            raise InvalidRequest(str(error), param=_field(str(error), body)) from None
         return self._answer()
 
     async def remove(self, request: Request) -> JsonResponse:

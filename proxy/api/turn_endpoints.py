@@ -20,6 +20,7 @@ from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
+from proxy.protocols.completions.reply import ECHO
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
@@ -120,6 +121,8 @@ class TurnEndpoint:
         routes, asked.sender = self._turns.routes, sender
         routes.assign(asked, session.record)
         asked.model = asked.model or routes.main.model
+        if asked.input_ids is not None and ECHO in asked.echo and asked.route != routes.main.name:
+            asked.echo = {ECHO: routes.engine(asked.route).renderer.decode(asked.input_ids)}
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read

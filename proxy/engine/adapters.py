@@ -44,12 +44,13 @@ _SHOWN = 8
 class _Adapter:
     """An adapter in the engine, or on its way to it.
 
-    `loading`: the task that loads it. `sessions`: those pinned to it. `running`: the number of requests. `failure`: why
-    it could not be unloaded.
+    `chosen`: the trainer chose its version. `loading`: the task that loads it. `sessions`: those pinned to it.
+    `running`: the number of requests. `failure`: why it could not be unloaded.
     """
 
     version: int
     source: AdapterSource
+    chosen: bool
     loading: asyncio.Task[None] | None = None
     published_at: float = 0.0
     sessions: dict[str, None] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class _Session:
 
 class Adapters:
     """The adapters of one route, on one event loop. `newest`: the version that new sessions begin with; None: none yet.
+    `possible`: the engine is of a kind that may load some.
 
     Turns call `begin` where they start, in one step with their other checks, and `end` when they have ended, however
     that was. `forget` is called at the end of a session, and `close` at shutdown, before the engine is closed.
@@ -88,6 +90,7 @@ class Adapters:
         """`release` is called with each published source that is no longer used. `lora`: without an adapter, the route
         refuses turns instead of using the base model."""
         self.route = route
+        self.possible = isinstance(engine, AdapterEngine)
         self.newest: int | None = None
         self._engine, self._settings, self._release, self._lora = engine, settings, release, lora
         self._live: dict[int, _Adapter] = {}
@@ -130,10 +133,27 @@ class Adapters:
         known = None if session_id is None else self._sessions.get(session_id)
         own = recorded if known is None or known.own is None else known.own
         if policy is AdapterPinning.FOLLOW or own is None:
+            if self.newest is None and recorded:
+                raise EngineUnavailable(
+                    f"this session was sampled by adapters, and {self._name} has none since it started; publish one",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
             return self._newest_or_base()
         if own == BASE and not self._lora:
             return None
-        return self._live_one(own, f"this session began with version {own}, and stays at it")
+        told = f"this session began with version {own}, and stays at it"
+        version = self._live_one(own, told)
+        if known is None and not self._live[version].chosen:
+            raise NotFound(
+                f"{told}; this server has numbered another adapter {own} since it started: publish adapters with "
+                "'version', or start a new session",
+                param="model",
+            )
+        return version
+
+    def knows(self, session_id: str) -> bool:
+        """Whether a session has begun a turn since the server started."""
+        return session_id in self._sessions
 
     def begin(
         self,
@@ -190,7 +210,7 @@ class Adapters:
             async with self._publishing:
                 if version is not None and version == self.newest and _equal(self._live[version].source, source):
                     return version
-                return await self._publish(_Adapter(self._next(version), source))
+                return await self._publish(_Adapter(self._next(version), source, chosen=version is not None))
         finally:
             self._release_unused(source)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,11 @@ class DeclaredModel:
     def of_server(self) -> bool:
         """Whether the server's own engine serves it."""
         return self.upstream is None and not self.own
+
+    @property
+    def urls(self) -> frozenset[str]:
+        """The engine servers of its own."""
+        return engine_urls(dict(self.own).get("engine", ""))
 
     def settings(self, server: Settings) -> Settings:
         """The settings of its engine: the server's, with its own."""
@@ -129,6 +134,11 @@ def read_model(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) 
         upstream = _upstream(place, name, options, environ)
     elif given := [key for key in _OF_UPSTREAM if key in table]:
         raise ConfigurationError(f'{place}{given[0]} is an option of external models; set kind = "external"')
+    elif own and not own.keys() & {"engine", "model"}:
+        raise ConfigurationError(
+            f"{place}{next(iter(own))} is an option of an engine of its own: give `engine` or `model` too, or set "
+            f"--{next(iter(own)).replace('_', '-')} for the server's own engine"
+        )
     if options.kind is RouteKind.FROZEN:
         if options.lora:
             raise ConfigurationError(f"{place}lora: a frozen model gets no adapters; name its folder as `model`")
@@ -161,7 +171,13 @@ def _value(place: str, key: str, value: Any) -> Any:
 def _upstream(place: str, name: str, options: ModelOptions, environ: Mapping[str, str]) -> Upstream:
     if options.url is None:
         raise ConfigurationError(f"{place}url is missing: an external model needs the URL of its API")
-    parts = urlsplit(options.url)
+    try:
+        parts = urlsplit(options.url)
+        port = parts.port
+    except ValueError:
+        raise ConfigurationError(f"{place}url is no valid URL") from None
+    if port == 0 or " " in options.url or not options.url.isprintable():
+        raise ConfigurationError(f"{place}url is no valid URL")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"{place}url must begin with http:// or https:// and name a host")
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -179,6 +195,23 @@ def _upstream(place: str, name: str, options: ModelOptions, environ: Mapping[str
         key,
         options.timeout_s,
     )
+
+
+def engine_urls(engine: str) -> frozenset[str]:
+    """The URLs of engine servers in a value of `--engine`."""
+    return frozenset(url.strip().rstrip("/") for url in engine.split(",") if "//" in url)
+
+
+def check_engines(models: Sequence[DeclaredModel], settings: Settings) -> None:
+    """Raise ConfigurationError if two models are served by one engine server: its weights are those of one of them."""
+    seen = dict.fromkeys(engine_urls(settings.engine), "--engine")
+    for each in models:
+        for url in sorted(each.urls):
+            if url in seen:
+                raise ConfigurationError(
+                    f"models.{each.name}.engine names a server that {seen[url]} has too ({url}); give each its own"
+                )
+            seen[url] = f"models.{each.name}"
 
 
 def _check_together(models: tuple[DeclaredModel, ...]) -> None:

@@ -59,7 +59,10 @@ class ModelNames:
             return Named("")
         asked = model or self.own
         if bindings and (bound := _bound(asked, bindings)) is not None:
-            return self._named(bound, model)
+            found, pin = self._named(bound, model), _PINNED.fullmatch(asked)
+            if pin is not None and pin["route"] == found.route and found.version is None:
+                return Named(found.route, int(pin["version"]))  # a pattern binds the route, not the version
+            return found
         found = self._named(asked, model)
         if self.declared[found.route].restricted and found.route not in map(_route_of, (bindings or {}).values()):
             raise ModelNotFound(

@@ -67,21 +67,32 @@ def limited(sampling: SamplingParams, choices: int, session: LiveSession, settin
     return sampling if most is None or most == sampling.max_tokens else with_most(sampling, most)
 
 
-def check_route(session: LiveSession, declared: DeclaredModel | None, choices: int) -> None:
-    """Raise LimitReached if a session has used up a limit of a route."""
+def within_route(
+    sampling: SamplingParams, choices: int, session: LiveSession, declared: DeclaredModel | None, running: int
+) -> SamplingParams:
+    """Return `sampling` within the limits of a session on a route. `running`: its turns that run there.
+
+    Raises LimitReached if the session has used up a limit.
+    """
     if declared is None or (declared.max_turns is None and declared.max_total_tokens is None):
-        return
+        return sampling
     own = [turn for turn in session.complete() if turn.route == declared.name]
+    if declared.max_turns is not None and len(own) + running + choices > declared.max_turns:
+        raise _used_up(session, declared, "max_turns", declared.max_turns)
+    if declared.max_total_tokens is None:
+        return sampling
     tokens = sum(turn.external.get("completion_tokens") or len(turn.output_ids) for turn in own)
-    for found, most, what in (
-        (len(own) + choices, declared.max_turns, "max_turns"),
-        (tokens + 1, declared.max_total_tokens, "max_total_tokens"),
-    ):
-        if most is not None and found > most:
-            raise LimitReached(
-                f"session {brief(session.id)} has used up the model {brief(declared.name)}: its {what} is {most}",
-                param=f"models.{declared.name}.{what}",
-            )
+    left = (declared.max_total_tokens - tokens) // choices
+    if left < 1:
+        raise _used_up(session, declared, "max_total_tokens", declared.max_total_tokens)
+    return sampling if sampling.max_tokens is not None and sampling.max_tokens <= left else with_most(sampling, left)
+
+
+def _used_up(session: LiveSession, declared: DeclaredModel, what: str, most: int) -> LimitReached:
+    return LimitReached(
+        f"session {brief(session.id)} has used up the model {brief(declared.name)}: its {what} is {most}",
+        param=f"models.{declared.name}.{what}",
+    )
 
 
 def check_images(

@@ -14,11 +14,11 @@ from proxy.trajectory.matching import Identity
 from proxy.turns.budgets import (
     apply_budgets,
     check_images,
-    check_route,
     context_of,
     fits,
     limited,
     most_in_prompt,
+    within_route,
 )
 from proxy.turns.defaults import best_effort, columns_of
 from proxy.turns.history import with_messages
@@ -68,8 +68,8 @@ class Planner:
             request = with_messages(request, prompt.messages)
         info = route.gate.info()
         route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
-        check_route(session, route.declared, request.n)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
+        sampling = within_route(sampling, request.n, session, route.declared, self._running_on(session, route))
         if prompt.images:
             check_images(session, prompt.images, request.files, self._settings)
         return ReplyPlan(
@@ -93,7 +93,9 @@ class Planner:
         route: ExternalRoute,
     ) -> ReplyPlan:
         """Plan the reply of an external model: its conversation is the prompt, which has no tokens."""
-        check_route(session, route.declared, request.n)
+        sampling = limited(wanted, request.n, session, route.settings)
+        sampling = within_route(sampling, request.n, session, route.declared, self._running_on(session, route))
+        route.client.check(request, sampling)
         match = session.cache.find_parent(request, identity)
         request.timeline.matched = time.monotonic()
         images = tuple(PlacedImage.without_tokens(each) for each in images_of(match.new_messages(request.messages)))
@@ -104,11 +106,15 @@ class Planner:
             request=request,
             route=route,
             prompt=Prompt(PromptIds(), match, request.messages, identity, bridged=False, images=images),
-            sampling=limited(wanted, request.n, session, route.settings),
+            sampling=sampling,
             grammar=None,
             best_effort=(),
             pool=self._images,
         )
+
+    def _running_on(self, session: LiveSession, route: Route) -> int:
+        """The number of turns of a session that run on a route."""
+        return sum(turn.interaction.route == route.name for turn in self._running.of(session))
 
 
 async def _prompt(session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute) -> Prompt:

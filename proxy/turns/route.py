@@ -54,16 +54,24 @@ class EngineRoute:
         `pinned`: the version that it names. Raises NotFound for a version that is not live, and EngineUnavailable if
         the route serves adapters only and has none yet.
         """
-        adapters = self.adapters
-        if adapters.unused and pinned is None and (self.declared is None or not self.declared.lora):
+        if not self.adapters.possible and pinned is None:
             return None
         if session is None:
-            return adapters.begin(None, pinned=pinned)
-        wanted = session.record.turn_options.get("adapter_pinning") or self.settings.adapter_pinning
-        nodes = session.cache.nodes.values()
-        first = next((node.interaction for node in nodes if node.interaction.route == self.name), None)
-        recorded = None if first is None else first.adapter or BASE
-        return adapters.begin(session.id, pinned=pinned, policy=AdapterPinning(wanted), recorded=recorded)
+            return self.adapters.begin(None, pinned=pinned)
+        policy = AdapterPinning(session.record.turn_options.get("adapter_pinning") or self.settings.adapter_pinning)
+        recorded = None if self.adapters.knows(session.id) else self._recorded(session, policy)
+        return self.adapters.begin(session.id, pinned=pinned, policy=policy, recorded=recorded)
+
+    def _recorded(self, session: LiveSession, policy: AdapterPinning) -> int | None:
+        """The adapter version of the first turn that a session began on this route; BASE: none; None: no turn.
+
+        The largest version of all turns if the session follows.
+        """
+        own = [node.interaction for node in session.cache.nodes.values() if node.interaction.route == self.name]
+        if policy is AdapterPinning.FOLLOW:
+            return max((turn.adapter or BASE for turn in own), default=None)
+        first = min(own, key=lambda turn: turn.created_at, default=None)
+        return None if first is None else first.adapter or BASE
 
     @property
     def kind(self) -> RouteKind:

@@ -105,6 +105,10 @@ class UpstreamClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEPT_S),
         )
 
+    def check(self, request: TurnRequest, sampling: SamplingParams) -> None:
+        """Raise UnsupportedParameter for what the API cannot express, as `answer` would."""
+        upstream_body(request, sampling, self._upstream)
+
     async def answer(
         self,
         request: TurnRequest,

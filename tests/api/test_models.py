@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -12,9 +13,11 @@ from unittest import mock
 
 import pytest
 
+from proxy.app import check
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from tests.support import Server, says, serving, tiny_renderer, user
+from tokengrove.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN3 = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared")) / "tokenizers" / "qwen3"
@@ -187,3 +190,54 @@ async def test_the_text_of_a_sample_is_decoded_by_the_tokenizer_of_its_route(tmp
             body = {"session_ids": ["s"], "route": model, "format": "json", "include": ["text"]}
             (sample,) = (await server.ok("/trajectories/export", body))["samples"]
             assert (sample["route"], "héllo wörld" in json.dumps(sample, ensure_ascii=False)) == (model, True)
+
+
+async def test_the_limits_of_a_route_count_running_turns_and_cap_the_last_one(tmp_path: Path) -> None:
+    tables = {"policy": {}, "opponent": {"kind": "frozen", "engine": "scripted", "max_turns": 2}}
+    async with several(tmp_path, tables) as server:
+        replies = await asyncio.gather(*(asked(server, "opponent", [user(f"{n}")]) for n in range(6)))
+        assert sorted(reply.status_code for reply in replies) == [200, 200, 403, 403, 403, 403]
+    tables = {"policy": {}, "opponent": {"kind": "frozen", "engine": "scripted", "max_total_tokens": 9}}
+    async with several(tmp_path, tables) as server:
+        for n in range(5):
+            await asked(server, "opponent", [user(f"{n}")], "t")
+        sampled = [turn["output_tokens"] for turn in await turns(server, "t")]
+        assert sum(sampled) <= 9
+
+
+async def test_a_pattern_binds_the_route_and_not_the_version(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "models": {"*": "policy"}})
+        refused = await asked(server, "policy@1", [user("hello")])
+        assert refused.status_code == 404
+        assert "version 1" in refused.json()["error"]["message"]
+
+
+async def test_a_text_to_tokenize_needs_a_model_that_exists(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        assert (await server.post("/v1/tokenize", {"model": "polcy", "prompt": "hello"})).status_code == 404
+        assert (await server.post("/v1/tokenize", {"model": "policy", "prompt": "hello"})).status_code == 200
+
+
+async def test_with_several_trained_models_an_adapter_names_one(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        refused = await server.post("/engine/adapters", {"path": "/adapters/1"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"policy": {}, "f": {"kind": "frozen", "max_tokens_per_turn": 5}}, "give `engine` or `model` too"),
+        ({"policy": {}, "j": {"kind": "external", "url": "http://[::1/v1"}}, "models.j.url is no valid URL"),
+        ({"policy": {}, "f": {"kind": "frozen", "engine": "scriptd"}}, "models.f: --engine scriptd is unknown"),
+        ({"policy": {}, "f": {"kind": "frozen", "engine": "http://a:1"}, "g": {"engine": "http://a:1/"}}, "its own"),
+        ({"policy": {}, "other": {}}, "exactly one table"),
+        ({"policy": {"kidn": "frozen"}}, "did you mean kind?"),
+    ],
+)
+def test_a_wrong_table_stops_the_start_and_is_named(tmp_path: Path, tables: dict[str, Any], said: str) -> None:
+    settings = Settings(engine="scripted", database_url=f"sqlite:///{tmp_path / 't.db'}", models=json.dumps(tables))
+    with pytest.raises(ConfigurationError) as error:
+        check(settings)
+    assert said in str(error.value)

@@ -32,9 +32,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @asynccontextmanager
-async def serving_adapters(folder: Path, **settings: Any) -> AsyncIterator[Server]:
-    """A server of the built-in model whose only route serves adapters."""
-    models = json.dumps({"policy": {"lora": True}})
+async def serving_adapters(folder: Path, *, lora: bool = True, **settings: Any) -> AsyncIterator[Server]:
+    """A server of the built-in model whose only route serves adapters; only them, if `lora`."""
+    models = json.dumps({"policy": {"lora": lora}})
     configured = Settings(
         database_url=default_url(folder), migrate=True, engine="transformers", models=models, **settings
     )
@@ -50,10 +50,14 @@ async def say(server: Server, session: str, messages: list[Any], model: str = "p
     return await server.post(f"/{session}/v1/chat/completions", body)
 
 
+async def turns(server: Server, session: str) -> list[Any]:
+    return (await server.http.get(f"/rl/sessions/{session}")).json()["interactions"]
+
+
 async def check_tokens(server: Server, session: str, adapters: dict[int, Path]) -> list[int]:
     """Check the logprobs of a session against PEFT's; return the version of each turn."""
     versions = []
-    for number, turn in enumerate((await server.http.get(f"/rl/sessions/{session}")).json()["interactions"]):
+    for number, turn in enumerate(await turns(server, session)):
         shown = (await server.http.get(f"/rl/sessions/{session}/interactions/{number}?include=ids,logprobs")).json()
         version = turn["notes"]["adapter"]
         assert turn["versions"] == [[len(shown["output_ids"]), version]]
@@ -114,10 +118,18 @@ async def test_after_a_restart_a_session_never_changes_its_version_in_silence(
     async with serving_adapters(tmp_path) as server:
         await server.ok("/engine/adapters", {"path": str(adapters[1])})
         assert (await say(server, "s", [user("hello")])).status_code == 200
+    async with serving_adapters(tmp_path, lora=False) as server:
+        refused = await say(server, "s", [user("no adapter is live")])
+        assert (refused.status_code, "began with version 1" in refused.text) == (404, True), "never the base model"
+    async with serving_adapters(tmp_path, lora=False, adapter_pinning="follow") as server:
+        assert (await say(server, "s", [user("no adapter is live")])).status_code == 503, "never the base model"
     async with serving_adapters(tmp_path) as server:
+        await server.ok("/engine/adapters", {"path": str(adapters[2])})
+        refused = await say(server, "s", [user("another adapter has the number 1")])
+        assert (refused.status_code, "numbered another adapter 1" in refused.text) == (404, True)
         await server.ok("/engine/adapters", {"path": str(adapters[2]), "version": 2})
         refused = await say(server, "s", [user("other")])
         assert refused.status_code == 404
         assert "began with version 1" in refused.json()["error"]["message"]
         assert (await say(server, "t", [user("hello")])).status_code == 200
-        assert await check_tokens(server, "t", adapters) == [2]
+        assert [turn["notes"]["adapter"] for turn in await turns(server, "t")] == [2]

@@ -46,7 +46,8 @@ def parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
                 "'continue_from' needs 'messages'; a 'prompt' is encoded as it is", param="continue_from"
             )
         dropped = tuple(ignored_fields(body, _OF_TEXTS))
-        return ParsedTokenize(TurnRequest(Api.COMPLETIONS, "", (), text=PromptText(text, special), dropped=dropped))
+        model = optional_str(body, "model") or ""
+        return ParsedTokenize(TurnRequest(Api.COMPLETIONS, model, (), text=PromptText(text, special), dropped=dropped))
     if optional_bool(body, "add_special_tokens"):
         message = "'add_special_tokens' must be false with 'messages': the chat template writes what a turn needs"
         raise UnsupportedParameter(message, param="add_special_tokens")

@@ -137,7 +137,10 @@ async def test_a_load_of_an_adapter_ends_once_all_workers_know_it() -> None:
 
 
 async def test_an_engine_without_adapters_is_named_by_the_refusal() -> None:
-    engine, nobody = Engine(), Answers()
+    class Plain(Engine):
+        load_adapter = None  # type: ignore[assignment]
+
+    engine, nobody = Plain(), Answers()
     gate, peers = AdminGate(engine), cast("Any", nobody)
     leader = Leader(engine, Gates(gate, peers), Follower(engine, gate), peers, EngineMetrics())
     with pytest.raises(EngineIncapable, match="'scripted' has no LoRA adapters"):
