@@ -29,6 +29,7 @@ PARTS: dict[str, set[str]] = {
         "prompt_ids",
         "protocols",
         "protocols.chat",
+        "protocols.completions",
         "rendering",
         "rendering.templates",
         "resources",
