@@ -89,7 +89,7 @@ def test_the_replay_loop_starts_at_ratio_one_only_with_both_columns(seed: int) -
 @pytest.mark.timeout(900)  # 10 to 25 steps, by chance, of 3 to 10 seconds each
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_policy_learns_to_beat_the_frozen_opponent_which_is_never_trained(seed: int) -> None:
-    printed = run("two_players.py", "--seed", str(seed), "--steps", "40", "--until", "0.74", timeout=840)
+    printed = run("two_players.py", *f"--seed {seed} --steps 40 --until 0.74 --games 200".split(), timeout=840)
     assert final_win_rate(printed) > 0.65
     counts = re.findall(r"policy: (\d+) tokens, all trained  opponent: (\d+) tokens, (\d+) trained", printed)
     assert len(counts) > 5
