@@ -5,7 +5,7 @@ examples/nim_game.py, knows two seats; each session binds them to the two models
 players' turns are in the session, but the claim has the samples of the policy only. The loop checks that they train all
 tokens of the policy and none of the opponent.
 
-On two cores the win rate rises from 0.5 to above 0.8 in about a minute. Run it from a checkout:
+On two cores the win rate rises from 0.5 to about 0.8 in two minutes. Run it from a checkout:
 
     python examples/two_players.py
 
