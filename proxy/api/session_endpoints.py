@@ -212,15 +212,16 @@ class SessionEndpoints:
         if Part.REQUEST in include:
             shown["request"] = await self._requests.request(session.record, interactions, turn)
         if Part.TOKENS in include:
-            route = self._routes.engine(turn.route)
-            options = replace(options, placeholders=route.renderer.placeholders)
-            of_turn = (session.record, interactions, turn, options, route.texts)
+            route = self._routes.reader(turn.route)
+            if route is not None:
+                options = replace(options, placeholders=route.renderer.placeholders)
+            of_turn = (session.record, interactions, turn, options, None if route is None else route.texts)
             async with self._one_at_a_time:  # a layout needs the memory of the session's samples
                 shown["tokens"] = await self._pace.work(asyncio.to_thread(encoded_tokens, *of_turn))
         if Part.REPLAY in include:
             shown["replay"] = await read_replay(self._recordings, turn)
         if Part.COLUMNS in include:
-            route = self._routes.engine(turn.route)
+            route = self._routes.reader(turn.route) or self._routes.main  # only turns of engines have columns
             told = Vocabulary(route.texts, route.gate.info().vocab_size)
             shown["columns"] = await read_columns(self._recordings, interactions, turn, page, told)
         return JsonResponse(shown)

@@ -158,9 +158,9 @@ async def test_a_waiting_request_without_a_session_counts_once(tmp_path: Path) -
         await server.ok("/engine/pause_generation", {})
         body = {"input_ids": [72, 101]}
         waiting = [asyncio.ensure_future(server.post("/v1/generate", body)) for _ in range(2)]
-        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 2)
         waiting.append(asyncio.ensure_future(server.chat([user("a")])))
-        await until(lambda: server.app.state.turns._gate.waiting == 3 or waiting[-1].done())
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 3 or waiting[-1].done())
         assert_full(await server.post("/v1/generate", body), "--max-turns-in-flight")
         await server.ok("/engine/continue_generation", {})
         await asyncio.gather(*waiting)

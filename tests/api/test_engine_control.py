@@ -192,7 +192,7 @@ async def test_a_paused_server_reports_it_and_requests_wait(tmp_path: Path, mode
         assert response.json()["status"] == "paused"
         waiting = asyncio.create_task(server.chat([user("go")], "a"))
         raw = asyncio.create_task(server.ok("/v1/generate", {"input_ids": [1, 2]}))
-        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 2)
         assert (await state(server))["waiting"] == 2 and not server.engine.requests
         assert (await server.ok("/engine/continue_generation", {}))["paused"] is None
         assert (await waiting)["choices"][0]["message"]["content"] == TEXT
@@ -253,7 +253,7 @@ async def test_equal_requests_that_wait_during_a_pause_are_separate_samples(tmp_
     async with serving(tmp_path, goes_on()) as server:
         await server.ok("/engine/pause_generation", {})
         asked = [asyncio.create_task(server.chat([user("go")])) for _ in range(6)]
-        await until(lambda: server.app.state.turns._gate.waiting == 6)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 6)
         await server.ok("/engine/continue_generation", {})
         assert len({reply["id"] for reply in await asyncio.gather(*asked)}) == 6
         assert sorted(node["reason"] for node in await server.tree()) == ["first", *["resampled"] * 5]
@@ -265,7 +265,7 @@ async def test_a_marked_retry_and_its_original_that_wait_during_a_pause_share_on
         body = {"model": "m", "messages": [user("go")]}
         headers = [{}, {"x-stainless-retry-count": "1"}, {"x-stainless-retry-count": "2"}]
         asked = [asyncio.create_task(server.ok("/s/v1/chat/completions", body, headers=each)) for each in headers]
-        await until(lambda: server.app.state.turns._gate.waiting == 3)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 3)
         await server.ok("/engine/continue_generation", {})
         assert len({reply["id"] for reply in await asyncio.gather(*asked)}) == 1
         assert len(server.engine.requests) == 1
@@ -276,7 +276,7 @@ async def test_a_session_that_ends_in_a_pause_takes_no_turn_afterwards(tmp_path:
         await server.answer([user("go")])
         await server.ok("/engine/pause_generation", {})
         late = asyncio.create_task(server.post("/s/v1/chat/completions", {"model": "m", "messages": [user("x")]}))
-        await until(lambda: server.app.state.turns._gate.waiting == 1)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 1)
         await server.ok("/s/rl/end_session", {"reward": 1.0})  # rewarding and ending need no engine
         await server.ok("/engine/continue_generation", {})
         assert (await late).json()["error"]["code"] == "session_closed"
@@ -296,7 +296,7 @@ async def test_waiting_requests_count_against_the_turns_in_flight(tmp_path: Path
     async with serving(tmp_path, goes_on(), max_turns_in_flight=2) as server:
         await server.ok("/engine/pause_generation", {})
         asked = [asyncio.create_task(server.chat([user("go")], f"s{n}")) for n in range(2)]
-        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 2)
         refused = await server.post("/s9/v1/chat/completions", {"model": "m", "messages": [user("go")]})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         await server.ok("/engine/continue_generation", {})
@@ -432,7 +432,7 @@ async def test_an_engine_without_memory_sleeps_as_a_pause(tmp_path: Path) -> Non
         asleep = await server.ok("/engine/release_memory", {"tags": ["weights", "kv_cache"]})
         assert (asleep["released"], asleep["paused"]) == (["kv_cache", "weights"], "abort")
         task = asyncio.create_task(server.chat([user("go")], "a"))
-        await until(lambda: server.app.state.turns._gate.waiting == 1)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 1)
         half = await server.ok("/engine/resume_memory", {"tags": ["weights"]})
         assert (half["released"], half["paused"]) == (["kv_cache"], "abort")
         assert (await server.ok("/engine/update_weights", {"path": "w", "version": 3}))["paused"] == "abort"

@@ -97,7 +97,7 @@ async def shown(server: Server, name: str = "waiting") -> Any:
 
 async def waits(server: Server, count: int) -> None:
     """Wait until `count` requests wait."""
-    await until(lambda: bool(server.app.state.turns._gate.waiting == count))
+    await until(lambda: bool(server.app.state.turns.routes.main.gate.waiting == count))
     assert await shown(server) == count
 
 

@@ -55,7 +55,7 @@ async def test_answers_to_one_prompt_that_overlapped_are_alternatives(tmp_path: 
         await server.ok("/engine/pause_generation", {"mode": "in_place"})
         body = {"model": "m", "messages": [user("one")]}
         asked = [asyncio.create_task(server.ok(f"/s{CHAT}", body)) for _ in range(2)]
-        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        await until(lambda: server.app.state.turns.routes.main.gate.waiting == 2)
         await server.ok("/engine/continue_generation", {})
         ids = [reply["id"] for reply in await asyncio.gather(*asked)]
         await server.ok("/s/rl/set_reward", {"rewards": dict(zip(ids, (1.0, 0.0), strict=True))})

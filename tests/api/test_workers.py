@@ -127,7 +127,7 @@ async def test_a_pause_holds_all_workers_and_either_ends_it(tmp_path: Path, url:
         assert (await workers[1].ok("/engine/pause_generation", {}))["paused"] == "abort"
         assert not wire.wire.engine.running
         waiting = [asyncio.create_task(workers[n].chat([user("hi")], f"w{n}", max_tokens=5)) for n in (0, 1)]
-        await until(lambda: sum(workers[n].app.state.turns._gate.waiting for n in (0, 1)) == 2)
+        await until(lambda: sum(workers[n].app.state.turns.routes.main.gate.waiting for n in (0, 1)) == 2)
         for number in (0, 1):
             shown = await state(workers, number)
             assert (shown["paused"], shown["in_flight"], shown["waiting"]) == ("abort", 0, 2)
@@ -161,7 +161,7 @@ async def test_a_worker_that_starts_again_takes_over_the_pause_and_the_weights(
             assert (await workers[number].http.get("/ready")).json()["status"] == "paused"
         assert ((await state(workers, 1))["paused"], (await state(workers, 1))["version"]) == ("in_place", 5)
         turns = [asyncio.create_task(workers[n].chat([user("hi")], f"w{n}", max_tokens=5)) for n in (0, 1)]
-        await until(lambda: sum(workers[n].app.state.turns._gate.waiting for n in (0, 1)) == 2)
+        await until(lambda: sum(workers[n].app.state.turns.routes.main.gate.waiting for n in (0, 1)) == 2)
         assert (await workers[1].ok("/engine/continue_generation", {}))["paused"] is None
         await asyncio.gather(*turns)
         assert (await workers[0].ok("/engine/update_weights", {"path": "w"}))["version"] == 6
@@ -204,7 +204,9 @@ async def test_a_pause_that_was_under_way_when_the_leader_died_is_undone(
     async with workers_of(tmp_path, url, engine=wire.url) as workers:
         if update:
             await workers[1].ok("/engine/update_weights", {"path": "w", "version": 5})
-        await workers[1].app.state.turns._gate.hold(PauseMode.DRAIN)  # as if the leader had asked for it, and died
+        await workers[1].app.state.turns.routes.main.gate.hold(
+            PauseMode.DRAIN
+        )  # as if the leader had asked for it, and died
         turn = asyncio.create_task(workers[1].chat([user("go")], "a", max_tokens=5))
         await workers.stop(0)
         await workers.start(0)
@@ -226,7 +228,7 @@ async def test_memory_is_released_and_resumed_once_for_all_workers(
         refused = await workers[1].post("/engine/continue_generation", {})
         assert (refused.status_code, "memory is released" in refused.text) == (503, True)
         turns = [asyncio.create_task(workers[n].chat([user("hi")], f"w{n}", max_tokens=5)) for n in (0, 1)]
-        await until(lambda: sum(workers[n].app.state.turns._gate.waiting for n in (0, 1)) == 2)
+        await until(lambda: sum(workers[n].app.state.turns.routes.main.gate.waiting for n in (0, 1)) == 2)
         done = await workers[0].ok("/engine/resume_memory", {})
         assert (done["released"], done["paused"]) == ([], None)
         await asyncio.gather(*turns)
@@ -302,7 +304,7 @@ async def test_a_leader_that_dies_while_weights_are_loaded_leaves_no_pause(
         update = asyncio.create_task(workers[0].post("/engine/update_weights", {"path": "w", "mode": mode}))
         await loading.wait()
         turn = asyncio.create_task(workers[1].chat([user("go")], "a", max_tokens=5))
-        await until(lambda: workers[1].app.state.turns._gate.waiting == 1)
+        await until(lambda: workers[1].app.state.turns.routes.main.gate.waiting == 1)
         await workers.stop(0)
         await workers.start(0)
         await turn
@@ -591,7 +593,7 @@ async def test_requests_of_all_workers_wait_while_no_server_is_alive(tmp_path: P
         turns = await begun(workers, wire, "a", "b")
         await wire.kill()
         late = [asyncio.create_task(workers[n].chat([user("hi")], f"late-{n}", max_tokens=5)) for n in (0, 1)]
-        await until(lambda: [workers[n].app.state.turns._gate.waiting for n in (0, 1)] == [2, 2])
+        await until(lambda: [workers[n].app.state.turns.routes.main.gate.waiting for n in (0, 1)] == [2, 2])
         for number in (0, 1):
             assert (await state(workers, number))["waiting"] == 4
             assert (await workers[number].http.get("/ready")).status_code == 503

@@ -85,11 +85,39 @@ def test_the_replay_loop_starts_at_ratio_one_only_with_both_columns(seed: int) -
         assert abs(step[3][1] - 1) > 10 * max(abs(mean - 1), 1e-6)
 
 
+@pytest.mark.engines
+@pytest.mark.timeout(900)  # 10 to 25 steps, by chance, of 3 to 10 seconds each
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_policy_learns_to_beat_the_frozen_opponent_which_is_never_trained(seed: int) -> None:
+    printed = run("two_players.py", *f"--seed {seed} --steps 40 --until 0.74 --games 200".split(), timeout=840)
+    assert final_win_rate(printed) > 0.65
+    counts = re.findall(r"policy: (\d+) tokens, all trained  opponent: (\d+) tokens, (\d+) trained", printed)
+    assert len(counts) > 5
+    assert all(int(policy) and int(opponent) and trained == "0" for policy, opponent, trained in counts)
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_the_policy_learns_nothing_from_shuffled_rewards() -> None:
+    printed = run("two_players.py", "--shuffle-rewards", "--steps", "12", timeout=540)
+    assert 0.4 < final_win_rate(printed) < 0.6  # of 400 games: four standard deviations
+
+
+def final_win_rate(printed: str) -> float:
+    return float(printed.split("final win rate ")[1].split()[0])
+
+
 def test_drawn_shapes_differ_by_seed_and_not_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     draw = importlib.import_module("shapes_agent").draw
     files = {draw(shape, seed) for shape in ("ring", "cross") for seed in range(5)}
     assert len(files) == 10 and draw("ring", 3) in files
+
+
+@pytest.mark.parametrize(("said", "taken"), [("a", 1), (" an", 1), ("", 2), ("of", 2), ("12", 2)])
+def test_every_answer_is_a_move_of_one_or_two_stones(monkeypatch: pytest.MonkeyPatch, said: str, taken: int) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    assert importlib.import_module("nim_game").stones(said) == taken
 
 
 @pytest.mark.parametrize(

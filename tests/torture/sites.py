@@ -190,12 +190,14 @@ class Site:
     def check_idle(self, app: App) -> None:
         """Raise AssertionError unless everything is as it was before the first request."""
         turns = app.state.turns
-        gate = turns._gate
+        gate = turns.routes.main.gate
         assert not self._trespassers, f"requests came to a paused engine: {self._trespassers}"
         assert not turns.running.busy and not turns.running.count and not turns.earlier.running, "turns are left"
         assert gate.running == gate.waiting == 0 and not gate._flights, "requests are left in the gate"
         assert not app.state.engine.running, "requests are left in the engine"
-        assert not turns._prompts._pool.waiting and not turns._prompts._pool._running, "the pool is busy"
+        assert not turns.routes.main.prompts._pool.waiting and not turns.routes.main.prompts._pool._running, (
+            "the pool is busy"
+        )
         here = app.state.senders
         for tally in (here.running, here.queued, here.work, here.body_bytes, here.wrong_keys):
             assert not tally.of and not tally.of_host and not tally.total, f"senders count what has ended: {tally.of}"
