@@ -171,8 +171,10 @@ class Adapters:
         version = self.version_for(session_id, pinned=pinned, policy=policy, recorded=recorded)
         if version is not None:
             self._live[version].running += 1
-        if session_id is not None and (pinned is not None or policy is AdapterPinning.SESSION):
+        if session_id is not None:
             session = self._sessions.setdefault(session_id, _Session())
+            if pinned is None and policy is AdapterPinning.FOLLOW:
+                return version
             if policy is AdapterPinning.SESSION and session.own is None:
                 session.own = BASE if version is None else version
             if version is not None and version not in session.pins:

@@ -101,7 +101,7 @@ def derive_purposes(interactions: Sequence[Interaction]) -> dict[str, str]:
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     roots = [interaction for interaction in complete if interaction.parent_id is None]
     purposes: dict[str, Purpose] = {}
-    for route in dict.fromkeys(root.route for root in roots):
+    for route in dict.fromkeys([root.route for root in roots]):
         purposes |= _root_purposes([root for root in roots if root.purpose is None and root.route == route])
     out: dict[str, str] = {}
     for interaction in complete:  # parents come before their children

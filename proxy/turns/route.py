@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from proxy.engine.adapters import BASE, Adapters
 from proxy.engine.gate import Gate
@@ -67,10 +68,11 @@ class EngineRoute:
 
         The largest version of all turns if the session follows.
         """
-        own = [node.interaction for node in session.cache.nodes.values() if node.interaction.route == self.name]
+        name = self.name
+        own = [node.interaction for node in session.cache.nodes.values() if node.interaction.route == name]
         if policy is AdapterPinning.FOLLOW:
-            return max((turn.adapter or BASE for turn in own), default=None)
-        first = min(own, key=lambda turn: turn.created_at, default=None)
+            return max([turn.adapter or BASE for turn in own], default=None)
+        first = min(own, key=_created_at, default=None)
         return None if first is None else first.adapter or BASE
 
     @property
@@ -92,6 +94,9 @@ class ExternalRoute:
 
 
 Route = EngineRoute | ExternalRoute
+
+
+_created_at = attrgetter("created_at")
 
 
 class Routes:

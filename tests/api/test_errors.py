@@ -144,6 +144,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.LimitReached, limit_reached, always(), {}),
     (errors.NotFound, unknown_interaction, always(), {}),
     (errors.NotFound, get("/nothing/here"), always(), {}),
+    (errors.ModelNotFound, good, raising(errors.ModelNotFound("the model 'm' does not exist")), {}),
     (errors.PreviousResponseNotFound, no_such_response, always(), {}),
     (errors.SessionNotFound, get("/rl/sessions/other"), always(), {}),
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
