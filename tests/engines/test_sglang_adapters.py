@@ -98,8 +98,12 @@ async def check_serving(engine: AdapterEngine, gate: AdminGate, model: Path, ada
     requests = [asking((1, 2, 3, None)[n % 4], n, 200, stream=n % 3 > 0) for n in range(16)]
     running = [asyncio.create_task(gate.read(request)) for request in requests]
     await until(lambda: sum(len(flight.output) for flight in gate._flights) > 100)
-    await engine.load_adapter(4, AdapterSource(str(adapters[4])))
-    assert any(not task.done() for task in running)
+    loading = asyncio.create_task(engine.load_adapter(4, AdapterSource(str(adapters[4]))))
+    while not loading.done():  # replies run for as long as it takes
+        requests.append(asking((1, 2, 3, None)[len(requests) % 4], len(requests), 20))
+        running.append(asyncio.create_task(gate.read(requests[-1])))
+        await asyncio.wait({loading, running[-1]}, return_when=asyncio.FIRST_COMPLETED)
+    await loading
     later = [asking(4, 100 + n) for n in range(4)]
     running += [asyncio.create_task(gate.read(request)) for request in later]
     for request, reply in zip(requests + later, await asyncio.gather(*running), strict=True):
