@@ -20,6 +20,7 @@ from tests.support import Server, default_url, user
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
+pytest.importorskip("llguidance")
 
 pytestmark = pytest.mark.engines
 TOLERANCE = 1e-4
