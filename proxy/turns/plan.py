@@ -10,7 +10,7 @@ from functools import partial
 
 from proxy.engine.grammar import Grammar
 from proxy.engine.requests import GenerateRequest
-from proxy.images.image_pool import ImagePool
+from proxy.images.image_pool import ImagePool, ReadImages
 from proxy.images.prompt_images import PromptImages
 from proxy.protocols.wire_protocol import new_hex
 from proxy.rendering import OutputParser
@@ -27,13 +27,13 @@ from proxy.turns.given_answer import GivenAnswer
 from proxy.turns.logprob_report import new_report
 from proxy.turns.prompts import Prompt
 from proxy.turns.reply_options import reply_options_of
-from proxy.turns.route import ExternalRoute, Route
+from proxy.turns.route import EngineRoute, ExternalRoute, Route
 from proxy.turns.turn import Turn
-from proxy.turns.upstream import ask_upstream
 from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
+from proxy.upstream.client import UpstreamClient
 from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
-from tokengrove.reasons import Reason, Status
+from tokengrove.reasons import FinishReason, Reason, Status
 
 _NO_ANSWER = Message(Role.ASSISTANT)
 
@@ -59,6 +59,11 @@ class ReplyPlan:
     attempt: Attempt = field(init=False)
     reply_id: str = ""
     columns: ColumnRequest | None = None
+
+    def release(self) -> None:
+        """Stop counting the reply among the requests of its adapter: all its choices have ended, or none has begun."""
+        if isinstance(self.route, EngineRoute):
+            self.route.adapters.end(self.adapter)
 
 
 def make_turns(plan: ReplyPlan) -> list[Turn]:
@@ -123,13 +128,23 @@ def _external_turn(plan: ReplyPlan, route: ExternalRoute) -> Turn:
         session=plan.session,
         attempt=plan.attempt,
         prompt=plan.prompt,
-        sample=partial(ask_upstream, route.client, answer, plan.pool.get),
+        sample=partial(_ask, route.client, answer, plan.pool.get),
         generate=GenerateRequest(interaction.id, plan.prompt.ids, plan.sampling, timeline=timeline),
         parser=answer,
         report=None,
         encode=lambda text: Ids("i"),
         raw_text=lambda ids: "",
     )
+
+
+async def _ask(client: UpstreamClient, answer: GivenAnswer, read_images: ReadImages, turn: Turn) -> FinishReason:
+    """Ask an external model, publish its answer as it comes, and note what it told of itself. Raises UpstreamFailed."""
+    told = await client.answer(turn.request, turn.generate.sampling, turn.receive, read_images)
+    answer.stop_string = told.stop_string
+    answer.reasoning_tokens = told.usage.reasoning_tokens or 0
+    counts = {name: count for name, count in told.usage._asdict().items() if count is not None}
+    turn.interaction.external = {"model": told.model, **counts}
+    return told.finish
 
 
 def _alternatives(plan: ReplyPlan) -> int:

@@ -164,7 +164,11 @@ class Turns:
         plan.reply_id = new_id()
         if isinstance(route, EngineRoute):
             plan.adapter = route.begin(session, request.pinned)
-        choices = make_turns(plan)
+        try:
+            choices = make_turns(plan)
+        except BaseException:
+            plan.release()
+            raise
         if isinstance(decision, NewSample):
             for failed in decision.superseded:
                 self._supersede(session, failed)
@@ -216,8 +220,7 @@ class Turns:
             left -= 1
             if not left:
                 self._attempt_ended(session, attempt)
-                if isinstance(plan.route, EngineRoute):
-                    plan.route.adapters.end(plan.adapter)
+                plan.release()
             self._ended(turn)
 
         for turn in choices:

@@ -19,7 +19,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.settings import Settings
 from proxy.telemetry.log import AUDIT
 from tests.logs import fields_of
-from tests.support import Server, says, serving, until
+from tests.support import Server, says, serving, until, user
 from tokengrove.client import AsyncClient
 from tokengrove.errors import ConfigurationError, EngineIncapable, InvalidRequest, NotFound
 from tokengrove.options.start import AdapterPinning
@@ -256,3 +256,20 @@ def test_settings_of_adapters_are_checked() -> None:
     assert (Settings().max_live_versions, Settings().adapter_pinning) == (4, AdapterPinning.SESSION)
     with pytest.raises(ConfigurationError, match="max-live-versions"):
         Settings(max_live_versions=0)
+
+
+async def test_a_reply_that_cannot_begin_leaves_its_adapter_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(plan: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    async with serving(tmp_path, says("one")) as server:
+        await server.ok("/engine/adapters", {"path": "/adapters/1"})
+        with monkeypatch.context() as patched:
+            patched.setattr("proxy.turns.turns.make_turns", fail)
+            failed = await server.post("/s/v1/chat/completions", {"model": "m", "messages": [user("a")]})
+        assert failed.status_code == 500
+        assert [live["running"] for live in (await show(server))[0]["live"]] == [0]
+        await server.chat([user("a")])
+        assert [live["running"] for live in (await show(server))[0]["live"]] == [0]
