@@ -176,8 +176,8 @@ def build_app(
         images=images,
         worker_attempts=None if place is None else place.attempts,
     )
-    seeing = renderer.has_vision or renderer.blind or served.sees_elsewhere
-    intake = _intake(settings, renderer, gate, elsewhere=served.sees_elsewhere) if seeing else None
+    seeing = renderer.has_vision or renderer.blind or models
+    intake = _intake(settings, renderer, gate, lambda: served.sees_elsewhere) if seeing else None
     bodies = Bodies(settings, freed, intake, addresses, senders)
     _watch_room(metrics.process, bodies, pool, images)
     metrics.turns.queued.watch(lambda: dict(senders.queued.largest(_SHOWN)))
@@ -265,14 +265,14 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
     return metrics
 
 
-def _intake(settings: Settings, renderer: Renderer, gate: Gate, *, elsewhere: bool) -> ImageIntake:
+def _intake(settings: Settings, renderer: Renderer, gate: Gate, elsewhere: Callable[[], bool]) -> ImageIntake:
     """The reader of the images of requests, which refuses images if the server or the engine cannot take them.
 
-    `elsewhere`: declared models may take them, so that each model refuses them by itself.
+    `elsewhere`: whether other declared models may take them, so that each model refuses them by itself.
     """
 
     def refusal() -> str:
-        if elsewhere:
+        if elsewhere():
             return ""
         if renderer.blind:  # not shown to clients, since it names files of this machine
             return "this server lacks what reading images needs: its log says what, as a warning at the start"

@@ -140,7 +140,7 @@ def routes(parts: Parts) -> list[Route]:
 
 
 def _session_endpoints(parts: Parts) -> SessionEndpoints:
-    protocols = (*_protocols(parts.renderer).values(), GenerateProtocol())
+    protocols = (*_protocols().values(), GenerateProtocol())
     return SessionEndpoints(
         access=parts.sessions.access,
         registry=parts.sessions.registry,
@@ -185,11 +185,11 @@ def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:
     return StatisticsEndpoints(parts.sessions.access, statistics, Feed(statistics, live), parts.polls)
 
 
-def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
+def _protocols() -> dict[str, WireProtocol]:
     """The protocols of turns by the end of their paths. Of two paths with the same end, the longer comes first."""
     return {
         "/chat/completions": ChatProtocol(),
-        "/completions": CompletionsProtocol(renderer.decode),
+        "/completions": CompletionsProtocol(),
         "/responses": ResponsesProtocol(),
         "/messages": MessagesProtocol(),
     }
@@ -206,7 +206,7 @@ def turn_endpoints(
     """The endpoints of turns by path."""
     return {
         path: TurnEndpoint(protocol, access, turns, turnstile, bodies, forwarding, tracing)
-        for path, protocol in _protocols(turns.routes.main.renderer).items()
+        for path, protocol in _protocols().items()
     }
 
 

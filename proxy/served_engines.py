@@ -27,7 +27,7 @@ from proxy.turns.prompts import Prompts
 from proxy.turns.route import EngineRoute, ExternalRoute, Routes
 from proxy.turns.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
-from tokengrove.errors import ConfigurationError, InvalidRequest, brief
+from tokengrove.errors import ConfigurationError, InvalidRequest, ModelNotFound, brief
 from tokengrove.options.model import RouteKind
 
 logger = logging.getLogger(__name__)
@@ -184,11 +184,11 @@ class ServedEngines:
             self.routes.names.declared[declared.name] = declared
 
     async def remove(self, name: str, busy: Callable[[str], bool]) -> None:
-        """Serve a model no more. `busy`: whether turns of a route run. Raises InvalidRequest."""
+        """Serve a model no more. `busy`: whether turns of a route run. Raises ModelNotFound and InvalidRequest."""
         async with self._changing:
             declared = self.routes.names.declared.get(name)
             if declared is None:
-                raise InvalidRequest(f"the model {brief(name)} is not served", param="name")
+                raise ModelNotFound(f"the model {brief(name)} is not served", param="name")
             if declared.kind is RouteKind.POLICY:
                 raise InvalidRequest(f"the model {brief(name)} is trained; the configuration declares it", param="name")
             if busy(name):
@@ -198,7 +198,9 @@ class ServedEngines:
                 await external.client.close()
                 return
             del self.routes.engines[name]
-            await self._others.pop(name).engine.close()
+            served = self._others.pop(name)
+            await served.route.gate.until_idle()  # of generations outside of sessions
+            await served.engine.close()
 
     def _take(self, served: ServedEngine) -> None:
         self._others[served.route.name], self.routes.engines[served.route.name] = served, served.route

@@ -484,6 +484,14 @@ class Interaction:
         return self.prefix_length + len(self.prompt_suffix)
 
     @property
+    def sampled_tokens(self) -> int:
+        """The tokens that count for limits. An external model that tells none counts one for each 4 characters."""
+        if self.route_kind is not RouteKind.EXTERNAL:
+            return len(self.output_ids)
+        told: int | None = self.external.get("completion_tokens")
+        return -(-len(self.output.content) // 4) if told is None else told
+
+    @property
     def sampled_output(self) -> Message:
         """The part of `output` that the model wrote, without the beginning that the client wrote."""
         if not self.prefill:

@@ -13,6 +13,7 @@ ProxyError                        status  code
 │   └── LimitReached              403     session_limit_reached
 ├── NotFound                      404     not_found
 │   ├── SessionNotFound           404     session_not_found
+│   ├── ModelNotFound             404     model_not_found
 │   └── PreviousResponseNotFound  404     previous_response_not_found
 ├── MethodNotAllowed              405     method_not_allowed
 ├── RequestTimeout                408     request_timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from proxy.api.audit_log import note
 from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
-from proxy.models.declared import DeclaredModel, read_model
+from proxy.models.declared import DeclaredModel, engine_urls, read_model
 from proxy.protocols.fields import expect_str
 from proxy.served_engines import ServedEngines
 from proxy.sessions.access import Access
@@ -84,6 +85,8 @@ class ServedModelEndpoints:
             raise InvalidRequest(
                 "'kind' must be frozen or external here: trained models are declared in the configuration", param="kind"
             )
+        for engine in engine_urls(dict(model.own).get("engine", "")):
+            check_url(engine, self._hosts, "engine")
         if model.upstream is None and "//" not in dict(model.own).get("engine", ""):
             raise InvalidRequest(
                 "'engine' must be the URLs of inference servers here: an engine in this process is declared in the "
@@ -98,7 +101,7 @@ class ServedModelEndpoints:
 
 def _field(message: str, table: Mapping[str, Any]) -> str | None:
     """The field that a message about a table names."""
-    return next((key for key in table if f".{key}" in message), None)
+    return next((key for key in table if re.search(rf"\.{re.escape(key)}\b", message)), None)
 
 
 def _shown(model: DeclaredModel) -> dict[str, Any]:
@@ -115,9 +118,4 @@ def _shown(model: DeclaredModel) -> dict[str, Any]:
         "max_turns": model.max_turns,
         "max_total_tokens": model.max_total_tokens,
         **own,
-        **(
-            {}
-            if upstream is None
-            else {"url": upstream.url, "api": upstream.api.value, "upstream_model": upstream.model}
-        ),
     }

@@ -121,8 +121,8 @@ class TurnEndpoint:
         routes, asked.sender = self._turns.routes, sender
         routes.assign(asked, session.record)
         asked.model = asked.model or routes.main.model
-        if asked.input_ids is not None and ECHO in asked.echo and asked.route != routes.main.name:
-            asked.echo = {ECHO: routes.engine(asked.route).renderer.decode(asked.input_ids)}
+        if asked.input_ids is not None and ECHO in asked.echo:
+            asked.echo = {ECHO: await upload.do(size, routes.engine(asked.route).renderer.decode, asked.input_ids)}
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read

@@ -66,11 +66,6 @@ class DeclaredModel:
         """Whether the server's own engine serves it."""
         return self.upstream is None and not self.own
 
-    @property
-    def urls(self) -> frozenset[str]:
-        """The engine servers of its own."""
-        return engine_urls(dict(self.own).get("engine", ""))
-
     def settings(self, server: Settings) -> Settings:
         """The settings of its engine: the server's, with its own."""
         own = dict(self.own)
@@ -206,7 +201,14 @@ def check_engines(models: Sequence[DeclaredModel], settings: Settings) -> None:
     """Raise ConfigurationError if two models are served by one engine server: its weights are those of one of them."""
     seen = dict.fromkeys(engine_urls(settings.engine), "--engine")
     for each in models:
-        for url in sorted(each.urls):
+        if each.of_server or each.upstream is not None:
+            continue
+        if "engine" not in dict(each.own) and engine_urls(settings.engine):
+            raise ConfigurationError(
+                f"models.{each.name} names no `engine`, and the server's own is engine servers, which serve another "
+                "model: give `engine`"
+            )
+        for url in sorted(engine_urls(each.settings(settings).engine)):
             if url in seen:
                 raise ConfigurationError(
                     f"models.{each.name}.engine names a server that {seen[url]} has too ({url}); give each its own"

@@ -137,7 +137,7 @@ class LiveSession:
 
     def record_commit(self, interaction: Interaction) -> None:
         """Count the tokens of a turn that was committed on this replica."""
-        sampled = len(interaction.output_ids)
+        sampled = interaction.sampled_tokens
         self.sampled_tokens += sampled
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
         if interaction.images:

@@ -23,6 +23,7 @@ from proxy.store.sql.session_routes import drop_stray_routes
 from proxy.store.sql.side_columns import count_strays, drop_columns, drop_stray_columns
 from proxy.store.sql.tables import QUEUED_ROUTES, interactions, session_routes, sessions, side_columns
 from tokengrove.errors import ConfigurationError
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
@@ -102,13 +103,16 @@ def _chosen(before: float, *, only_columns: bool) -> _Chosen:
     """The sessions that ended before a Unix time; with `only_columns`, those that have side columns."""
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
     # Sessions that their runner delivers leave the queue at their end, exported or not.
+    of_session = session_routes.c.session_id == sessions.c.session_id
     acknowledged = and_(
         sessions.c.acknowledged_at.is_not(None),
         sessions.c.delivery.is_(None),
-        ~exists().where(session_routes.c.session_id == sessions.c.session_id, QUEUED_ROUTES),
+        ~exists().where(of_session, QUEUED_ROUTES),
     )
+    # An export may be of one trained route only. The trainers of the others have queues of their own.
+    trained = select(func.count()).where(of_session, session_routes.c.kind == RouteKind.POLICY.value).scalar_subquery()
     done = or_(
-        sessions.c.exported_at.is_not(None),
+        and_(sessions.c.exported_at.is_not(None), trained <= 1),
         acknowledged,
         sessions.c.withdrawn_at.is_not(None),
         sessions.c.status == SessionStatus.EXPIRED.value,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from proxy.models.declared import DeclaredModel
@@ -68,20 +68,24 @@ def limited(sampling: SamplingParams, choices: int, session: LiveSession, settin
 
 
 def within_route(
-    sampling: SamplingParams, choices: int, session: LiveSession, declared: DeclaredModel | None, running: int
+    sampling: SamplingParams,
+    choices: int,
+    session: LiveSession,
+    declared: DeclaredModel | None,
+    running: Callable[[], int],
 ) -> SamplingParams:
-    """Return `sampling` within the limits of a session on a route. `running`: its turns that run there.
+    """Return `sampling` within the limits of a session on a route. `running`: counts its turns that run there.
 
     Raises LimitReached if the session has used up a limit.
     """
     if declared is None or (declared.max_turns is None and declared.max_total_tokens is None):
         return sampling
     own = [turn for turn in session.complete() if turn.route == declared.name]
-    if declared.max_turns is not None and len(own) + running + choices > declared.max_turns:
+    if declared.max_turns is not None and len(own) + running() + choices > declared.max_turns:
         raise _used_up(session, declared, "max_turns", declared.max_turns)
     if declared.max_total_tokens is None:
         return sampling
-    tokens = sum(turn.external.get("completion_tokens") or len(turn.output_ids) for turn in own)
+    tokens = sum([turn.sampled_tokens for turn in own])
     left = (declared.max_total_tokens - tokens) // choices
     if left < 1:
         raise _used_up(session, declared, "max_total_tokens", declared.max_total_tokens)

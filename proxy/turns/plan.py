@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from proxy.engine.grammar import Grammar
 from proxy.engine.requests import GenerateRequest
@@ -44,7 +45,7 @@ class ReplyPlan:
 
     `attempt`, `reply_id`: set before the turns start. `pool`: the images of the prompt that did not come with the
     request. `columns`: the side columns to record. `adapter`: the version of the adapter that samples;
-    None: the base model, or another server.
+    None: the base model, or another server. `body`: of the request to an external model.
     """
 
     session: LiveSession
@@ -59,6 +60,7 @@ class ReplyPlan:
     attempt: Attempt = field(init=False)
     reply_id: str = ""
     columns: ColumnRequest | None = None
+    body: dict[str, Any] = field(default_factory=dict)
 
     def release(self) -> None:
         """Stop counting the reply among the requests of its adapter: all its choices have ended, or none has begun."""
@@ -128,7 +130,7 @@ def _external_turn(plan: ReplyPlan, route: ExternalRoute) -> Turn:
         session=plan.session,
         attempt=plan.attempt,
         prompt=plan.prompt,
-        sample=partial(_ask, route.client, answer, plan.pool.get),
+        sample=partial(_ask, route.client, plan.body, answer, plan.pool.get),
         generate=GenerateRequest(interaction.id, plan.prompt.ids, plan.sampling, timeline=timeline),
         parser=answer,
         report=None,
@@ -137,9 +139,11 @@ def _external_turn(plan: ReplyPlan, route: ExternalRoute) -> Turn:
     )
 
 
-async def _ask(client: UpstreamClient, answer: GivenAnswer, read_images: ReadImages, turn: Turn) -> FinishReason:
+async def _ask(
+    client: UpstreamClient, body: dict[str, Any], answer: GivenAnswer, read_images: ReadImages, turn: Turn
+) -> FinishReason:
     """Ask an external model, publish its answer as it comes, and note what it told of itself. Raises UpstreamFailed."""
-    told = await client.answer(turn.request, turn.generate.sampling, turn.receive, read_images)
+    told = await client.answer(body, turn.request.files, turn.receive, read_images)
     answer.stop_string = told.stop_string
     answer.reasoning_tokens = told.usage.reasoning_tokens or 0
     counts = {name: count for name, count in told.usage._asdict().items() if count is not None}

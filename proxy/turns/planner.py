@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from proxy.images.image_pool import ImagePool
 from proxy.prompt_ids import PromptIds
@@ -69,7 +70,7 @@ class Planner:
         info = route.gate.info()
         route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
-        sampling = within_route(sampling, request.n, session, route.declared, self._running_on(session, route))
+        sampling = within_route(sampling, request.n, session, route.declared, partial(self._running_on, session, route))
         if prompt.images:
             check_images(session, prompt.images, request.files, self._settings)
         return ReplyPlan(
@@ -94,8 +95,8 @@ class Planner:
     ) -> ReplyPlan:
         """Plan the reply of an external model: its conversation is the prompt, which has no tokens."""
         sampling = limited(wanted, request.n, session, route.settings)
-        sampling = within_route(sampling, request.n, session, route.declared, self._running_on(session, route))
-        route.client.check(request, sampling)
+        sampling = within_route(sampling, request.n, session, route.declared, partial(self._running_on, session, route))
+        body = route.client.body(request, sampling)
         match = session.cache.find_parent(request, identity)
         request.timeline.matched = time.monotonic()
         images = tuple(PlacedImage.without_tokens(each) for each in images_of(match.new_messages(request.messages)))
@@ -110,6 +111,7 @@ class Planner:
             grammar=None,
             best_effort=(),
             pool=self._images,
+            body=body,
         )
 
     def _running_on(self, session: LiveSession, route: Route) -> int:

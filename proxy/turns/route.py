@@ -122,9 +122,7 @@ class Routes:
 
     def reader(self, name: str) -> EngineRoute | None:
         """The engine whose tokens a stored turn of this route has; None for external and removed models."""
-        if not name or not self.names.declared:
-            return self.main
-        return self.engines.get(name)
+        return self.engines.get(name) if name else self.main
 
     def decoder(self, name: str) -> Callable[[Sequence[int]], str] | None:
         """What decodes the tokens of stored turns of this route; None if nothing does."""

@@ -50,8 +50,10 @@ from tokengrove.errors import (
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
+    ModelNotFound,
     ProxyError,
     StoreUnavailable,
+    brief,
 )
 from tokengrove.reasons import FinishReason, Status
 
@@ -161,6 +163,8 @@ class Turns:
             return earlier
         self.earlier.check_elsewhere(session, key)
         self.running.check_room(request)
+        if self.routes.of(request) is not route:  # it was removed meanwhile, and another may have its name
+            raise ModelNotFound(f"the model {brief(request.model)} was removed meanwhile", param="model")
         plan.reply_id = new_id()
         if isinstance(route, EngineRoute):
             plan.adapter = route.begin(session, request.pinned)

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from proxy.images.image_pool import ReadImages
 from proxy.models.declared import Upstream
 from proxy.rendering.deltas import Delta
 from proxy.telemetry.log_lines import without_texts
-from proxy.types import SamplingParams, TurnRequest
+from proxy.types import ImageFile, SamplingParams, TurnRequest
 from proxy.upstream.answer import AnswerParts, UpstreamAnswer
 from proxy.upstream.chat_reader import ChatReader
 from proxy.upstream.events import Event, EventDecoder, json_of
@@ -105,23 +105,27 @@ class UpstreamClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEPT_S),
         )
 
-    def check(self, request: TurnRequest, sampling: SamplingParams) -> None:
-        """Raise UnsupportedParameter for what the API cannot express, as `answer` would."""
-        upstream_body(request, sampling, self._upstream)
+    def body(self, request: TurnRequest, sampling: SamplingParams) -> dict[str, Any]:
+        """The body of `request`, which has its whole conversation, with its images as they were parsed.
+
+        `sampling`: the request's parameters, with the session's. Raises UnsupportedParameter for what the API cannot
+        express.
+        """
+        return upstream_body(request, sampling, self._upstream)
 
     async def answer(
         self,
-        request: TurnRequest,
-        sampling: SamplingParams,
+        body: dict[str, Any],
+        files: Mapping[str, ImageFile],
         emit: Callable[[list[Delta]], None],
         read_images: ReadImages,
     ) -> UpstreamAnswer:
-        """Return the answer to `request`, which has its whole conversation; `emit` gets its deltas as they arrive.
+        """Return the answer to a body; `emit` gets its deltas as they arrive.
 
-        `sampling`: the request's parameters, with the session's. `read_images`: reads the images that `request.files`
-        lacks. Raises UnsupportedParameter for what the API cannot express, InvalidRequest, or UpstreamFailed.
+        `files`: images of the request by digest. `read_images` reads the others. Raises InvalidRequest for an image
+        that does not exist, or UpstreamFailed.
         """
-        body = await with_images(upstream_body(request, sampling, self._upstream), request.files, read_images)
+        body = await with_images(body, files, read_images)
         try:
             content = orjson.dumps(body)
         except TypeError as error:

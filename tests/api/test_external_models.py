@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.turns.plan import ReplyPlan
+from proxy.turns.planner import Planner
 from tests.support import Server, says, serving, user
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream
 from tokengrove.client import AsyncClient
@@ -193,6 +195,8 @@ async def test_a_model_is_added_and_removed_over_http(tmp_path: Path) -> None:
         ),
         ({"name": "critic", "kind": "policy", "engine": "http://127.0.0.1:9"}, "kind"),
         ({"name": "critic", "kind": "frozen", "engine": "scripted"}, "engine"),
+        ({"name": "critic", "kind": "frozen", "engine": "http://169.254.169.254"}, "engine"),
+        ({"name": "critic", "kind": "frozen", "engine": "http://127.0.0.1:9", "engine_arg": 3}, "engine_arg"),
         ({"name": "critic", "kind": "external", "url": "http://127.0.0.1:9/v1", "temprature": 1}, "temprature"),
         ({"name": "judge", "kind": "external", "url": "http://127.0.0.1:9/v1"}, "name"),
         ({"kind": "external", "url": "http://127.0.0.1:9/v1"}, "name"),
@@ -213,3 +217,31 @@ async def test_the_client_adds_lists_and_removes_models(tmp_path: Path) -> None:
         assert await client.models() == added
         assert [each["name"] for each in await client.remove_model("critic")] == ["policy", "judge"]
         assert (await client.engine(model="policy")).version == 0
+
+
+@pytest.mark.parametrize("usage", [True, False])
+async def test_tokens_of_an_external_model_count_for_the_limit_of_a_session(tmp_path: Path, usage: bool) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_total_tokens": 8}})
+        upstream.answers.extend(Spoken("fine " * 6, usage=usage) for _ in range(3))
+        body = {"model": "judge", "messages": [user("a")]}
+        statuses = [(await server.post("/s/v1/chat/completions", body)).status_code for _ in range(3)]
+        assert statuses in ([200, 200, 403], [200, 403, 403])
+        assert (await server.post("/s/v1/chat/completions", body)).json()["error"]["param"] == "limits.max_total_tokens"
+
+
+async def test_a_request_whose_model_is_removed_while_it_is_planned_is_not_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        plan = Planner.plan
+
+        async def removed(self: Planner, *given: Any) -> ReplyPlan:
+            found = await plan(self, *given)
+            await server.http.request("DELETE", "/engine/models", json={"name": "judge"})
+            return found
+
+        monkeypatch.setattr(Planner, "plan", removed)
+        response = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+        assert upstream.asked == []

@@ -233,11 +233,34 @@ async def test_with_several_trained_models_an_adapter_names_one(tmp_path: Path) 
         ({"policy": {}, "f": {"kind": "frozen", "engine": "scriptd"}}, "models.f: --engine scriptd is unknown"),
         ({"policy": {}, "f": {"kind": "frozen", "engine": "http://a:1"}, "g": {"engine": "http://a:1/"}}, "its own"),
         ({"policy": {}, "other": {}}, "exactly one table"),
+        ({"policy": {}, "f": {"kind": "frozen", "engine": "http://server:1"}}, "has too (http://server:1)"),
+        ({"policy": {}, "f": {"kind": "frozen", "model": "/weights"}}, "models.f names no `engine`"),
         ({"policy": {"kidn": "frozen"}}, "did you mean kind?"),
     ],
 )
 def test_a_wrong_table_stops_the_start_and_is_named(tmp_path: Path, tables: dict[str, Any], said: str) -> None:
-    settings = Settings(engine="scripted", database_url=f"sqlite:///{tmp_path / 't.db'}", models=json.dumps(tables))
+    engine = "http://server:1" if "server" in json.dumps(tables) or "/weights" in json.dumps(tables) else "scripted"
+    settings = Settings(engine=engine, database_url=f"sqlite:///{tmp_path / 't.db'}", models=json.dumps(tables))
     with pytest.raises(ConfigurationError) as error:
         check(settings)
     assert said in str(error.value)
+
+
+@pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+async def test_the_echo_of_ids_is_the_text_of_their_route(tmp_path: Path) -> None:
+    tables = {"policy": {}, "other": {"kind": "frozen", "engine": "scripted", "tokenizer": str(QWEN3)}}
+    async with several(tmp_path, tables) as server:
+        ids = (await server.ok("/v1/tokenize", {"model": "other", "prompt": "hello world"}))["tokens"]
+        body = {"model": "other", "prompt": ids, "echo": True, "max_tokens": 4}
+        assert (await server.ok("/s/v1/completions", body))["choices"][0]["text"].startswith("hello world")
+
+
+async def test_without_its_table_no_tokenizer_reads_the_turns_of_a_route(tmp_path: Path) -> None:
+    async with several(tmp_path) as server:
+        await asked(server, "opponent", [user("hello")])
+        said = (await server.http.get("/rl/sessions/s?include=reply")).json()["interactions"][0]["reply"]
+    async with serving(tmp_path, says()) as server:
+        again = (await server.http.get("/rl/sessions/s?include=reply")).json()["interactions"][0]["reply"]
+        assert again["choices"] == said["choices"], "the recorded message"
+        shown = (await server.http.get("/rl/sessions/s/interactions/0?include=tokens")).json()["tokens"]
+        assert set(shown["texts"]) == {None}

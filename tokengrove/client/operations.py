@@ -52,7 +52,7 @@ from tokengrove.client.values import (
     servers_of,
     tree_of,
 )
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest, NotFound
 
 T = TypeVar("T")
 
@@ -454,6 +454,8 @@ def end_token_ids(session: StartedSession | None) -> Steps[list[int]]:
     path = "" if session is None else f"/{session_path(session.session_id)}"
     answer = yield Call("GET", f"{path}/v1/models", key=None if session is None else session.api_key)
     trained = [model for model in answer["data"] if model.get("kind", "policy") == "policy"]
+    if not trained:
+        raise NotFound("this session may name no policy: its start did not name one ('models')", param="models")
     return list(trained[0]["end_token_ids"])
 
 

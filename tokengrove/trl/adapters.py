@@ -139,7 +139,10 @@ class AdapterTransfer:
         """Remove the saved adapters that no server loads any more."""
         if self._place is None:
             return
-        live = {str(entry["path"]) for route in self._client.adapters() for entry in route["live"]}
+        try:
+            live = [Path(entry["path"]) for route in self._client.adapters() for entry in route["live"]]
+        except ProxyError:  # the adapter is published; the next transfer looks again
+            return
         for folder in self._place.iterdir():
-            if not any(path.startswith(str(folder.absolute())) for path in live):
+            if not any(path.is_relative_to(folder.absolute()) for path in live):
                 shutil.rmtree(folder, ignore_errors=True)

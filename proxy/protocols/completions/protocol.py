@@ -11,7 +11,7 @@ refused   several prompts; suffix, best_of above n, prompt_logprobs, and echo wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
@@ -41,13 +41,12 @@ _MAX_TOP_LOGPROBS = 20
 
 
 class CompletionsProtocol:
-    """OpenAI completions, `/v1/completions`."""
+    """OpenAI completions, `/v1/completions`.
+
+    The text of a prompt of ids, for `echo`, is added once its route, and so its tokenizer, is known.
+    """
 
     api = Api.COMPLETIONS
-
-    def __init__(self, decode: Callable[[Ids], str]) -> None:
-        """`decode`: returns the text of token ids."""
-        self._decode = decode
 
     def new_id(self) -> str:
         return "cmpl-" + ordered_hex()
@@ -76,7 +75,7 @@ class CompletionsProtocol:
                 body, parse_response_format(body.get("response_format"), "response_format")
             ),
             dropped=tuple(ignored_fields(body, HONOURED | REFUSED)),
-            echo={ECHO: prompt.text if isinstance(prompt, PromptText) else self._decode(prompt)} if echo else {},
+            echo={ECHO: prompt.text if isinstance(prompt, PromptText) else None} if echo else {},
             input_ids=None if isinstance(prompt, PromptText) else prompt,
             text=prompt if isinstance(prompt, PromptText) else None,
             return_token_ids=return_token_ids,

@@ -16,7 +16,7 @@ GRAMMAR = 'root ::= "yes" | "no"'
 MESSAGES = [{"role": "user", "content": "hi"}]
 APIS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chat": (ChatProtocol(), {"messages": MESSAGES}),
-    "completions": (CompletionsProtocol(str), {"prompt": "hi"}),
+    "completions": (CompletionsProtocol(), {"prompt": "hi"}),
     "responses": (ResponsesProtocol(), {"input": "hi"}),
     "messages": (MessagesProtocol(), {"messages": MESSAGES, "max_tokens": 9}),
 }

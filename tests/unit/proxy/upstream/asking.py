@@ -60,7 +60,9 @@ class Asking:
         self.fake.answers.extend(answers)
         self.emitted = []
         request = replace(request, files={**request.files, **{file.digest: file for file in files}})
-        return await self.client.answer(request, request.sampling, self.emit, no_images)
+        return await self.client.answer(
+            self.client.body(request, request.sampling), request.files, self.emit, no_images
+        )
 
     async def body(self, request: TurnRequest, **more: Any) -> Any:
         """The JSON that the fake model receives."""

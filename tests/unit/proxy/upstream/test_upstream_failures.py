@@ -101,7 +101,7 @@ async def test_agents_do_not_see_addresses_and_the_log_does(caplog: pytest.LogCa
     client = UpstreamClient(Upstream(url, CHAT, "m", KEY, 60.0))
     request = chat()
     with caplog.at_level(logging.DEBUG), pytest.raises(UpstreamFailed) as caught:
-        await client.answer(request, request.sampling, lambda deltas: None, no_images)
+        await client.answer(client.body(request, request.sampling), {}, lambda deltas: None, no_images)
     await client.close()
     shown = neutral(caught.value)
     assert shown.status == 502
