@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class AdapterFiles:
 
     def __init__(self) -> None:
         self._root: Path | None = None
+        self._making = threading.Lock()
 
     def write(self, config: Mapping[str, Any], tensors: bytes) -> AdapterSource:
         """Write an adapter into a new folder. It takes a while, so call it in a thread.
@@ -32,8 +34,9 @@ class AdapterFiles:
         check_safetensors(tensors)
         folder: Path | None = None
         try:
-            if self._root is None:
-                self._root = Path(tempfile.mkdtemp(prefix="tokengrove-adapters-"))
+            with self._making:
+                if self._root is None:
+                    self._root = Path(tempfile.mkdtemp(prefix="tokengrove-adapters-"))
             folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=self._root))
             (folder / "adapter_config.json").write_bytes(orjson.dumps(config))
             (folder / "adapter_model.safetensors").write_bytes(tensors)

@@ -64,9 +64,13 @@ class _Adapter:
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The versions of a session. `own`: the one that it stays at; None while it follows. `pins`: all that it keeps."""
+    """The versions of a session. `own`: the one that it stays at; None while it follows. `pins`: all that it keeps.
+
+    `recorded`: `own` is of a turn from before the server started.
+    """
 
     own: int | None = None
+    recorded: bool = False
     pins: set[int] = field(default_factory=set)
 
 
@@ -143,7 +147,7 @@ class Adapters:
             return None
         told = f"this session began with version {own}, and stays at it"
         version = self._live_one(own, told)
-        if known is None and not self._live[version].chosen:
+        if (known is None or known.recorded) and not self._live[version].chosen:
             raise NotFound(
                 f"{told}; this server has numbered another adapter {own} since it started: publish adapters with "
                 "'version', or start a new session",
@@ -176,10 +180,12 @@ class Adapters:
             if pinned is None and policy is AdapterPinning.FOLLOW:
                 return version
             if policy is AdapterPinning.SESSION and session.own is None:
-                session.own = BASE if version is None else version
-            if version is not None and version not in session.pins:
-                session.pins.add(version)
-                self._live[version].sessions[session_id] = None
+                session.recorded = recorded is not None
+                session.own = (version or BASE) if recorded is None else recorded
+            for each in (version, session.own):
+                if each is not None and each in self._live and each not in session.pins:
+                    session.pins.add(each)
+                    self._live[each].sessions[session_id] = None
         return version
 
     def end(self, version: int | None) -> None:
@@ -211,6 +217,9 @@ class Adapters:
             self._check_capable()
             async with self._publishing:
                 if version is not None and version == self.newest and _equal(self._live[version].source, source):
+                    if source.tensors is None:  # the engine compares the files, which may have changed
+                        async with self._in_engine:
+                            await self._adapting().load_adapter(version, self._live[version].source)
                     return version
                 return await self._publish(_Adapter(self._next(version), source, chosen=version is not None))
         finally:
@@ -320,9 +329,12 @@ class Adapters:
             raise
 
     async def _load(self, adapter: _Adapter) -> None:
-        assert isinstance(self._engine, AdapterEngine)
         async with self._in_engine:
-            await self._engine.load_adapter(adapter.version, adapter.source)
+            await self._adapting().load_adapter(adapter.version, adapter.source)
+
+    def _adapting(self) -> AdapterEngine:
+        assert isinstance(self._engine, AdapterEngine)
+        return self._engine
 
     def _abandon(self, adapter: _Adapter) -> None:
         """Unload an adapter that is not published after all. If it is still being loaded, do it afterwards."""
@@ -429,14 +441,13 @@ class Adapters:
         asyncio.get_running_loop().call_soon(self._changed.set)
 
     async def _unload(self, adapter: _Adapter) -> None:
-        assert isinstance(self._engine, AdapterEngine)
         adapter.failure, loading = None, adapter.loading
         if loading is not None and not loading.done():
             await asyncio.wait([loading])
         try:
             if loading is None or not (loading.cancelled() or loading.exception()):
                 async with self._in_engine:
-                    await self._engine.unload_adapter(adapter.version)
+                    await self._adapting().unload_adapter(adapter.version)
         except Exception as error:
             adapter.failure = error
             fields = {"route": self.route or None, "version": adapter.version, "reason": str(error)}

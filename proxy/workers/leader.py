@@ -15,8 +15,6 @@ from typing import Any
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate, Load
 from proxy.engine.interface import (
-    AdapterEngine,
-    AdapterSource,
     EngineInfo,
     PauseMode,
     ServerPool,
@@ -27,7 +25,6 @@ from proxy.engine.pauses import NotedEngine
 from proxy.engine.requests import Failure
 from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.peers import Peers
-from tokengrove.errors import EngineIncapable
 
 LEADER = 0
 """The number of the leading worker."""
@@ -164,21 +161,6 @@ class Leader:
         version = await self._engine.transfer_weights(step, fields)
         await self._tell()
         return version
-
-    async def load_adapter(self, version: int, source: AdapterSource) -> None:
-        """Load an adapter, once for all workers. Raises EngineIncapable for an engine without adapters."""
-        await self._adapting().load_adapter(version, source)
-        await self._tell()
-
-    async def unload_adapter(self, version: int) -> None:
-        """Unload an adapter, once for all workers."""
-        await self._adapting().unload_adapter(version)
-        await self._tell()
-
-    def _adapting(self) -> AdapterEngine:
-        if not isinstance(self._engine, AdapterEngine):
-            raise EngineIncapable(f"the engine {self._engine.info().name!r} has no LoRA adapters")
-        return self._engine
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory."""

@@ -138,6 +138,7 @@ async def test_prune_keeps_a_session_until_each_route_has_acknowledged_it(tmp_pa
     await record(database_url, "s", "policy", "rival")
     async with serving(tmp_path, says(), database_url=database_url, models=TWO_TRAINED) as server:
         await server.ok("/trajectories/acknowledge", {"session_ids": ["s"], "route": "policy"})
+        await server.export("s", route=["policy"])
     assert (await asyncio.to_thread(prune, database_url, 0.0, dry_run=True)).kept == 1
     async with serving(tmp_path, says(), database_url=database_url, models=TWO_TRAINED) as server:
         await server.ok("/trajectories/acknowledge", {"session_ids": ["s"], "route": "rival"})

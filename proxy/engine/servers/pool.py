@@ -336,7 +336,7 @@ class Pool:
         await self._end_notes()
 
     def common(self) -> dict[str, Any]:
-        """The state of the pool, its adapters, and the URLs of its servers."""
+        """The state of the pool, and the URLs of its servers."""
         state = self._state
         staying = [member.url for member in self._members if not member.leaving]
         return {
@@ -345,7 +345,6 @@ class Pool:
             "version": state.version,
             "managed": state.managed,
             "released": sorted(state.released),
-            "adapters": self._adapters.common(),
             "urls": [*staying, *self._missing],
         }
 
@@ -353,7 +352,6 @@ class Pool:
         """Adopt the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
         told = dict(common)
         urls, mode, weights = told.pop("urls"), told.pop("mode"), told.pop("weights")
-        self._adapters.adopt(told.pop("adapters"))
         before = self._state
         self._state = state = PoolState(
             **{**told, "released": frozenset(told["released"])},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from proxy.engine.adapter_names import adapter_digest, adapter_name, is_named_by
 from proxy.engine.interface import AdapterSource
@@ -85,6 +85,8 @@ class PoolAdapters:
                 await self._withdraw(adapter.name, asked)
                 raise
             self._live[version] = adapter
+            for left in self._left.values():
+                left.discard(adapter.name)
             self.revision += 1
 
     async def unload(self, version: int) -> None:
@@ -100,8 +102,8 @@ class PoolAdapters:
         Raises EngineLost, or EngineUnavailable if the server does not take them.
         """
         async with self._giving[engine.url]:
-            revision, left = self.revision, self._left.get(engine.url, set())
-            live = list(self._live.values())
+            revision, live = self.revision, list(self._live.values())
+            left = self._left.get(engine.url, set()) - {adapter.name for adapter in live}
             if not live and not left:
                 return revision
             if live and engine.adapterless:
@@ -115,19 +117,8 @@ class PoolAdapters:
                 self._events.info("engine server gets adapters that it lacks", engine.url, versions=versions)
             for name in left & names:
                 await engine.unload_adapter(name)
-            self._left.pop(engine.url, None)
+            self._left.get(engine.url, set()).difference_update(left)
             return revision
-
-    def common(self) -> list[list[Any]]:
-        """The published adapters, in JSON values."""
-        return [list(live) for live in self._live.values()]
-
-    def adopt(self, common: Sequence[Sequence[Any]]) -> None:
-        """Adopt the published adapters of another process."""
-        live = {version: LiveAdapter(version, name, path) for version, name, path in common}
-        if live != self._live:
-            self._live = live
-            self.revision += 1
 
     async def _load_on(self, members: Sequence[Member], name: str, source: AdapterSource) -> None:
         """Load an adapter on servers. Ejects those that are lost; raises the first error of the others."""
@@ -141,11 +132,18 @@ class PoolAdapters:
                 raise result
 
     async def _load_again(self, engine: RemoteEngine, adapter: LiveAdapter) -> None:
+        if not is_named_by(adapter.name, await asyncio.to_thread(adapter_digest, adapter.path)):
+            raise EngineUnavailable(
+                f"the folder of adapter version {adapter.version}, {adapter.path}, has changed since the version was "
+                "published; restore it, or publish another version"
+            )
         try:
             await engine.load_adapter(adapter.name, AdapterSource(adapter.path))
         except EngineLost:
             raise
         except ProxyError as error:
+            if self._live.get(adapter.version) is not adapter:  # it was unloaded meanwhile, and its folder removed
+                return
             raise EngineUnavailable(
                 f"the server does not load adapter version {adapter.version}, which the others have: {error.message}"
             ) from None

@@ -307,8 +307,11 @@ class SglangEngine:
     async def unload_adapter(self, version: int) -> None:
         """Unload an adapter, once the requests that run with it have ended. Unknown versions are ignored."""
         async with self._loading:
-            if (known := self._adapters.pop(version, None)) is not None and (error := await self._unload(known[0])):
+            if (known := self._adapters.get(version)) is None:
+                return
+            if error := await self._unload(known[0]):
                 raise EngineFailed(f"adapter version {version} was not unloaded: {error}")
+            del self._adapters[version]
 
     async def _unload(self, name: str) -> str:
         """Unload an adapter by its name; return what SGLang says if it fails, else ""."""

@@ -6,6 +6,7 @@ import errno
 import json
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -79,3 +80,9 @@ def test_a_disk_that_takes_no_file_leaves_nothing(files: AdapterFiles, number: i
     with mock.patch.object(Path, "write_bytes", side_effect=OSError(number, "no")), pytest.raises(raised):
         files.write(CONFIG, TENSORS)
     assert list(Path(tempfile.gettempdir()).rglob("*")) == before
+
+
+def test_the_first_adapters_that_arrive_at_once_have_one_root(files: AdapterFiles) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        written = [*threads.map(lambda _: files.write(CONFIG, TENSORS), range(16))]
+    assert len({Path(source.path).parent for source in written}) == 1

@@ -570,3 +570,15 @@ def test_no_order_of_publications_turns_and_ends_breaks_the_rules(steps: list[tu
         await play.finish()
 
     asyncio.run(run())
+
+
+async def test_a_pinned_version_does_not_change_the_one_that_a_session_began_with_before_a_restart() -> None:
+    scene = Scene()
+    for version in (3, 5):
+        await scene.publish(version)
+        scene.adapters.begin(f"keeps {version}")
+    assert scene.adapters.begin("s", pinned=5, recorded=3) == 5
+    assert scene.adapters.begin("s") == 3
+    scene.adapters.forget("keeps 3")
+    await settled()
+    assert scene.adapters.begin("s") == 3, "the session keeps it live"

@@ -15,7 +15,6 @@ from proxy.engine.contract import complete
 from proxy.engine.interface import AdapterEngine, AdapterSource, Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
-from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import AdapterLost
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
@@ -404,34 +403,6 @@ async def test_a_server_that_did_not_answer_an_unload_unloads_when_it_answers(
         await until(lambda: not names_on(wire))
 
 
-async def test_a_following_process_names_the_adapters_of_the_leading_one(folders: Folders) -> None:
-    async with wires(1) as (wire,), pool_of(wire.url) as leading, pool_of(wire.url) as following_pool:
-        following_pool.leads = False
-        await leading.load_adapter(6, folders(6))
-        with pytest.raises(EngineUnavailable, match="not loaded"):
-            await complete(following_pool, naming(6))
-        common = json.loads(json.dumps(leading.common()))
-        await following_pool.adopt(common)
-        assert (await complete(following_pool, naming(6))).ids == tokens_of(folders(6))
-        await leading.unload_adapter(6)
-        await following_pool.adopt(leading.common())
-        with pytest.raises(EngineUnavailable, match="not loaded"):
-            await complete(following_pool, naming(6))
-
-
-async def test_a_leader_that_starts_again_brings_the_adapters_to_servers_that_lost_them(folders: Folders) -> None:
-    async with wires(1) as (wire,):
-        async with pool_of(wire.url) as pool:
-            await pool.load_adapter(6, folders(6))
-            common = pool.common()
-        wire.wire.adapters.clear()
-        again = Pool([wire.url], connect(VOCABULARY, None), start_timeout_s=5.0, check_s=SELDOM_S)
-        await again.adopt(common)
-        await again.start()
-        assert len(names_on(wire)) == 1 and (await complete(again, naming(6))).ids == tokens_of(folders(6))
-        await again.close()
-
-
 async def test_sessions_of_an_adapter_stay_on_the_server_that_holds_their_prefix(folders: Folders) -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
         for version in (1, 2):
@@ -467,3 +438,37 @@ async def test_a_name_that_sglang_has_already_counts_as_loaded(folders: Folders)
         await engine.unload_adapter("b")
         assert await engine.adapters() == {"wire"}
         await engine.close()
+
+
+async def test_a_folder_that_changed_since_its_publication_is_not_given_to_a_server(folders: Folders) -> None:
+    async with wires(1) as (wire,), pool_of(wire.url) as pool:
+        source = folders(1)
+        await pool.load_adapter(1, source)
+        name = names_on(wire)
+        await asyncio.to_thread(Path(source.path, "adapter_config.json").write_text, "{}")
+        wire.wire.adapters.clear()
+        with pytest.raises(EngineUnavailable, match="has changed since the version was published"):
+            await pool._adapters.give(pool._members[0].engine)
+        assert name and not names_on(wire)
+
+
+async def test_an_adapter_whose_undone_load_is_repeated_stays_on_every_server(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(name: str, source: AdapterSource) -> None:
+        raise InvalidRequest("refused")
+
+    async def lose(name: str) -> None:
+        raise EngineLost("gone")
+
+    async with wires(2) as (one, other), pool_of(one.url, other.url) as pool:
+        first, second = (member.engine for member in pool._members)
+        with monkeypatch.context() as patched:
+            patched.setattr(first, "load_adapter", refuse)
+            patched.setattr(second, "unload_adapter", lose)
+            with pytest.raises(InvalidRequest, match="refused"):
+                await pool.load_adapter(1, folders(1))
+        await pool.load_adapter(1, folders(1))
+        for engine in (first, second):
+            await pool._adapters.give(engine)
+        assert names_on(one) == names_on(other) != []

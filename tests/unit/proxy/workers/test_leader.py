@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from proxy.engine.interface import AdapterSource, PauseMode
+from proxy.engine.interface import PauseMode
 from proxy.telemetry.groups import EngineMetrics
 from proxy.workers.leader import Follower, Gates, Leader, LeaderState
 from tests.engines.gates import AdminGate
 from tests.support import until
 from tests.unit.proxy.engine.gated import WatchfulEngine, asking
-from tokengrove.errors import EngineIncapable
 
 
 class Engine(WatchfulEngine):
@@ -106,45 +105,6 @@ async def test_news_of_servers_sent_as_a_pause_ends_leave_no_worker_paused() -> 
     await joining
     assert not gate.state.held and gate.state.paused is None
     assert not other.gate.state.held and other.gate.state.paused is None
-
-
-class Adapting(Engine):
-    """Has adapters, which all workers name once they have adopted them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.versions: list[int] = []
-
-    async def load_adapter(self, version: int, source: AdapterSource) -> None:
-        self.versions.append(version)
-
-    async def unload_adapter(self, version: int) -> None:
-        self.versions.remove(version)
-
-    def common(self) -> dict[str, Any]:
-        return {**super().common(), "adapters": list(self.versions)}
-
-
-async def test_a_load_of_an_adapter_ends_once_all_workers_know_it() -> None:
-    engine, other = Adapting(), Worker()
-    gate, road = AdminGate(engine), Road(other)
-    peers: Any = road
-    leader = Leader(engine, Gates(gate, peers), Follower(engine, gate), peers, EngineMetrics())
-    await leader.load_adapter(3, AdapterSource("/adapters/3"))
-    assert other.engine.adopted[-1]["adapters"] == [3]
-    await leader.unload_adapter(3)
-    assert other.engine.adopted[-1]["adapters"] == []
-
-
-async def test_an_engine_without_adapters_is_named_by_the_refusal() -> None:
-    class Plain(Engine):
-        load_adapter = None  # type: ignore[assignment]
-
-    engine, nobody = Plain(), Answers()
-    gate, peers = AdminGate(engine), cast("Any", nobody)
-    leader = Leader(engine, Gates(gate, peers), Follower(engine, gate), peers, EngineMetrics())
-    with pytest.raises(EngineIncapable, match="'scripted' has no LoRA adapters"):
-        await leader.load_adapter(3, AdapterSource("/adapters/3"))
 
 
 def told(number: int, mode: PauseMode | None = None) -> LeaderState:
