@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from proxy.turns.plan import ReplyPlan
 from proxy.turns.planner import Planner
-from tests.support import Server, says, serving, user
-from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream
+from tests.engines.pools import wires
+from tests.support import Server, sampled, says, serving, user
+from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream, streamed
 from tokengrove.client import AsyncClient
+from tokengrove.options.model import UpstreamApi
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = ("call_1", "weather", ('{"city"', ': "Rome"}'))
@@ -245,3 +248,63 @@ async def test_a_request_whose_model_is_removed_while_it_is_planned_is_not_sampl
         response = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert upstream.asked == []
+
+
+async def test_a_broken_stream_of_an_external_model_breaks_the_clients_stream(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, upstream):
+        for path, body in (
+            ("/s/v1/chat/completions", {"messages": [user("a")]}),
+            ("/s/v1/messages", {"messages": [user("a")], "max_tokens": 9}),
+            ("/s/v1/responses", {"input": "a"}),
+        ):
+            whole = streamed(Spoken("half an answer"), UpstreamApi.CHAT)
+            upstream.answers.append(replace(whole, pieces=whole.pieces[:2], whole=False))
+            response = await server.post(path, {"model": "judge", "stream": True, **body})
+            assert "breaks off: RemoteProtocolError" in response.text, path
+            for end in ('"finish_reason":"stop"', "message_stop", "response.completed"):
+                assert end not in response.text, path
+        assert {turn["status"] for turn in await turns(server)} == {"failed"}
+
+
+def written_under(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.glob("*.db*"))
+
+
+async def test_the_key_of_an_external_model_is_in_no_database_and_no_audit_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    async with judged(tmp_path) as (server, upstream):
+        await server.ok("/engine/models", {"name": "critic", "kind": "external", "url": upstream.url, "key": KEY})
+        for model in ("judge", "critic"):
+            await server.post("/s/v1/chat/completions", {"model": model, "messages": [user("a")]})
+        shown = (await server.http.get("/rl/sessions/s?include=messages,reply,added")).text
+        metrics = (await server.http.get("/metrics")).text
+    assert upstream.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+    assert KEY not in shown + metrics and KEY.encode() not in written_under(tmp_path)
+    assert not any(KEY in str(vars(record)) for record in caplog.records if record.name.startswith("proxy"))
+
+
+async def test_the_answer_of_an_external_model_is_context_of_the_policy(tmp_path: Path) -> None:
+    async with judged(tmp_path) as (server, _):
+        judge = (await server.ok("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]}))["choices"][0]
+        talk = [user("a"), judge["message"], user("b")]
+        await server.ok("/s/v1/chat/completions", {"model": "policy", "messages": talk})
+        await server.ok("/s/rl/end_session", {})
+        (sample,) = await server.export(include=["messages"])
+        (turn,) = sample["turns"]
+        assert judge["message"]["content"] in json.dumps(turn["messages"])
+        assert sum(sample["loss_mask"]) == len(sampled("one"))
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+async def test_a_frozen_model_is_added_with_its_servers_and_removed(tmp_path: Path, kind: str) -> None:
+    async with judged(tmp_path) as (server, _), wires(1, kind=kind) as (wire,):
+        table = {"name": "old", "kind": "frozen", "engine": wire.url, "engine_arg": ["check_model=false"]}
+        added = await server.ok("/engine/models", table)
+        assert added["models"][-1]["engine"] == wire.url
+        answer = await server.post("/s/v1/chat/completions", {"model": "old", "messages": [user("a")], "max_tokens": 4})
+        assert answer.status_code == 200, answer.text
+        assert (await turns(server))[0]["route_kind"] == "frozen"
+        removed = await server.http.request("DELETE", "/engine/models", json={"name": "old"})
+        assert [each["name"] for each in removed.json()["models"]] == ["policy", "judge"]

@@ -16,7 +16,7 @@ import pytest
 from proxy.app import check
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
-from tests.support import Server, says, serving, tiny_renderer, user
+from tests.support import Server, call_text, says, serving, tiny_renderer, until, user
 from tokengrove.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,10 @@ async def test_another_name_is_not_found_in_the_words_of_each_api(tmp_path: Path
         responses = await server.post("/s/v1/responses", {"model": model, "input": "hello"})
         assert (responses.status_code, responses.json()["error"]["code"]) == (404, "model_not_found")
         for path in (f"/v1/models/{model}", f"/s/v1/models/{model}"):
-            assert (await server.http.get(path)).status_code == 404
+            shown = await server.http.get(path)
+            assert (shown.status_code, shown.json()["error"]["code"]) == (404, "model_not_found")
+        for path, asks in (("completions", {"prompt": "hello"}), ("generate", {"input_ids": [1, 2]})):
+            assert (await server.post(f"/s/v1/{path}", {"model": model, **asks})).status_code == 404
         assert server.engine.requests == [], "no request reached the engine"
 
 
@@ -111,6 +114,7 @@ async def test_models_lists_the_routes_that_are_open_to_all(tmp_path: Path) -> N
     [
         ({"*": "polcy"}, "'models.*': the model 'polcy' does not exist; this server has policy, opponent"),
         ({"judge": 3}, "models"),
+        ({"judge": "http://127.0.0.1:9/v1"}, "does not exist"),
         ({"*": "opponent@3"}, "has no adapters"),
     ],
 )
@@ -164,10 +168,18 @@ async def test_an_engine_is_administered_by_the_name_of_its_route(tmp_path: Path
         paused = await server.post("/engine/pause_generation?model=opponent", {})
         assert paused.json()["paused"] == "abort"
         assert (await asked(server, "policy", [user("hello")])).status_code == 200
+        waits = asyncio.create_task(asked(server, "opponent", [user("hello")]))
+        gate = server.app.state.turns.routes.engine("opponent").gate
+        await until(lambda: gate.waiting == 1)
         assert (await server.post("/engine/continue_generation?model=opponent", {})).json()["paused"] is None
+        assert (await waits).status_code == 200
         refused = await server.post("/engine/update_weights?model=opponent", {"path": "/weights"})
         assert refused.status_code == 501
         assert "frozen: its weights never change" in refused.json()["error"]["message"]
+        for step, fields in (("update_weights_from_tensor", {}), ("update_weights", {"update_info": {}})):
+            assert (await server.post(f"/engine/{step}?model=opponent", fields)).status_code == 501
+        adapter = await server.post("/engine/adapters", {"name": "opponent", "path": "/adapters/1"})
+        assert (adapter.status_code, adapter.json()["error"]["param"]) == (404, "name")
         unknown = await server.post("/engine/update_weights?model=oponent", {"path": "/weights"})
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "model")
 
@@ -177,6 +189,14 @@ async def test_with_several_trained_models_an_update_names_one(tmp_path: Path) -
         refused = await server.post("/engine/update_weights", {"path": "/weights"})
         assert refused.status_code == 400
         assert "name one with ?model=" in refused.json()["error"]["message"]
+        await server.ok("/engine/update_weights?model=critic", {"path": "/weights", "version": 7})
+        await server.ok("/rl/start_session", {"session_id": "s", "models": {"critic": "critic"}})
+        for model in ("policy", "critic"):
+            await asked(server, model, [user("hello")])
+        versions = [turn["versions"][0][1] for turn in await turns(server)]
+        assert versions == [0, 7], "versions count per route"
+        counted = (await server.http.get("/rl/statistics")).json()["turns_by_route"]
+        assert counted == {"policy": 1, "critic": 1}
 
 
 @pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
@@ -263,3 +283,37 @@ async def test_without_its_table_no_tokenizer_reads_the_turns_of_a_route(tmp_pat
         assert again["choices"] == said["choices"], "the recorded message"
         shown = (await server.http.get("/rl/sessions/s/interactions/0?include=tokens")).json()["tokens"]
         assert set(shown["texts"]) == {None}
+
+
+async def test_each_route_has_its_own_parser_and_context(tmp_path: Path) -> None:
+    tables = {
+        "policy": {},
+        "plain": {"kind": "frozen", "engine": "scripted", "tool_parser": "pythonic", "max_context_tokens": 24},
+    }
+    call = call_text("add", '{"a": 1}')
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    with mock.patch("proxy.served_engines.load_renderer", load_renderer):
+        async with serving(tmp_path, says(call, call), models=json.dumps(tables)) as server:
+            main, plain = (server.app.state.turns.routes.engine(name) for name in tables)
+            formats = [type(each.renderer.reading(None).tool_format) for each in (main, plain)]
+            assert formats[0] is not formats[1]
+            body = {"messages": [user("word " * 40)], "tools": tools}
+            assert (await server.post("/s/v1/chat/completions", {"model": "policy", **body})).status_code == 200
+            refused = await server.post("/s/v1/chat/completions", {"model": "plain", **body})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_staleness_is_refused_with_several_trained_models(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    more = {"max_staleness": 2, "batch_size": 4, "models": json.dumps(TABLES)}
+    with pytest.raises(ConfigurationError, match="--max-staleness counts the versions of one model"):
+        check(Settings(engine="scripted", database_url=url, **more))
+
+
+async def test_a_name_stays_unknown_whatever_is_loaded_later(tmp_path: Path) -> None:
+    async with several(tmp_path, {"policy": {}}) as server:
+        assert (await asked(server, "policy-1", [user("hello")])).status_code == 404
+        await server.ok("/engine/adapters", {"path": "/adapters/1"})
+        for model in ("policy-1", "tokengrove-v1", "adapters/1"):
+            assert (await asked(server, model, [user("hello")])).status_code == 404
+        assert (await asked(server, "policy@1", [user("hello")])).status_code == 200

@@ -103,7 +103,8 @@ async def test_each_token_is_of_the_version_of_its_session_while_others_are_publ
 async def test_a_session_that_follows_gets_the_newest_version_at_each_turn(
     tmp_path: Path, adapters: dict[int, Path]
 ) -> None:
-    async with serving_adapters(tmp_path, adapter_pinning="follow") as server:
+    async with serving_adapters(tmp_path) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "adapter_pinning": "follow"})
         talk = [user("hello")]
         for version in (1, 2):
             await server.ok("/engine/adapters", {"path": str(adapters[version])})

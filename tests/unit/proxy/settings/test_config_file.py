@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from proxy.models.declared import read_models
 from proxy.settings import Settings
 from proxy.settings.sources import read_settings, read_sources
 from tokengrove import commands
@@ -155,3 +156,25 @@ def test_commands_of_the_database_read_it_from_the_file(file: Path, by: str, mon
     done = CliRunner().invoke(commands.app, ["db", "upgrade", *flags])
     assert done.exit_code == 0, done.output
     assert database.exists()
+
+
+def test_the_tables_of_models_are_read_from_either_file(tmp_path: Path) -> None:
+    tables = """
+[models.policy]
+[models.judge]
+kind = "external"
+url = "https://api.example.com/v1"
+key_variable = "JUDGE_KEY"
+max_turns = 3
+"""
+    environ = {"JUDGE_KEY": "sk-judge"}
+    (tmp_path / "models.toml").write_text(tables)
+    (tmp_path / "server.toml").write_text(f"port = 9000\n{tables}")
+    of_server = read_settings({}, environ, config=tmp_path / "server.toml").models
+    for source in (str(tmp_path / "models.toml"), of_server):
+        policy, judge = read_models(source, environ)
+        assert (policy.name, policy.of_server, judge.kind, judge.max_turns) == ("policy", True, "external", 3)
+        assert judge.upstream is not None and judge.upstream.key == "sk-judge"
+        assert "sk-judge" not in repr(judge)
+    with pytest.raises(ConfigurationError, match="the variable JUDGE_KEY is not set"):
+        read_models(of_server, {})
