@@ -35,6 +35,10 @@ class TokenChunk:
     change in the number of tokens with an uncertain version, negative if the chunk settles versions of earlier tokens.
     Uncertain tokens carry the last version that is believed. `logprobs_of`: the distribution that `logprobs` are of.
     `columns`: rows of side columns by name, at positions counted from the start of the prompt; None: no rows.
+    `prompt_logprobs`: float32, the logprobs of the prompt tokens from `GenerateRequest.scored_from` to the end, in one
+    chunk of the output; of the model at the temperature of the request, which is 1 unless the engine has
+    `Capability.PROMPT_TEMPERATURE`. `prompt_top`: their likeliest alternatives, as `top_logprobs`. All are of one
+    weight version.
     """
 
     ids: Ids
@@ -50,6 +54,8 @@ class TokenChunk:
     unsure: int = 0
     logprobs_of: LogprobsOf = LogprobsOf.RULE
     columns: Columns | None = None
+    prompt_logprobs: Logprobs | None = None
+    prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 LARGEST_LOGPROB = 1e-3

@@ -30,6 +30,7 @@ class Capability(StrEnum):
     SEED: the engine takes a seed. DETERMINISTIC: equal seeds sample equal tokens, regardless of other requests. Without
     it a seed is best effort, and the turn records that. IMAGES: the model sees `GenerateRequest.images`; an engine
     without it never receives images. ADAPTERS: it is an `AdapterEngine`, and set up to load adapters.
+    PROMPT_LOGPROBS: `GenerateRequest.scored_from` is honoured. PROMPT_TEMPERATURE: also at temperatures other than 1.
     """
 
     GRAMMAR = "grammar"
@@ -44,6 +45,8 @@ class Capability(StrEnum):
     STREAMING = "streaming"
     IMAGES = "images"
     ADAPTERS = "adapters"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    PROMPT_TEMPERATURE = "prompt_temperature"
 
 
 class PauseMode(StrEnum):

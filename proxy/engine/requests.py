@@ -41,7 +41,9 @@ class GenerateRequest:
     `timeline`: the time of admission, and events in the engine. `images`: the images of the prompt, which already has
     their placeholder tokens as the model's own processor writes them; None without images. `columns`: the side columns
     to record; None: none. `adapter`: the version of the LoRA adapter that samples; None: the base model.
-    `adapter_name`: its name on engine servers, which the pool sets.
+    `adapter_name`: its name on engine servers, which the pool sets. `scored_from`: the position of the first prompt
+    token whose logprob is wanted, at least 1; `top_logprobs` then also counts alternatives of prompt tokens. None: no
+    logprobs of the prompt.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class GenerateRequest:
     columns: ColumnRequest | None = None
     adapter: int | None = None
     adapter_name: str = ""
+    scored_from: int | None = None
 
     @property
     def input_ids(self) -> Ids:
