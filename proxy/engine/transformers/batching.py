@@ -1,9 +1,11 @@
 """transformers' continuous batching with our sampler. No other module uses its internals.
 
-There are four hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
-logits of every request that takes a token in this step, and writes the tokens. `CacheAllocator.register_cache_tensor`
-replaces the tensor of the KV cache, and its `block_table` says in which blocks a request has its keys and values.
-`PagedAttentionCache.search_prefix_match` and `CacheAllocator.mark_complete_blocks` find and announce shared prefixes.
+There are five hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
+logits of every request that takes a token in this step, and writes the tokens. `ModelRunner.compute_batch(model,
+batch_data)` is given the positions whose logits are computed, to which those of scored prompts are added.
+`CacheAllocator.register_cache_tensor` replaces the tensor of the KV cache, and its `block_table` says in which blocks a
+request has its keys and values. `PagedAttentionCache.search_prefix_match` and `CacheAllocator.mark_complete_blocks`
+find and announce shared prefixes.
 `check_hooks` and `check_cache` verify at start that they exist. A pause parks the batching thread between two steps;
 only then may `forget`, `free_cache` and `allocate_cache` be called.
 """
@@ -44,7 +46,8 @@ class StepEntry:
     """One request in a step.
 
     `processed`: the number of its tokens that the model processes. `first`: the position of the first of them in its
-    sequence. `takes_token`: it takes a new token in this step. `carried`, `adapter`: as submitted with it.
+    sequence. `takes_token`: it takes a new token in this step. `carried`, `adapter`, `scored_from`: as submitted with
+    it.
     """
 
     serial: str
@@ -53,6 +56,15 @@ class StepEntry:
     first: int
     carried: Any = None
     adapter: Adapter | None = None
+    scored_from: int | None = None
+
+    @property
+    def scored(self) -> range:
+        """The positions of the step whose logits are those of scored tokens, each one before its token."""
+        if self.scored_from is None:
+            return range(0)
+        end = self.first + self.processed
+        return range(max(self.first, self.scored_from - 1), end - 1 if self.takes_token else end)
 
 
 class _Loaded(str):
@@ -61,11 +73,13 @@ class _Loaded(str):
     carried: Any = None
     adapter: Adapter | None = None
     prefix_key = 0
+    scored_from: int | None = None
 
 
-StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
-"""A function of all entries of a step and the float32 logits [takers, vocabulary] of the entries that take a token, in
-order. It returns one token per taker. It runs on the batching thread, and must not raise if one request fails."""
+StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor", "torch.Tensor"], Sequence[int]]
+"""A function of all entries of a step, the float32 logits [takers, vocabulary] of the entries that take a token, in
+order, and those [positions, vocabulary] at the `scored` positions of all entries, in order. It returns one token per
+taker. It runs on the batching thread, and must not raise if one request fails."""
 
 
 class ContinuousBatch:
@@ -81,6 +95,9 @@ class ContinuousBatch:
         self._manager: Any = None
         self._keys: PrefixKeys | None = None
         self._paused: AbstractContextManager[None] | None = None
+        self._compute: Callable[..., None]
+        self._entries: list[StepEntry] = []
+        self._scored = 0
 
     def start(self) -> None:
         """Allocate the cache and start the batching thread. Raises ConfigurationError."""
@@ -108,7 +125,9 @@ class ContinuousBatch:
         check_cache(self._manager.batch_processor.cache)
         pad_updates(self._manager.batch_processor.cache, text_config)
         self._keys = PrefixKeys(self._manager.batch_processor.cache, self._sharing)
-        self._manager.batch_processor.model_runner._sample = self._sample
+        runner = self._manager.batch_processor.model_runner
+        runner._sample, self._compute = self._sample, runner.compute_batch
+        runner.compute_batch = self._computed
         self._manager.start()
 
     @property
@@ -130,15 +149,16 @@ class ContinuousBatch:
         stop_token_ids: Sequence[int],
         carried: Any = None,
         adapter: Adapter | None = None,
+        scored_from: int | None = None,
     ) -> None:
         """Queue a request. Raises EngineFailed if the batching thread has ended.
 
         `carried`, `adapter`: each `StepEntry` of the request carries them. Requests share prefixes only with requests
-        of the same adapter.
+        of the same adapter. `scored_from`: the position of the first token of the prompt whose logits the sampler gets.
         """
-        if carried is not None or adapter is not None:
+        if carried is not None or adapter is not None or scored_from is not None:
             serial = _Loaded(serial)
-            serial.carried, serial.adapter = carried, adapter
+            serial.carried, serial.adapter, serial.scored_from = carried, adapter, scored_from
             serial.prefix_key = 0 if adapter is None else adapter.prefix_key
         taken = self._manager.add_request(
             list(ids), request_id=serial, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or [-1]
@@ -168,8 +188,11 @@ class ContinuousBatch:
         for future in futures:
             state, count = future.state, future.query_length
             serial, first = state.request_id, state.position_offset - count
-            carried, adapter = getattr(serial, "carried", None), getattr(serial, "adapter", None)
-            entries.append(StepEntry(serial, count, future.has_new_token, first, carried, adapter))
+            if isinstance(serial, _Loaded):
+                loads = serial.carried, serial.adapter, serial.scored_from
+                entries.append(StepEntry(serial, count, future.has_new_token, first, *loads))
+            else:
+                entries.append(StepEntry(serial, count, future.has_new_token, first))
         return entries
 
     @property
@@ -262,13 +285,34 @@ class ContinuousBatch:
         if self._manager.is_running():
             self._manager.stop(block=True, timeout=timeout_s, hard_stop=True)
 
-    def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Replaces `ModelRunner._sample`: reads `scores` [1, takers, vocabulary], writes tokens to `output_ids[0]`."""
+    def _computed(self, model: Any, batch_data: dict[str, Any]) -> None:
+        """Replaces `ModelRunner.compute_batch`: the logits of scored positions are computed too, after the takers'."""
         import torch
 
-        entries = self.entries()
+        places, at = list[int](), 0
+        self._entries = self.entries()
+        for entry in self._entries:
+            if entry.scored_from is not None:
+                places += [at + position - entry.first for position in entry.scored]
+            at += entry.processed
+        self._scored = len(places)
+        if places:
+            takers = sum(entry.takes_token for entry in self._entries)
+            indices = batch_data["logits_indices"][:takers]  # without padding
+            more = torch.tensor(places, dtype=indices.dtype, device=indices.device)
+            batch_data["logits_indices"] = torch.cat([indices, more])
+        self._compute(model, batch_data)
+
+    def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        """Replaces `ModelRunner._sample`: reads `scores` [1, logits, vocabulary], writes tokens to `output_ids[0]`.
+
+        The first logits are those of the takers, then come those of scored positions, or padding.
+        """
+        import torch
+
+        entries = self._entries
         takers = sum(entry.takes_token for entry in entries)
-        tokens = self._sampler(entries, scores[0, :takers])
+        tokens = self._sampler(entries, scores[0, :takers], scores[0, takers : takers + self._scored])
         output_ids[0, :takers].copy_(torch.tensor(tokens, dtype=output_ids.dtype))
 
 
@@ -283,6 +327,7 @@ def check_hooks() -> None:
         from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
 
         found = _takes(ModelRunner._sample, "scores", "output_ids")
+        found = found and _takes(ModelRunner.compute_batch, "model", "batch_data")
         found = found and {"state", "has_new_token", "query_length"} <= set(FutureRequestState.__slots__)
         found = found and "position_offset" in RequestState.__dataclass_fields__
         register = CacheAllocator.register_cache_tensor

@@ -36,6 +36,7 @@ from proxy.engine.transformers.loading import (
     parse_options,
     read_weights,
 )
+from proxy.engine.transformers.prompt_scores import PromptScores
 from proxy.engine.transformers.sampler import draw, new_row
 from proxy.engine.transformers.seen_prompt import SeenPrompt
 from proxy.engine.transformers.sight import Sight
@@ -249,6 +250,8 @@ class TransformersEngine:
         with self._lock:
             flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())
             flight.seen, flight.adapter = seen, adapter
+            if request.scored_from is not None:
+                flight.scores = PromptScores(request.input_ids, request.sampling.temperature, request.top_logprobs)
             if self._experts is not None and request.columns and Replay.EXPERTS in request.columns.replay:
                 flight.experts = PendingExperts(request.columns.start)
             self._flights[flight.serial] = flight
@@ -291,7 +294,8 @@ class TransformersEngine:
         prompt = flight.request.input_ids if flight.seen is None else flight.seen.ids
         ids = [*prompt, *flight.output]
         stops, limit = sorted(flight.stop_token_ids), flight.row.remaining
-        self._running().submit(flight.serial, ids, limit, stops, flight.seen, flight.adapter)
+        scored_from = None if flight.output else flight.request.scored_from
+        self._running().submit(flight.serial, ids, limit, stops, flight.seen, flight.adapter, scored_from)
 
     def _compile(self, request: GenerateRequest) -> GrammarState:
         if self._grammars is None or request.grammar is None:
@@ -428,8 +432,8 @@ class TransformersEngine:
 
     # The methods below run on the batching thread.
 
-    def _step(self, entries: Sequence[StepEntry], logits: torch.Tensor) -> list[int]:
-        """Sample a token for each entry that takes one, and post them to the readers."""
+    def _step(self, entries: Sequence[StepEntry], logits: torch.Tensor, scored: torch.Tensor) -> list[int]:
+        """Sample a token for each entry that takes one, and post them to the readers. `scored`: logits of prompts."""
         takers = [self._flights.get(entry.serial) for entry in entries if entry.takes_token]
         for entry in entries:
             flight = self._flights.get(entry.serial)
@@ -437,6 +441,8 @@ class TransformersEngine:
                 flight.processed += entry.processed
         if self._experts is not None:
             self._note_experts(self._experts, entries)
+        if len(scored):
+            self._note_scores(entries, scored)
         known = [(place, flight) for place, flight in enumerate(takers) if flight is not None]
         tokens = [0] * len(takers)
         if known:
@@ -445,6 +451,15 @@ class TransformersEngine:
                 tokens[place] = token.token
             post((flight, self._item(flight, token)) for (_, flight), token in zip(known, drawn, strict=True))
         return tokens
+
+    def _note_scores(self, entries: Sequence[StepEntry], logits: torch.Tensor) -> None:
+        at = 0
+        for entry in entries:
+            if positions := entry.scored:
+                flight, end = self._flights.get(entry.serial), at + len(positions)
+                if flight is not None and flight.scores is not None:
+                    flight.scores.add(logits[at:end], positions[0] + 1)
+                at = end
 
     def _note_experts(self, experts: ExpertRows, entries: Sequence[StepEntry]) -> None:
         rows, at = experts.take(entries), 0

@@ -17,6 +17,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.adapter_files import Adapter
 from proxy.engine.transformers.expert_rows import PendingExperts
+from proxy.engine.transformers.prompt_scores import PromptScores
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.engine.transformers.seen_prompt import SeenPrompt
 from proxy.side_columns.columns import EXPERTS, KEPT, KEPT_LOGPROBS, Columns
@@ -36,7 +37,7 @@ class InFlight:
     `serial`: its id in the batch, which changes with each resubmission. `processed`: the number of prompt tokens that
     the model processed before the first token was sampled; the rest of the prompt came from the prefix cache.
     `finished`: no more tokens are sampled. `seen`: the prompt for the batch, if it has images. `experts`: those of its
-    tokens, if they are recorded. `adapter`: the one that samples it, if any.
+    tokens, if they are recorded. `adapter`: the one that samples it, if any. `scores`: of its prompt, if requested.
     """
 
     request: GenerateRequest
@@ -51,10 +52,13 @@ class InFlight:
     seen: SeenPrompt | None = None
     experts: PendingExperts | None = None
     adapter: Adapter | None = None
+    scores: PromptScores | None = None
 
     def start_again(self) -> None:
         """Prepare for a resubmission, with an empty cache."""
         self.processed = 0
+        if self.scores is not None:
+            self.scores.start_again()
         if self.experts is not None:
             self.experts.start_again()
 
@@ -64,7 +68,7 @@ class InFlight:
         self.output.append(drawn.token)
         finish = self._finish_after(drawn.token)
         self.finished = finish is not None
-        return TokenChunk(
+        chunk = TokenChunk(
             ids=ids_of((drawn.token,)),
             logprobs=Logprobs("f", (drawn.logprob,)),
             version=self._version(base_version),
@@ -74,6 +78,9 @@ class InFlight:
             cached_tokens=max(len(self.request.prompt) - self.processed, 0) if first else None,
             columns=self._columns(drawn, position),
         )
+        if self.scores is not None and first:
+            chunk.prompt_logprobs, chunk.prompt_top = self.scores.logprobs, tuple(self.scores.tops)
+        return chunk
 
     def _columns(self, drawn: Drawn, position: int) -> Columns | None:
         """The rows of a sampled token, and the experts of the tokens that were processed for it."""

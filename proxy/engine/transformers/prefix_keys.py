@@ -1,7 +1,8 @@
 """Keys that separate the shared prefixes of transformers' paged cache: requests share only those of their own key.
 
 The cache finds a prefix by a chain of hashes of its blocks. The key enters the hash of the first block, and so those of
-all others. Request ids carry their key (`prefix_key`); a plain string has none and shares with other plain strings.
+all others. Request ids carry their key (`prefix_key`); a plain string has none and shares with other plain strings. A
+request whose prompt is scored finds no prefix of the part that its logits are needed of (`scored_from`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class PrefixKeys:
     def _searched(self, request_id: str, prompt_ids: list[int]) -> int:
         """Replaces `PagedAttentionCache.search_prefix_match`."""
         self._drop_closed()
+        if (scored_from := getattr(request_id, "scored_from", None)) is not None:
+            prompt_ids = prompt_ids[: scored_from - 1]
         return int(self._search(request_id, self._keyed(request_id, prompt_ids)))
 
     def _marked(self, request_id: str, token_ids: list[int], new_blocks: int) -> None:
