@@ -191,6 +191,7 @@ def build_app(
         engine=engine,
         gate=gate,
         metrics=metrics,
+        images=images,
         renderer=renderer,
         polls=LongPolls(),
         addresses=addresses,

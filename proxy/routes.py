@@ -34,6 +34,7 @@ from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.repeated_calls import RepeatedCalls
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
+from proxy.api.score_endpoint import ScoreEndpoint
 from proxy.api.served_model_endpoints import ServedModelEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.statistics import Statistics
@@ -47,6 +48,7 @@ from proxy.engine.adapter_files import AdapterFiles
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
+from proxy.images.image_pool import ImagePool
 from proxy.page.endpoints import PageEndpoints
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
@@ -87,6 +89,7 @@ class Parts:
     engine: Engine
     gate: Gate
     metrics: Metrics
+    images: ImagePool
     renderer: Renderer
     polls: LongPolls
     addresses: Addresses
@@ -273,9 +276,11 @@ def _export_routes(parts: Parts) -> list[Route]:
         chosen,
         parts.turns.routes.decoder,
     )
+    scores = ScoreEndpoint(access, turns, store.recordings, parts.images, parts.bodies)
     claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls, chosen)
     return [
         *(Route(path, export.export, methods=["POST"]) for path in ("/trajectories/export", "/export_trajectories")),
+        Route("/v1/logprobs", scores.score, methods=["POST"]),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),
         Route("/trajectories/acknowledge", claims.acknowledge, methods=["POST"]),
     ]

@@ -372,6 +372,10 @@ class Renderer:
         """Return the UTF-8 bytes of one token, possibly part of a character; empty for ids outside the vocabulary."""
         return self._tokenizer.piece(token)
 
+    def has_tokens_of(self, other: Renderer) -> bool:
+        """Return whether each id means the same token in both vocabularies. The first call reads them."""
+        return self._tokenizer.vocabulary == other._tokenizer.vocabulary
+
     def is_special(self, token: int) -> bool:
         """Return whether the tokenizer counts a token as special: a marker, not text."""
         return self._tokenizer.is_special(token)

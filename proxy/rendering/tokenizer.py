@@ -7,6 +7,7 @@ at start-up. The other tokenizer is then dropped: each of them holds the whole v
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import random
@@ -127,6 +128,14 @@ class Tokenizer:
     def detokenizer(self) -> Detokenizer:
         """Return a new incremental detokenizer for this vocabulary."""
         return ByteDetokenizer(self._pieces) if self._byte_level else WindowDetokenizer(self.decode)
+
+    @cached_property
+    def vocabulary(self) -> bytes:
+        """A digest of the token of each id: equal if and only if all ids mean the same tokens."""
+        digest = hashlib.sha256()
+        for number in range(self.vocab_size):
+            digest.update((self.token(number) or "").encode() + b"\0")
+        return digest.digest()
 
     @cached_property
     def _bound(self) -> TokenBound | None:

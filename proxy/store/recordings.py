@@ -86,6 +86,10 @@ class SessionReads:
         """All interactions by seq, messages only on roots: decoding messages takes most of the time."""
         return await self._database.read(reads.load_tokens, session_id)
 
+    async def sessions_of(self, interaction_ids: Collection[str]) -> set[str]:
+        """The sessions that contain some of these interactions, of a few hundred. Unknown ids are ignored."""
+        return await self._database.read(reads.sessions_of, interaction_ids)
+
     async def load_columns(self, session_id: str, names: Collection[str]) -> dict[str, dict[str, SideColumn]]:
         """The side columns of these names of a session, by interaction id and name."""
         rows = await self._database.read(side_columns.load_columns, session_id, names)

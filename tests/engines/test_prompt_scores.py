@@ -114,9 +114,9 @@ async def test_prompts_are_scored_while_others_are_continued(model: Path) -> Non
 async def test_scores_across_an_update_are_of_one_version(model: Path, tmp_path: Path) -> None:
     other = build_mixture(tmp_path, "qwen3", seed=7)
     async with engine_of(model) as engine:
+        requests = [scoring(PROMPT[n:], 1 + n) for n in range(8)]
         for version in range(1, 5):
             new, old = (other, model) if version % 2 else (model, other)
-            requests = [scoring(PROMPT[n:], 1 + n) for n in range(8)]
             tasks = [asyncio.create_task(scores_of(engine, request)) for request in requests]
             await until(lambda: len(engine._flights) == len(requests))
             await engine.pause(PauseMode.RETRACT)

@@ -122,6 +122,12 @@ def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
     return _interactions(_TOKENS.fetch(connection, {"of_session": session_id, "after": -1}))
 
 
+def sessions_of(connection: Connection, interaction_ids: Collection[str]) -> set[str]:
+    """The sessions that contain some of these interactions. Unknown ids are ignored."""
+    query = select(interactions.c.session_id).where(interactions.c.id.in_(interaction_ids)).distinct()
+    return {row.session_id for row in connection.execute(query)}
+
+
 def load_turns(connection: Connection, session_id: str, begin: int, end: int) -> tuple[list[Interaction], set[str]]:
     """Interactions with `begin` <= seq < `end`, and the ids of complete ones whose reply is not noted."""
     if begin >= end:
