@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ServerUnreachable,
         Session,
         SessionTree,
+        TokenScores,
         TreeNode,
         read,
     )
@@ -47,6 +48,7 @@ __all__ = [
     "ServerUnreachable",
     "Session",
     "SessionTree",
+    "TokenScores",
     "TreeNode",
     "read",
 ]

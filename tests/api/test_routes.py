@@ -66,7 +66,7 @@ ADMINS = {
     "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
     "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
     "/engine/release_memory", "/engine/resume_memory", "/engine/servers", "/engine/adapters", "/engine/models",
-    *(f"/engine/{step}" for step in WeightTransfer),
+    *("/v1/logprobs", *(f"/engine/{step}" for step in WeightTransfer)),
 }  # fmt: skip
 # A session's own key or path gives access to these.
 OWN = {

@@ -208,6 +208,7 @@ PARTS: dict[str, set[str]] = {
     "routes": {
         "api",
         "engine",
+        "images",
         "page",
         "protocols",
         "protocols.chat",

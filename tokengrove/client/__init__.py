@@ -23,6 +23,7 @@ from tokengrove.client.values import (
     Generated,
     Sample,
     SessionTree,
+    TokenScores,
     TreeNode,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "ServerUnreachable",
     "Session",
     "SessionTree",
+    "TokenScores",
     "TreeNode",
     "read",
 ]

@@ -53,6 +53,7 @@ from tokengrove.client.values import (
     Json,
     Number,
     SessionTree,
+    TokenScores,
 )
 from tokengrove.errors import ProxyError
 
@@ -458,6 +459,31 @@ class Client(Connection):
         parser.
         """
         return self.run(operations.parse(None, token_ids, options))
+
+    def logprobs(
+        self,
+        token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        interaction_ids: Sequence[str] | None = None,
+        session_id: str | None = None,
+        start: int | None = None,
+        model: str | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+    ) -> list[TokenScores]:
+        """Return logprobs of given tokens under a model: current policy, older adapter, frozen reference or teacher.
+
+        Give one of: `token_ids`, one sequence or a list of sequences, scored from position `start` (default 1) on;
+        `interaction_ids`, turns whose output is scored; `session_id`, for all turns of a session. `model`: a name that
+        the server declares, `policy@7` for an adapter version (default: the server's own engine). `temperature`
+        (default 1). `top_k`: the number of alternatives of each token (default 0, at most 20). Nothing is recorded.
+
+        Raises InvalidRequest for tokens of another tokenizer, NotFound for unknown turns, EngineIncapable if the engine
+        scores no tokens, and UnsupportedParameter for a temperature at which it cannot.
+        """
+        chosen = {"input_ids": token_ids, "interaction_ids": interaction_ids, "session_id": session_id, "start": start}
+        under = {"model": model, "temperature": temperature, "top_k": top_k}
+        return self.run(operations.logprobs({**chosen, **under}))
 
     def grant_capacity(self, n: int = 1, *, idempotency_key: str | None = None) -> int:
         """Allow `n` more sessions to start, or fewer if `n` is negative; return the number that may start now."""

@@ -46,9 +46,11 @@ from tokengrove.client.values import (
     Json,
     Number,
     SessionTree,
+    TokenScores,
     claim_of,
     engine_of,
     generated_of,
+    scores_of,
     servers_of,
     tree_of,
 )
@@ -396,6 +398,11 @@ def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: G
     )
     call = _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))
     return generated_of((yield replace(call, headers=_marks(session, given), repeat=Repeat.NEVER)))
+
+
+def logprobs(fields: Mapping[str, Json]) -> Steps[list[TokenScores]]:
+    call = Call("POST", "/v1/logprobs", _given(fields), timeout_s=GENERATE_S, repeat=Repeat.READS)
+    return scores_of((yield call))
 
 
 _MARKS = {

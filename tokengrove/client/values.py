@@ -305,6 +305,25 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScores:
+    """The logprobs of given tokens under a model: of one sequence from position `start` on.
+
+    `top_logprobs`: for each token, pairs of (token id, logprob) of the likeliest alternatives, highest first; empty if
+    not requested. `version`: the weight version that scored them, or that of the adapter. `session_id` and
+    `interaction_id` name the recorded turn whose output was scored; None for given ids.
+    """
+
+    start: int
+    logprobs: list[float]
+    version: int
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    session_id: str | None = None
+    interaction_id: str | None = None
+    cached_tokens: int = 0
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """The state of the engine. `paused`: the mode of the pause, or None. `released`: the memory that is released.
 
@@ -449,6 +468,16 @@ def claim_of(answer: Mapping[str, Json], export: Export | None = None) -> Claim:
 def generated_of(answer: Mapping[str, Json]) -> Generated:
     """Parse the answer of `/v1/generate`."""
     return Generated(**_known(Generated, answer))
+
+
+def scores_of(answer: Mapping[str, Json]) -> list[TokenScores]:
+    """Parse the answer of `/v1/logprobs`."""
+    rows = [{**row, "top_logprobs": _pairs(row.get("top_logprobs", ()))} for row in answer["data"]]
+    return [TokenScores(**_known(TokenScores, row)) for row in rows]
+
+
+def _pairs(tops: Sequence[Sequence[Sequence[Json]]]) -> list[list[tuple[int, float]]]:
+    return [[(int(token), float(value)) for token, value in row] for row in tops]
 
 
 def engine_of(answer: Mapping[str, Json]) -> EngineState:

@@ -45,6 +45,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/mailbox/next"): lambda client, session: client.next_request(),
     ("POST", "/mailbox/deliver"): lambda client, session: client.deliver(interaction_id="i", text="t"),
     ("POST", "/v1/generate"): lambda client, session: client.generate([1]),
+    ("POST", "/v1/logprobs"): lambda client, session: client.logprobs([1, 2]),
     ("POST", "/v1/tokenize"): lambda client, session: client.tokenize("a"),
     ("POST", "/v1/detokenize"): lambda client, session: client.detokenize([1]),
     ("POST", "/v1/parse"): lambda client, session: client.parse([1]),
