@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from starlette.requests import Request
 
 from proxy.api.bodies import Bodies
@@ -165,7 +166,8 @@ class ScoreEndpoint:
     def _output(self, node: Branch) -> Scored:
         images = images_of(node)
         seen = PromptImages(images, self._images, {}) if images else None
-        return Scored(token_ids(node), node.interaction.prompt_tokens, seen)
+        turn = node.interaction
+        return Scored(token_ids(node), turn.prompt_tokens, seen, turn.session_id)
 
 
 def _parse(body: Mapping[str, Any]) -> _Asked:
@@ -220,7 +222,7 @@ def _row(index: int, prompt: _Prompt, scores: Scores, top: int) -> dict[str, Any
         "index": index,
         **turn,
         "start": prompt.scored.start,
-        "logprobs": scores.logprobs.tolist(),
+        "logprobs": np.asarray(scores.logprobs),
         **tops,
         "version": scores.version,
         "cached_tokens": scores.cached_tokens or 0,

@@ -32,6 +32,8 @@ TIMEOUT_S = 120.0
 
 _LONG = 1000
 _UNKNOWN_VERSION = 987_654_321
+_ROUNDED = 0.25
+"""How far logprobs of one token may be apart if two passes in bfloat16 computed them."""
 _SUMS = """
 root ::= sum | "(" sum ")"
 sum ::= digit
@@ -262,6 +264,26 @@ async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: 
         assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "logprobs must be finite"
 
 
+async def check_given_tokens_are_scored_as_when_they_were_sampled(engine: Engine, prompt_ids: Ids) -> None:
+    """The logprobs of a prompt that ends in a sampled output are those of the output, within the engine's precision."""
+    if Capability.PROMPT_LOGPROBS not in engine.info().capabilities:
+        return
+    reply = await complete(engine, request_for(prompt_ids, 8))
+    given = ids_of([*prompt_ids, *reply.ids])
+    for start in (1, len(prompt_ids)):
+        request = replace(request_for(given, 1), scored_from=start, top_logprobs=2, whole=True)
+        chunks = [chunk async for chunk in engine.generate(request)]
+        found = [chunk for chunk in chunks if chunk.prompt_logprobs is not None]
+        assert len(found) == 1, "one chunk must have the logprobs of the prompt"
+        logprobs, tops = found[0].prompt_logprobs or (), found[0].prompt_top
+        assert len(logprobs) == len(tops) == len(given) - start, "each token from `scored_from` on must have a logprob"
+        scored = logprobs[len(prompt_ids) - start :]
+        assert all(abs(one - other) < _ROUNDED for one, other in zip(scored, reply.logprobs, strict=True)), (
+            f"tokens that were sampled with logprobs {reply.logprobs} were scored as {list(scored)}"
+        )
+        assert all(len(row) == 2 and row[0][1] >= row[1][1] for row in tops), "alternatives must be the likeliest first"
+
+
 async def check_released_memory_comes_back(engine: Engine, prompt_ids: Ids) -> None:
     """After memory is released and resumed, the engine samples the same tokens as before."""
     if Capability.RELEASE_MEMORY not in engine.info().capabilities:
@@ -309,6 +331,7 @@ CHECKS: tuple[ContractCheck, ...] = (
     check_a_seed_is_deterministic,
     check_logprobs_are_finite_and_not_positive,
     check_top_logprobs_hold_the_best,
+    check_given_tokens_are_scored_as_when_they_were_sampled,
     check_tokens_stream,
     check_versions_are_present,
     check_abort_finishes_and_frees,

@@ -31,12 +31,20 @@ _MOST_UPDATES = 5
 Tops = tuple[tuple[tuple[int, float], ...], ...]
 
 
+_AFFINITY = "score "
+"""Prefix of the placement key of scores. No session id contains a space, so no key is equal to one."""
+
+
 class Scored(NamedTuple):
-    """Tokens to score: those of `ids` from position `start` on, which is at least 1. `images`: those of `ids`."""
+    """Tokens to score: those of `ids` from position `start` on, which is at least 1. `images`: those of `ids`.
+
+    `session_id`: the session that the tokens are of, "" if none; tokens of one session prefer the same engine server.
+    """
 
     ids: Ids
     start: int
     images: PromptImages | None = None
+    session_id: str = ""
 
 
 class Scores(NamedTuple):
@@ -79,6 +87,7 @@ async def score(route: EngineRoute, wanted: Scored, temperature: float, top: int
             PromptIds(wanted.ids),
             SamplingParams(temperature=temperature, max_tokens=1),
             top_logprobs=top,
+            session_id=_AFFINITY + wanted.session_id if wanted.session_id else "",
             whole=True,
             images=wanted.images,
             adapter=adapter,
