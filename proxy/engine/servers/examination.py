@@ -25,6 +25,8 @@ _WORDS = {
     Capability.STREAMING: "streams",
     Capability.IMAGES: "images",
     Capability.ADAPTERS: "LoRA adapters",
+    Capability.PROMPT_LOGPROBS: "logprobs of given tokens",
+    Capability.PROMPT_TEMPERATURE: "logprobs of given tokens at other temperatures than 1",
 }
 _LOGPROBS = {
     "processed_logprobs": "processed_logprobs: after temperature, penalties and bias (logprobs_of: rule; with top_p, "

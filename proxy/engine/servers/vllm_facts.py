@@ -51,6 +51,7 @@ _ALWAYS = frozenset(
     {
         *(Capability.TOP_LOGPROBS, Capability.SEED, Capability.STREAMING),
         *(Capability.PENALTIES, Capability.LOGIT_BIAS, Capability.MIN_TOKENS),
+        Capability.PROMPT_LOGPROBS,
     }
 )
 
