@@ -29,7 +29,10 @@ pytestmark = [
 ]
 
 # More slots than adapters, as in test_vllm_adapters.
-LORA = ("--enable-lora", "--max-loras", "32", "--max-lora-rank", "8")
+LORA = (
+    *("--enable-lora", "--max-loras", "32", "--max-lora-rank", "8"),
+    *("--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj"),
+)
 RUNTIME = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 CHUNKS = ("--max-num-batched-tokens", "256", "--enable-chunked-prefill")
 """Prompts are computed in parts of 256 tokens."""

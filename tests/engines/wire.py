@@ -498,7 +498,7 @@ class VllmWire(Wire):
     streamed replies. `moe`: its model has experts; None: it does not say. `loses`: the fields of choices that are null
     in replies to requests, but not to probes. `spare`: the rows of experts that replies have too many. `release`: its
     version. `runtime_lora`: VLLM_ALLOW_RUNTIME_LORA_UPDATING is set. `says_model`: the name that replies have; None:
-    that of the request.
+    that of the request. `most_alternatives`: its `--max-logprobs`. `targets`: its `--lora-target-modules`.
     """
 
     numbers, takes_parts, says_ids = True, True, True
@@ -512,6 +512,7 @@ class VllmWire(Wire):
     spare = 0
     release = "0.0"
     most_alternatives = 20
+    targets: Sequence[str] | None = ("q_proj", "o_proj")
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
@@ -597,7 +598,7 @@ class VllmWire(Wire):
             },
             "aux_output_config": {"enable_return_routed_experts": self.experts},
             "scheduler_config": {"max_num_seqs": 16},
-            "lora_config": {"max_loras": 8, "max_lora_rank": 16} if self.lora else None,
+            "lora_config": {"max_loras": 8, "max_lora_rank": 16, "target_modules": self.targets} if self.lora else None,
             "parallel_config": {"world_size": 2, "is_moe_model": self.moe},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {"VLLM_BATCH_INVARIANT": True}})

@@ -259,6 +259,29 @@ def test_sglang_scores_no_placeholders_of_images() -> None:
         scored_prompt(replace(request, scored_from=9), VOCABULARY)
 
 
+@pytest.mark.parametrize(
+    ("lora", "targets", "controls", "able"),
+    [
+        (False, None, True, True),
+        (True, ("q_proj", "o_proj"), True, True),
+        (True, None, True, False),
+        (True, (), True, False),
+        (True, ("q_proj", "lm_head"), True, False),
+        (True, ("model.lm_head",), True, False),
+        (True, ("q_proj",), False, False),  # it does not tell
+    ],
+)
+async def test_a_vllm_whose_output_layer_may_have_adapters_gives_none(
+    lora: bool, targets: tuple[str, ...] | None, controls: bool, able: bool
+) -> None:
+    async with wires(0, live := LiveWire("vllm")):
+        live.wire.lora, live.wire.targets, live.wire.controls = lora, targets, controls
+        async with pool_of(live.url) as pool:
+            assert (Capability.PROMPT_LOGPROBS in pool.info().capabilities) is able
+            (member,) = pool._members
+            assert any("--lora-target-modules" in what for what in member.engine.missing) is not able
+
+
 @OVER_BOTH
 async def test_the_pool_counts_them_and_scores_with_adapters(kind: str, tmp_path: Any) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
