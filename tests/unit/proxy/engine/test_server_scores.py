@@ -135,7 +135,7 @@ async def test_other_requests_are_sent_as_before() -> None:
     )
 
 
-def of_sglang(change: Callable[[list[Any], list[Any]], None]) -> Spoil:
+def of_sglang(change: Callable[[list[Any], list[Any]], Any]) -> Spoil:
     """Changes SGLang's logprobs of tokens and their alternatives."""
     return lambda told: change(told["input_token_logprobs"], told["input_top_logprobs"])
 
@@ -213,7 +213,8 @@ def test_values_that_are_not_finite_fail(value: float) -> None:
 async def test_very_low_logprobs_are_kept() -> None:
     async with OneServer("vllm") as (pool, wire):
         wire.spoils = of_vllm(9, 49, logprob=-12345.0)
-        assert (await scored(pool, scoring(7))).prompt_logprobs[2] == -12345.0
+        chunk = await scored(pool, scoring(7))
+        assert chunk.prompt_logprobs is not None and chunk.prompt_logprobs[2] == -12345.0
 
 
 async def test_impossible_alternatives_of_vllm_are_left_out() -> None:
@@ -225,7 +226,7 @@ async def test_impossible_alternatives_of_vllm_are_left_out() -> None:
 
 async def test_the_last_token_of_the_vocabulary_is_named_0_by_sglang() -> None:
     async with OneServer("sglang") as (pool, wire):
-        wire.spoils = of_sglang(lambda tokens, _: [entry.__setitem__(1, 0) for entry in tokens if entry[1] == 639])
+        wire.spoils = of_sglang(lambda tokens, _: [entry.__setitem__(1, entry[1] % 639) for entry in tokens])
         prompt = PROMPT[:10] + ids_of([VOCABULARY - 1, 0, VOCABULARY - 1])
         chunk = await scored(pool, scoring(5, 0, prompt))
         assert list(chunk.prompt_logprobs or ()) == [score_of(place, prompt[place]) for place in range(5, 13)]
