@@ -37,9 +37,15 @@ def scoring(prompt: Ids, first: int = 1, top: int = 0, adapter: int | None = Non
 
 
 async def scored(engine: CallbackEngine, request: GenerateRequest) -> TokenChunk:
-    """The chunk of the answer that has the logprobs of the prompt; one token is sampled after it."""
-    chunks: list[TokenChunk] = []
-    assert await engine.sample(request, chunks.append) is FinishReason.LENGTH
+    """The chunk of the answer that has the logprobs of the prompt; one token is sampled after it.
+
+    A request that a pause ends is sent again, as by the gate.
+    """
+    chunks, finish = list[TokenChunk](), FinishReason.ABORT
+    while finish is FinishReason.ABORT:
+        chunks.clear()
+        finish = await engine.sample(request, chunks.append)
+    assert finish is FinishReason.LENGTH
     assert sum(len(chunk.ids) for chunk in chunks) == 1
     (found,) = [chunk for chunk in chunks if chunk.prompt_logprobs is not None]
     return found

@@ -138,13 +138,14 @@ async def test_sglang_takes_no_temperature_for_them(
     await check_scored(engine, replace(request, sampling=sampling), weights[0])
 
 
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
 async def test_around_new_weights_they_are_of_one_version(
-    engine: SglangEngine | Pool, weights: dict[int, Path]
+    engine: SglangEngine | Pool, weights: dict[int, Path], mode: PauseMode
 ) -> None:
     gate, prompt = AdminGate(engine), tokens(60, 400)
     before = await check_scored(engine, scoring(prompt, 350), weights[0])
     running = [asyncio.create_task(scored(engine, scoring(prompt + tokens(n, 300), 1))) for n in range(4)]
-    await gate.admin.update_weights(str(weights[1]), before.version + 1, PauseMode.RETRACT)
+    await gate.admin.update_weights(str(weights[1]), before.version + 1, mode)
     for number, chunk in enumerate(await asyncio.gather(*running)):
         ids = prompt + tokens(number, 300)
         check_logprobs(

@@ -128,11 +128,14 @@ async def test_too_many_alternatives_are_refused(pool: Pool) -> None:
         await scored(pool, scoring(tokens(70, 4097)))
 
 
-async def test_around_new_weights_they_are_of_one_version(pool: Pool, folders: dict[int, Path]) -> None:
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.ABORT])
+async def test_around_new_weights_they_are_of_one_version(
+    pool: Pool, folders: dict[int, Path], mode: PauseMode
+) -> None:
     gate, prompt = AdminGate(pool), tokens(60, 400)
     before = await check_scored(pool, scoring(prompt, 350), folders[0])
     running = [asyncio.create_task(scored(pool, scoring(prompt + tokens(n, 300), 1))) for n in range(4)]
-    await gate.admin.update_weights(str(folders[1]), before.version + 1, PauseMode.IN_PLACE)
+    await gate.admin.update_weights(str(folders[1]), before.version + 1, mode)
     for number, chunk in enumerate(await asyncio.gather(*running)):
         ids = prompt + tokens(number, 300)
         check_logprobs(
