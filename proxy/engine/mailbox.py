@@ -29,7 +29,12 @@ from tokengrove.errors import (
 from tokengrove.reasons import FinishReason
 
 _REMEMBERED_ANSWERS = 65_536
-_MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC, Capability.ADAPTERS})
+_MISSING = frozenset(
+    {
+        *(Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC, Capability.ADAPTERS),
+        *(Capability.PROMPT_LOGPROBS, Capability.PROMPT_TEMPERATURE),
+    }
+)
 
 
 @dataclass(slots=True, eq=False)

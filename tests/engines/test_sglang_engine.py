@@ -93,6 +93,7 @@ async def test_it_implements_engine_and_reports_its_capabilities(sglang_engine: 
     info = sglang_engine.info()
     assert isinstance(sglang_engine, Engine)
     missing = {Capability.DETERMINISTIC, Capability.RELEASE_MEMORY, Capability.IMAGES, Capability.ADAPTERS}
+    missing.add(Capability.PROMPT_TEMPERATURE)
     assert info.capabilities == frozenset(Capability) - missing
     assert info.vocab_size == 640
     assert info.detail.startswith("SGLang on cpu, float32") and info.max_running_requests == 64

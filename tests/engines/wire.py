@@ -83,6 +83,10 @@ class Wire:
         self.loading = 0
         self.spells: Callable[[str], Sequence[int]] | None = None
         """What it makes of a text; None: it encodes none."""
+        self.scoring: list[dict[str, Any]] = []
+        """The requests for logprobs of prompts."""
+        self.spoils: Callable[[dict[str, Any]], None] = lambda told: None
+        """Changes the fields of an answer that have logprobs of a prompt."""
 
     def spelled(self, body: Mapping[str, Any]) -> Response:
         """The answer to a text to encode."""
@@ -152,6 +156,16 @@ class Wire:
         return GenerateRequest(rid, PromptIds(ids_of(ids)), sampling, stop_token_ids=stops)
 
 
+def score_of(place: int, token: int) -> float:
+    """The logprob of a token of a prompt."""
+    return -(place + token % 7) / 8
+
+
+def tops_of(place: int, count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens at a place of a prompt, likeliest first."""
+    return [((place + rank) % VOCABULARY, -rank / 4) for rank in range(1, count + 1)]
+
+
 def is_adapter(folder: str) -> bool:
     """True if a folder has an adapter."""
     return Path(folder, "adapter_config.json").is_file()
@@ -180,6 +194,7 @@ class SglangWire(Wire):
         self.columns: list[dict[str, Any]] = []
         """The fields about side columns of each request."""
         self._asking: dict[str, dict[str, Any]] = {}
+        self._scored: dict[str, int] = {}
         self.most_adapters: int | None = None
         self.unloaded: dict[str, str] = {}
         """Adapters that it loads again when they are named."""
@@ -324,6 +339,9 @@ class SglangWire(Wire):
         asking = {name: body[name] for name in _ABOUT_COLUMNS if name in body}
         self.columns.append(asking)
         self._asking[wanted.request_id] = asking
+        if (start := body["logprob_start_len"]) >= 0:
+            self.scoring.append(body)
+            self._scored[wanted.request_id] = start
         if len(wanted.prompt) >= CONTEXT:
             return JSONResponse({"error": {"message": "the input is longer than the context"}}, 400)
         if body["stream"]:
@@ -378,7 +396,21 @@ class SglangWire(Wire):
             ],
             "output_top_logprobs": [[[value, token, None] for token, value in top] for top in reply.top_logprobs],
             **({} if self.lacks_rows else self._rows(wanted, reply)),
+            **self._scores(wanted),
         }
+
+    def _scores(self, wanted: GenerateRequest) -> dict[str, Any]:
+        """The logprobs of the prompt from `logprob_start_len` on, of which the first is null."""
+        ids = list(wanted.input_ids)
+        start = self._scored.get(wanted.request_id, len(ids))
+        values = [[score_of(place, ids[place]), ids[place], None] for place in range(start, len(ids))]
+        tops = [[[value, token, None] for token, value in tops_of(n, wanted.top_logprobs)] for n in range(len(ids))]
+        if values:
+            values[0][0] = tops[start] = None
+        told = {"input_token_logprobs": values, "input_top_logprobs": tops[start:]}
+        if values:
+            self.spoils(told)
+        return told
 
     def _rows(self, wanted: GenerateRequest, reply: CollectedReply) -> dict[str, Any]:
         """The side columns that a request asked for: kept sets in all parts, experts in the last one."""
@@ -466,7 +498,7 @@ class VllmWire(Wire):
     streamed replies. `moe`: its model has experts; None: it does not say. `loses`: the fields of choices that are null
     in replies to requests, but not to probes. `spare`: the rows of experts that replies have too many. `release`: its
     version. `runtime_lora`: VLLM_ALLOW_RUNTIME_LORA_UPDATING is set. `says_model`: the name that replies have; None:
-    that of the request.
+    that of the request. `most_alternatives`: its `--max-logprobs`. `targets`: its `--lora-target-modules`.
     """
 
     numbers, takes_parts, says_ids = True, True, True
@@ -479,6 +511,8 @@ class VllmWire(Wire):
     loses: tuple[str, ...] = ()
     spare = 0
     release = "0.0"
+    most_alternatives = 20
+    targets: Sequence[str] | None = ("q_proj", "o_proj")
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
@@ -564,7 +598,7 @@ class VllmWire(Wire):
             },
             "aux_output_config": {"enable_return_routed_experts": self.experts},
             "scheduler_config": {"max_num_seqs": 16},
-            "lora_config": {"max_loras": 8, "max_lora_rank": 16} if self.lora else None,
+            "lora_config": {"max_loras": 8, "max_lora_rank": 16, "target_modules": self.targets} if self.lora else None,
             "parallel_config": {"world_size": 2, "is_moe_model": self.moe},
         }
         return JSONResponse({"vllm_config": config, "vllm_env": {"VLLM_BATCH_INVARIANT": True}})
@@ -671,7 +705,7 @@ class VllmWire(Wire):
             choice |= self.columns([token], 0, 2) if self.streams else {}
             event = b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\ndata: [DONE]\n\n"
             return Response(event, media_type="text/event-stream")
-        assert body["stream"]
+        assert body.get("stream") is (None if "prompt_logprobs" in params else True)
         self.headers.append(request.headers)
         self.asked.append(body["token_ids"])
         if self.fails(body["token_ids"]):
@@ -683,6 +717,9 @@ class VllmWire(Wire):
             ids = self.expanded(ids, [part["url"] for part in body["content_parts"]])
         wanted = self.wanted(body, ids, params, params["logprobs"])
         says = self.says_ids and bool(body.get("return_token_ids"))
+        if "prompt_logprobs" in params:
+            self.scoring.append(body)
+            return await self.scored(wanted, params["prompt_logprobs"], self.named_events(wanted, says, 0), {})
         start = params.get("routed_experts_prompt_start", 0)
         if not 0 <= start <= len(wanted.prompt):
             raise InvalidRequest("routed_experts_prompt_start must be between 0 and the prompt length, inclusive.")
@@ -750,7 +787,27 @@ class VllmWire(Wire):
         self.headers.append(request.headers)
         wanted = self.wanted(body, body["prompt"], body, body["logprobs"])
         named = self.says_model or body["model"]
+        if "prompt_logprobs" in body:
+            assert "stream" not in body
+            self.scoring.append(body)
+            return await self.scored(wanted, body["prompt_logprobs"], self.events(wanted, named), {"id": "cmpl-1"})
         return StreamingResponse(self.events(wanted, named), media_type="text/event-stream")
+
+    async def scored(
+        self, wanted: GenerateRequest, top: int, events: AsyncIterator[bytes], completed: dict[str, Any]
+    ) -> Response:
+        """An answer in one piece with the logprobs of the prompt: its own, or with `completed` those of its choice."""
+        if top > self.most_alternatives:
+            told = f"Requested prompt logprobs of {top}, which is greater than max allowed: {self.most_alternatives}"
+            return _vllm_error(told, 400)
+        parts = [orjson.loads(line.removeprefix(b"data: ")) async for line in events if b"[DONE]" not in line]
+        answer = {**parts[0], **{name: part[name] for part in parts for name in part if name == "usage"}, **completed}
+        (answer["choices"],) = [part["choices"] for part in parts if part["choices"]]
+        ids = list(wanted.input_ids)
+        told = {"prompt_logprobs": [None, *(_entries(n, ids[n], top) for n in range(1, len(ids)))]}
+        self.spoils(told)
+        (answer["choices"][0] if completed else answer).update(told)
+        return JSONResponse(answer)
 
     async def events(self, wanted: GenerateRequest, named: str) -> AsyncIterator[bytes]:
         async for chunk in self.engine.generate(wanted):
@@ -770,6 +827,16 @@ class VllmWire(Wire):
             yield b"data: " + orjson.dumps({"id": "cmpl-1", "model": named, "choices": [choice]}) + b"\n\n"
         for line in self.end(wanted):
             yield line
+
+
+def _entries(place: int, token: int, top: int) -> dict[str, Any]:
+    """A token of a prompt and its likeliest alternatives, as vLLM names them."""
+    tops = tops_of(place, top)
+    own = {str(token): {"logprob": score_of(place, token), "rank": 99, "decoded_token": "x"}}
+    return own | {
+        str(other): {"logprob": value, "rank": rank, "decoded_token": None}
+        for rank, (other, value) in enumerate(tops, start=1)
+    }
 
 
 def _vllm_error(message: str, status: int) -> Response:

@@ -24,6 +24,7 @@ from tokengrove.options.start import Replay
 from tokengrove.reasons import FinishReason
 
 _LOGPROB = math.log(0.5)
+_MISSING = frozenset({Capability.PROMPT_LOGPROBS, Capability.PROMPT_TEMPERATURE})
 _RUNNING = 16
 """The number of requests that it reports to run at once: replies share one event loop and have nothing to wait for."""
 
@@ -45,7 +46,7 @@ class ScriptedEngine:
         self.keep_requests = True
         self.leads, self.busy_elsewhere = True, False
         self._info = EngineInfo(
-            *("scripted", model, vocab_size, context_length, 0, frozenset(Capability)),
+            *("scripted", model, vocab_size, context_length, 0, frozenset(Capability) - _MISSING),
             max_running_requests=_RUNNING,
             records=frozenset({Replay.TOP_LOGPROBS}),
         )

@@ -103,6 +103,17 @@ class EventStream(Exchange):
             self.complete = True
         return self.complete
 
+    def take(self, event: Any) -> None:
+        """Read an event that did not come in a stream, the only one of its reply."""
+        self._read([event])
+
+
+class WholeReply(EventStream):
+    """A reply of one JSON value, for `ServerConnection.answer`. `read` receives it once it is complete."""
+
+    def feed(self, data: bytes) -> bool:
+        return Exchange.feed(self, data)
+
 
 class ServerConnection:
     """The HTTP connections to the server at `url`. Raises InvalidRequest if `url` or a key is malformed."""
@@ -154,6 +165,14 @@ class ServerConnection:
             raise EngineFailed(f"{self.url} answered {path} with something that is no stream of events")
         if not reply.complete:
             raise EngineLost(f"{self.url} closed the connection in the middle of a reply")
+
+    async def answer(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: EventStream) -> None:
+        """POST JSON, given in parts, without a timeout; return when `reply`, a WholeReply, is read.
+
+        Raises like `call`, and the error that `reply` failed with.
+        """
+        await self._sample(path, body, headers, reply)
+        reply.take(_json(reply.body, None))
 
     def cut(self) -> None:
         """Abandon all replies in flight: each raises EngineLost."""

@@ -25,7 +25,12 @@ _WORDS = {
     Capability.STREAMING: "streams",
     Capability.IMAGES: "images",
     Capability.ADAPTERS: "LoRA adapters",
+    Capability.PROMPT_LOGPROBS: "logprobs of given tokens",
+    Capability.PROMPT_TEMPERATURE: "logprobs of given tokens at other temperatures than 1",
 }
+_NOT_MISSED = {Capability.IMAGES, Capability.PROMPT_TEMPERATURE}
+"""Capabilities whose lack is not named: images have a line of their own, and no server has the other."""
+
 _LOGPROBS = {
     "processed_logprobs": "processed_logprobs: after temperature, penalties and bias (logprobs_of: rule; with top_p, "
     "top_k or min_p: sampled)",
@@ -92,7 +97,7 @@ def _described(engine: RemoteEngine, own: str, uncompared: str) -> dict[str, str
         "context": f"{info.context_length} tokens",
         "weights": f"version {info.weight_version}",
         "can": [_WORDS[each] for each in Capability if each in info.capabilities],
-        "cannot": [_WORDS[each] for each in Capability if each not in info.capabilities | {Capability.IMAGES}],
+        "cannot": [_WORDS[each] for each in Capability if each not in info.capabilities | _NOT_MISSED],
         "missing": engine.missing,
         "logprobs": _LOGPROBS[engine.logprobs_mode] if isinstance(engine, VllmServer) else _OF_SGLANG,
     }

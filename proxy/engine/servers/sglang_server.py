@@ -21,6 +21,7 @@ from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter, once_counted
 from proxy.engine.expert_layers import ExpertLayers
 from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request, rest_of
+from proxy.engine.scored_prompt import sample_scores
 from proxy.engine.servers.connection import (
     NO_KEYS,
     EventStream,
@@ -44,6 +45,7 @@ from proxy.engine.sglang.facts import (
     unrecorded_by,
 )
 from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
+from proxy.engine.sglang.scores import scored_prompt
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
@@ -174,10 +176,14 @@ class SglangServer:
 
         SGLang does not tell which adapter sampled a reply; it refuses a request that names one that it does not have.
         """
-        if request.adapter is None:
+        if request.adapter is None and request.scored_from is None:
             return await self._sample(request, take)
+        if request.adapter is not None:
+            take = of_adapter(take, request.adapter)
         try:
-            return await self._sample(request, of_adapter(take, request.adapter))
+            if request.scored_from is None:
+                return await self._sample(request, take)
+            return await sample_scores(self._sample, request, take, lambda: self._version)
         except InvalidRequest as error:
             raise adapter_fault(self.url, request, error) from None
 
@@ -216,7 +222,8 @@ class SglangServer:
             body |= plan.fields(len(request.prompt))
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
         prompt_tokens, stopped = len(request.prompt), None
-        reply = SglangReply(self._numbers, prompt_tokens, incremental, version=self._version, plan=plan)
+        scored = None if request.scored_from is None else scored_prompt(request, self._vocab_size)
+        reply = SglangReply(self._numbers, prompt_tokens, incremental, version=self._version, plan=plan, scored=scored)
 
         def read(parts: Sequence[Any]) -> bool:
             nonlocal stopped
@@ -368,7 +375,7 @@ class SglangServer:
             "rid": rid,
             "sampling_params": params,
             "return_logprob": True,
-            "logprob_start_len": -1,
+            "logprob_start_len": -1 if request.scored_from is None else request.scored_from - 1,
             "top_logprobs_num": request.top_logprobs,
             "stream": interval is not None,
         }
@@ -381,6 +388,8 @@ class SglangServer:
     def _interval(self, request: GenerateRequest) -> int | None:
         """Tokens per part of the reply; None for the whole reply in one part."""
         sampling, turn = request.sampling, request.turn
+        if request.scored_from is not None and request.images is None:
+            return None
         cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
         if request.streamed or cut:
             return self._streams.interval(request)

@@ -33,6 +33,7 @@ _PULLED = (1, 2)
 _ALTERNATIVES = 5
 _ROUNDING = 1e-3
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_HEAD = "lm_head"
 _READABLE = ("/is_paused", "/weight_info", "/server_info")
 
 _FIELDS = {MASK: Replay.KEPT, ROUTED: Replay.EXPERTS}
@@ -148,7 +149,21 @@ class VllmFacts:
             found.add(Capability.DETERMINISTIC)
         if not self.without_lora:
             found.add(Capability.ADAPTERS)
+        if not self.adapts_heads:
+            found.add(Capability.PROMPT_LOGPROBS)
         return frozenset(found)
+
+    @property
+    def adapts_heads(self) -> bool:
+        """True if the server has LoRA for the output layer, or does not tell.
+
+        vLLM then computes the logprobs of a prompt with the adapters of whichever requests sample a token at that time
+        (https://github.com/vllm-project/vllm/issues/51594), and on a CPU it ends if these are several.
+        """
+        if not self.config:
+            return LOAD_ADAPTER in self.paths
+        lora = self._of("lora_config")
+        return bool(lora) and any(name.endswith(_HEAD) for name in lora.get("target_modules") or [_HEAD])
 
     @property
     def without_lora(self) -> str:
@@ -176,6 +191,11 @@ class VllmFacts:
             told.append(
                 "without --logprobs-mode processed_logprobs its logprobs are of temperature 1, before penalties and "
                 "bias (logprobs_of: model)"
+            )
+        if self.adapts_heads:
+            told.append(
+                f"without --lora-target-modules that leave out {_HEAD}, next to --enable-lora, it gives no logprobs of "
+                "given tokens (VLLM_SERVER_DEV_MODE=1 makes it tell them)"
             )
         return told
 

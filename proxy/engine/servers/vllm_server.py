@@ -24,6 +24,7 @@ from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter
 from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.scored_prompt import ScoredPrompt, sample_scores
 from proxy.engine.servers.connection import (
     NO_KEYS,
     EventStream,
@@ -31,6 +32,7 @@ from proxy.engine.servers.connection import (
     NotServed,
     ServerConnection,
     Stopped,
+    WholeReply,
     with_prompt,
 )
 from proxy.engine.servers.remote import adapter_fault, named_adapter
@@ -187,10 +189,14 @@ class VllmServer:
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
-        if request.adapter is None:
+        if request.adapter is None and request.scored_from is None:
             return await self._sample(request, take)
+        if request.adapter is not None:
+            take = of_adapter(take, request.adapter)
         try:
-            return await self._sample(request, of_adapter(take, request.adapter))
+            if request.scored_from is None:
+                return await self._sample(request, take)
+            return await sample_scores(self._sample, self._scoring(request), take, lambda: self._version)
         except (InvalidRequest, NotServed) as error:
             raise adapter_fault(self.url, request, error) from None
 
@@ -205,6 +211,7 @@ class VllmServer:
             says_ids=request.images is not None,
             model=named_adapter(request),
             columns=self._asked_columns(request),
+            scored=None if request.scored_from is None else ScoredPrompt.of(request, self._vocab_size),
         )
         stopped: FinishReason | None = None
 
@@ -223,7 +230,8 @@ class VllmServer:
                 self._end_soon(rid, reply, stream)
             return reply.given
 
-        rid, stream = f"{random.getrandbits(_ID_BITS):016x}", EventStream(read)
+        stream = EventStream(read) if request.scored_from is None else WholeReply(read)
+        rid = f"{random.getrandbits(_ID_BITS):016x}"
         self._replies[request.request_id] = rid, stream
         self._streams.running += request.streamed
         try:
@@ -246,6 +254,15 @@ class VllmServer:
             if reply.finish is None:
                 self._abort_soon(rid)
         return stopped or reply.finish
+
+    def _scoring(self, request: GenerateRequest) -> GenerateRequest:
+        """A request with `scored_from` as this server takes it.
+
+        With `--return-sampling-mask` vLLM refuses requests without `top_k`, which does not change logprobs of prompts.
+        """
+        if Replay.KEPT not in self._facts.returned or request.sampling.top_k > 0:
+            return request
+        return replace(request, sampling=request.sampling._replace(top_k=1))
 
     def _asked_columns(self, request: GenerateRequest) -> ReplyColumns | None:
         """The columns that a request wants of the reply; None: none."""
@@ -286,6 +303,7 @@ class VllmServer:
             prompt = await sent_prompt(self._eyes.images, request)
             if reply.ended.done():  # it was aborted meanwhile
                 raise Stopped
+        send = self._connection.stream if request.scored_from is None else self._connection.answer
         headers = request.trace_headers()
         if request.session_id:
             headers["x-session-id"] = request.session_id
@@ -295,7 +313,7 @@ class VllmServer:
             body = generate_body(request, params, interval, returns_experts=returns_experts)
             message = with_prompt({"request_id": rid, **names, **body}, "token_ids", prompt)
             try:
-                await self._connection.stream(GENERATE, message, headers, reply)
+                await send(GENERATE, message, headers, reply)
             except InvalidRequest as error:
                 raise self._explained(error, request.sampling) from None
             return
@@ -304,7 +322,7 @@ class VllmServer:
                 f"{self.url} serves no forced tools and no JSON schemas: {self._facts.missing[0]}", param="tool_choice"
             )
         message = with_prompt({**names, **completions_body(request, params)}, "prompt", prompt)
-        await self._connection.stream(COMPLETIONS, message, headers, reply)
+        await send(COMPLETIONS, message, headers, reply)
 
     def _explained(self, error: InvalidRequest, sampling: SamplingParams) -> InvalidRequest:
         """The error of a refused request; with the way out if it was refused because the server returns masks."""

@@ -15,7 +15,9 @@ from typing import Any, cast
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.scored_prompt import ScoredPrompt
 from proxy.engine.servers.vllm_columns import START, ReplyColumns, first_experts
+from proxy.engine.servers.vllm_scores import ask_for_scores, read_scores
 from proxy.engine.version_names import VersionNumbers, version_chunks
 from proxy.engine.versions import divided, with_run
 from proxy.images.quoted import without_images
@@ -104,12 +106,14 @@ def generate_body(
         body["sampling_params"][START] = start
     elif returns_experts:
         body["sampling_params"][START] = len(request.prompt) - 1  # of as few tokens as possible
+    if request.scored_from is not None:
+        ask_for_scores(request, body, body["sampling_params"])
     return body
 
 
 def completions_body(request: GenerateRequest, params: dict[str, Any]) -> dict[str, Any]:
     """The body for COMPLETIONS without `prompt`."""
-    return {
+    body: dict[str, Any] = {
         **params,
         "logprobs": request.top_logprobs,
         "return_token_ids": True,
@@ -117,6 +121,9 @@ def completions_body(request: GenerateRequest, params: dict[str, Any]) -> dict[s
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if request.scored_from is not None:
+        ask_for_scores(request, body, body)
+    return body
 
 
 @dataclass(slots=True)
@@ -127,8 +134,9 @@ class VllmReply:
     token that were requested. `of`: the distribution of the logprobs. `version`: the believed weight version, initially
     the server's version when the request was sent. `says_ids`: the server returns the ids that it runs on, which must
     be those of `prompt`. `model`: the name of the adapter that was asked, which a reply that has a name must have.
-    `columns`: the side columns that were requested; None: none. `finish`: the finish reason, once it has arrived.
-    `given`: the last chunk was returned.
+    `columns`: the side columns that were requested; None: none. `scored`: the prompt tokens whose logprobs were
+    requested, if any; such a reply has one event. `finish`: the finish reason, once it has arrived. `given`: the last
+    chunk was returned.
     """
 
     numbers: VersionNumbers
@@ -139,6 +147,7 @@ class VllmReply:
     says_ids: bool = False
     model: str = ""
     columns: ReplyColumns | None = None
+    scored: ScoredPrompt | None = None
     finish: FinishReason | None = None
     given: bool = False
     ids: Ids = field(default_factory=ids_of)
@@ -159,11 +168,13 @@ class VllmReply:
         for a refusal, and EngineFailed for a malformed event.
         """
         before, said, unsure = len(self.ids), self._told, self._unsure
-        logprobs, tops = Logprobs("f"), list[Tops]()
+        logprobs, tops, scores = Logprobs("f"), list[Tops](), None
         try:
             for event in events:
                 if (choice := self._choice(event)) is not None:
                     self._add(choice, logprobs, tops, serving, newest)
+                    if self.scored is not None and self.finish is not FinishReason.ABORT:
+                        scores = read_scores(self.scored, event, choice)
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             plain = "the engine's answer does not have vLLM's form"
             raise EngineFailed(f"{plain}: {type(error).__name__}: {error}").showing(plain) from None
@@ -173,6 +184,8 @@ class VllmReply:
             return []
         chunks = self._chunks(before, said, unsure, logprobs, tops, finish)
         chunks[0].columns = columns  # their rows have positions of their own
+        if scores is not None:
+            chunks[0].prompt_logprobs, chunks[0].prompt_top = scores
         return chunks
 
     def last(self) -> list[TokenChunk]:

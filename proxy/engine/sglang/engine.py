@@ -25,6 +25,7 @@ from proxy.engine.chunks import TakeChunk, TokenChunk, of_adapter, once_counted
 from proxy.engine.expert_layers import expert_layers
 from proxy.engine.interface import AdapterSource, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.scored_prompt import sample_scores
 from proxy.engine.sglang.facts import (
     EXPERTS_FLAG,
     adapterless_by,
@@ -37,6 +38,7 @@ from proxy.engine.sglang.image_inputs import ImageInputs
 from proxy.engine.sglang.option_names import option_names
 from proxy.engine.sglang.replay import ReplayPlan, refuses_masks, replay_plan, without_masks
 from proxy.engine.sglang.scheduler import run_scheduler
+from proxy.engine.sglang.scores import scored_prompt
 from proxy.engine.sglang.wire import SglangReply, sampling_params
 from proxy.engine.streams import Streams
 from proxy.engine.version_names import VersionNumbers
@@ -125,6 +127,11 @@ class SglangEngine:
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded, EngineUnavailable or EngineFailed."""
+        if request.scored_from is not None:
+            return await sample_scores(self._sample, request, take, lambda: self._version)
+        return await self._sample(request, take)
+
+    async def _sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         info = self.info()
         if request.adapter is not None:
             if request.adapter not in self._adapters:
@@ -177,7 +184,8 @@ class SglangEngine:
         If `take` ends the output, the experts still arrive with the last part, so it is waited for, a while.
         """
         rank = self._ranks.take(request.session_id)
-        answer = SglangReply(self._numbers, len(request.prompt), version=self._version, plan=plan)
+        scored = None if request.scored_from is None else scored_prompt(request, self.info().vocab_size)
+        answer = SglangReply(self._numbers, len(request.prompt), version=self._version, plan=plan, scored=scored)
         wanted = self._input(request, rank, images, plan)
         stopped: FinishReason | None = None
         self._readers += 1
@@ -393,7 +401,7 @@ class SglangEngine:
             image_data=images,
             sampling_params=sampling_params(request, interval),
             return_logprob=True,
-            logprob_start_len=-1,
+            logprob_start_len=-1 if request.scored_from is None else request.scored_from - 1,
             top_logprobs_num=request.top_logprobs,
             stream=True,
             routed_dp_rank=rank,

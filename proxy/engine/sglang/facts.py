@@ -31,7 +31,7 @@ def running_by(facts: Mapping[str, Any]) -> int | None:
 
 def capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities of an SGLang with `facts`."""
-    missing = set()
+    missing = {Capability.PROMPT_TEMPERATURE}  # its logprobs of prompts are of the model itself
     if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
         missing.add(Capability.GRAMMAR)
     if facts.get("skip_tokenizer_init"):  # its scheduler asks the tokenizer for the end tokens

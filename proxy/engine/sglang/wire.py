@@ -17,7 +17,9 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import structural_tag
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.scored_prompt import ScoredPrompt
 from proxy.engine.sglang.replay import ReplayPlan, ReplayRows
+from proxy.engine.sglang.scores import read_scores
 from proxy.engine.version_names import VersionNumbers, version_chunks
 from proxy.engine.versions import divided, with_run
 from proxy.images.quoted import without_images
@@ -68,6 +70,7 @@ class SglangReply:
     `said`: the version runs that were reported for them. `version`: the believed weight version, initially the server's
     version when the request was sent. `name`, `certain`: the version name in the latest part, and whether it is
     believed. `unsure`: the number of tokens with an uncertain version. `plan`: the side columns of the request, if any.
+    `scored`: the prompt tokens whose logprobs were requested, if any; such a reply has one part.
     """
 
     numbers: VersionNumbers
@@ -81,6 +84,7 @@ class SglangReply:
     certain: bool = True
     unsure: int = 0
     plan: ReplayPlan | None = None
+    scored: ScoredPrompt | None = None
     sent: int = field(init=False)
     rows: ReplayRows | None = field(init=False)
 
@@ -98,7 +102,7 @@ class SglangReply:
         before, told, unsure = len(self.ids), self.said, self.unsure
         ids, logprobs = Ids("i"), Logprobs("f")
         tops: list[tuple[tuple[int, float], ...]] = []
-        finish = cached = None
+        finish = cached = scores = None
         try:
             for part in parts:
                 meta = part.get("meta_info") if isinstance(part, dict) and part.get("error") is None else None
@@ -112,6 +116,8 @@ class SglangReply:
                     continue
                 if reason is not None:
                     finish = _finish(reason)
+                    if self.scored is not None and finish is not FinishReason.ABORT:
+                        scores = read_scores(self.scored, meta)
                 if sent == 0:
                     cached = _count(meta.get("cached_tokens"))
                     self._check_prompt(meta.get("prompt_tokens"))
@@ -168,6 +174,8 @@ class SglangReply:
         chunks = version_chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction, more)
         if self.rows is not None:  # the first chunk has them all, since the turn may end after it
             chunks[0].columns = self.rows.taken()
+        if scores is not None:
+            chunks[0].prompt_logprobs, chunks[0].prompt_top = scores
         return chunks
 
     def _check_prompt(self, told: Any) -> None:

@@ -57,7 +57,8 @@ async def test_flags_that_a_server_lacks_are_told_with_their_cost() -> None:
     async with serving_wire("vllm") as (url, wire):
         wire.scale_out = wire.controls = False
         told = facts((await doctor("--engine", url)).stdout)
-    assert [sentence.split()[1] for sentence in told["missing"]] == ["--enable-scale-out", "VLLM_SERVER_DEV_MODE=1"]
+    flags = ["--enable-scale-out", "VLLM_SERVER_DEV_MODE=1", "--lora-target-modules"]
+    assert [sentence.split()[1] for sentence in told["missing"]] == flags
     assert {"forced tools, JSON schemas and other formats", "weight updates"} <= set(told["cannot"])
     assert told["logprobs"][0].startswith("processed_logprobs: ")
 

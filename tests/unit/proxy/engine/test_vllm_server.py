@@ -145,8 +145,9 @@ async def test_what_a_server_lacks_is_named_with_the_flag() -> None:
         assert {Capability.GRAMMAR, Capability.UPDATE_WEIGHTS, Capability.DETERMINISTIC} <= engine.info().capabilities
         assert (engine.info().max_running_requests, engine.world_size) == (16, 2)
     async with vllm(scale_out=False, controls=False, mode="raw_logprobs") as (engine, _):
-        scale_out, dev_mode, mode = engine.missing
+        scale_out, dev_mode, mode, lora = engine.missing
         assert "--enable-scale-out" in scale_out and "DEV_MODE" in dev_mode and "--logprobs-mode" in mode
+        assert "--lora-target-modules" in lora
         lost = {Capability.GRAMMAR, Capability.UPDATE_WEIGHTS, Capability.RELEASE_MEMORY, Capability.DETERMINISTIC}
         assert not lost & engine.info().capabilities
         with pytest.raises(EngineIncapable, match="DEV_MODE"):
