@@ -64,3 +64,17 @@ async def test_exported_logprobs_are_those_of_a_forward_pass_with_the_images(ser
     assert max(abs(logprobs[place] - blind[place - 1]) for place in trained) > 0.05
     for image in sample["images"]:
         assert not any(mask[image["start"] : image["start"] + image["length"]])
+
+
+async def test_turns_with_images_are_scored_with_them(served: tuple[Server, Path]) -> None:
+    server, _ = served
+    messages = [asking(text_part("Look: "), image_url(png(120, 80, 1)))]
+    first = await server.chat(messages, max_tokens=12, temperature=0.8)
+    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    await server.chat([*messages, said, asking(image_url(png(50, 200, 2)))], max_tokens=12, temperature=0.8)
+    (session,) = (await server.http.get("/rl/sessions")).json()["sessions"]
+    path = f"/rl/sessions/{session['session_id']}"
+    scored = await server.ok("/v1/logprobs", {"session_id": session["session_id"], "temperature": 0.8})
+    for number, row in enumerate(scored["data"]):
+        turn = (await server.http.get(f"{path}/interactions/{number}?include=logprobs")).json()
+        assert row["logprobs"] == pytest.approx(turn["logprobs"], abs=TOLERANCE)
