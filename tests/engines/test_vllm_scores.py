@@ -145,14 +145,3 @@ async def test_around_new_weights_they_are_of_one_version(
     assert (await check_scored(pool, scoring(prompt, 350), folders[1])).version == before.version + 1
     await gate.admin.update_weights(str(folders[0]), before.version + 2, PauseMode.ABORT)
     await check_scored(pool, scoring(prompt, 1, 1), folders[0])
-
-
-async def test_a_server_that_returns_sampling_masks_scores_too(folders: dict[int, Path], tmp_path: Path) -> None:
-    flags = ("--return-sampling-mask", *SERVERS["generate"])
-    started = VllmProcess(folders[0], tmp_path / "log", *flags)
-    try:
-        await asyncio.to_thread(started.wait_ready)
-        async with pool_of(started.url) as pool:
-            await check_scored(pool, scoring(tokens(80, 60), 1, 3), folders[0])
-    finally:
-        started.kill()

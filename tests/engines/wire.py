@@ -339,7 +339,7 @@ class SglangWire(Wire):
         asking = {name: body[name] for name in _ABOUT_COLUMNS if name in body}
         self.columns.append(asking)
         self._asking[wanted.request_id] = asking
-        if (start := body["logprob_start_len"]) >= 0:
+        if (start := body.get("logprob_start_len", -1)) >= 0:
             self.scoring.append(body)
             self._scored[wanted.request_id] = start
         if len(wanted.prompt) >= CONTEXT:

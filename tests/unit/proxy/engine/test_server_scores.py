@@ -21,16 +21,16 @@ from proxy.engine.scored_prompt import ScoredPrompt, sample_scores
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.sent_images import Eyes, SentImages
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_wire import completions_body, generate_body, sampling_params
 from proxy.engine.sglang.facts import capabilities_by
-from proxy.engine.sglang.scores import scored_prompt
-from proxy.images.image_pool import ImagePool
-from proxy.images.prompt_images import PromptImages
-from proxy.types import Logprobs, PlacedImage, ids_of
+from proxy.types import Logprobs, ids_of
+from tests.engines.pictures import asks, drawn
 from tests.engines.pools import OVER_BOTH, PROMPT, pool_of, wires
 from tests.engines.scripts import VOCABULARY, following, model_like
-from tests.engines.wire import LiveWire, adapter_taste, score_of, tops_of
+from tests.engines.spans import around
+from tests.engines.wire import IMAGE, LiveWire, adapter_taste, score_of, tops_of
 from tests.support import until
 from tokengrove.errors import EngineFailed, InvalidRequest, UnsupportedParameter
 from tokengrove.reasons import FinishReason
@@ -249,15 +249,27 @@ async def test_more_alternatives_than_vllm_gives_are_refused(kind: str) -> None:
         await scored(pool, scoring(7, 20))
 
 
-def test_sglang_scores_no_placeholders_of_images() -> None:
-    async def unread(digests: Any) -> Any:
-        raise AssertionError
-
-    images = PromptImages((PlacedImage("d", 4, 6, 28, 28),), ImagePool(unread, 0), {})
-    request = replace(scoring(10), images=images)
-    assert len(scored_prompt(request, VOCABULARY)) == 10
-    with pytest.raises(UnsupportedParameter, match="placeholders of images"):
-        scored_prompt(replace(request, scored_from=9), VOCABULARY)
+@OVER_BOTH
+async def test_after_images(kind: str) -> None:
+    red = drawn(1, 84, 56)
+    ids, (placed,) = around(red)
+    after, eyes = placed.start + placed.length, Eyes(SentImages(), (IMAGE,))
+    async with wires(0, live := LiveWire(kind)):
+        live.wire.sees = True
+        engine = await connect(VOCABULARY, None, eyes=eyes)(live.url)
+        chunks = list[TokenChunk]()
+        asked = replace(asks(ids, [placed], (red,), 1), whole=True, top_logprobs=2)
+        assert await engine.sample(replace(asked, scored_from=after), chunks.append) is FinishReason.LENGTH
+        (chunk,) = chunks
+        assert list(chunk.prompt_logprobs or ()) == [score_of(at, ids[at]) for at in range(after, len(ids))]
+        assert chunk.prompt_top == tuple(tuple(tops_of(at, 2)) for at in range(after, len(ids)))
+        among = replace(asked, scored_from=after - 1)
+        if kind == "sglang":
+            with pytest.raises(UnsupportedParameter, match="placeholders of images"):
+                await engine.sample(among, chunks.append)
+        else:
+            assert await engine.sample(among, chunks.append) is FinishReason.LENGTH
+        await engine.close()
 
 
 @pytest.mark.parametrize(
