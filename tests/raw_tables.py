@@ -232,6 +232,7 @@ def reason_against(stored: Stored, node: Node, at: int, body: Body) -> str | Non
         "mark": not marked,
         "logprobs": node.logprobs_of != "rule" and body.get("train", {}).get("logprobs") == "rule",
         "grammar": node.grammar and not body.get("train", {}).get("constrained"),
+        "stale": body.get("stale") == "mask" and node.versions[at] < body["filter"]["min_version"],
     }
     return next((reason for reason, holds in against.items() if holds), None)
 

@@ -24,6 +24,7 @@ from tokengrove.options.export import (
     Padding,
     PageOptions,
     SampleOptions,
+    Stale,
     TooLong,
     Unrewarded,
 )
@@ -150,6 +151,9 @@ def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFor
         )
     samples = made_of(SampleOptions, {**given, "layout": layout})
     chosen = page.filter
+    if samples.stale is Stale.MASK and chosen.min_version is None:
+        message = "'stale': mask needs 'filter.min_version', the oldest version to train; give it, or leave out 'stale'"
+        raise InvalidRequest(message, param="stale")
     compares = samples.advantages is not None or samples.step_advantages is not None
     areal = "style" in given or name is ExportFormat.AREAL
     resolved = {

@@ -1,18 +1,20 @@
 """The options of an export for its layouts: the options of the request body, and values derived from them.
 
 Staleness filters samples by the weight versions of their trained tokens. Context tokens of any version are allowed, and
-a sample without trained tokens is never stale. With a `min_version`, uncertain versions of a turn arrive here as -1, so
-the turn never counts as fresh. Layout tree filters turns and paths one by one, so that an old turn does not exclude a
-whole session.
+a sample without trained tokens is never stale. With a `min_version`, uncertain versions of a turn count as -1, so the
+turn never counts as fresh. Layout tree filters turns and paths one by one, so that an old turn does not exclude a whole
+session. With `stale: mask`, tokens older than `min_version` are context, so only `max_version_span` filters samples.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from proxy.side_columns.columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
-from proxy.trajectory.token_arrays import IntArray
+from proxy.trajectory.token_arrays import BoolArray, IntArray, token_versions
 from proxy.types import Interaction
 from tokengrove.options.export import Padding, SampleOptions
 from tokengrove.options.model import RouteKind
@@ -33,6 +35,17 @@ class Freshness:
     def is_asked(self) -> bool:
         """Whether any limit is set."""
         return self.min_version is not None or self.max_version_span is not None
+
+    def versions_of(self, interaction: Interaction) -> IntArray:
+        """The weight version of each output token, int32 [output]. With a `min_version`, the tokens of a turn with
+        uncertain versions count as older than any version."""
+        versions = token_versions(interaction)
+        return np.full_like(versions, -1) if self.min_version is not None and interaction.uncertain else versions
+
+    def older(self, interaction: Interaction) -> BoolArray:
+        """The output tokens that are older than `min_version`, bool [output]; none without a `min_version`."""
+        versions = self.versions_of(interaction)
+        return np.zeros(len(versions), bool) if self.min_version is None else versions < self.min_version
 
     def admits(self, versions: IntArray) -> bool:
         """Whether tokens of these weight versions may be trained in one sample."""

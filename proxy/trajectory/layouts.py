@@ -30,11 +30,11 @@ from proxy.trajectory.scored_session import ScoredSession, scored_session
 from proxy.trajectory.selection import not_trained
 from proxy.trajectory.session_samples import SessionSamples, joined_routes, logprob_warnings
 from proxy.trajectory.side_source import SideSource, replay_warnings
-from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement, token_versions
+from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement
 from proxy.trajectory.tree import Branch
 from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Interaction, SessionRecord
-from tokengrove.options.export import Drift, Images, Layout
+from tokengrove.options.export import Drift, Images, Layout, Stale
 from tokengrove.reasons import Unrecomputable, Untrained
 
 NO_SIDE: Mapping[str, Columns] = MappingProxyType({})
@@ -100,7 +100,12 @@ def _ledger(scored: ScoredSession, options: LayoutOptions) -> Ledger:
     excluded = not_trained(
         complete, scored.selected, scored.chosen, unfinished=unfinished, train=options.train, routes=options.routes
     )
-    return Ledger.of(complete, excluded, options.placeholders)
+    ledger = Ledger.of(complete, excluded, options.placeholders)
+    if options.stale is Stale.MASK:
+        for interaction in complete:
+            if ledger.open(interaction.id).any():
+                ledger.mask(interaction.id, options.freshness.older(interaction))
+    return ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +231,9 @@ class _SessionLayout:
     def _tree(self) -> SessionSamples:
         """One sample of the selected nodes and their aligned ancestors; no sample if nothing is selected.
 
-        Turns older than `min_version` are left out first, then paths that span more than `max_version_span`, in order
-        of their leaves. The version of a token counts on the path that first trains it. A turn that is left out stays
-        as context if a turn below it is kept.
+        Turns older than `min_version` are left out first, unless their old tokens are masked, then paths that span more
+        than `max_version_span`, in order of their leaves. The version of a token counts on the path that first trains
+        it. A turn that is left out stays as context if a turn below it is kept.
         """
         recent, trained = self._recent_turns(), dict[str, BoolArray]()
         wanted: set[str] = set()
@@ -258,15 +263,9 @@ class _SessionLayout:
         return recent
 
     def _versions(self, tokens: Mapping[str, BoolArray]) -> IntArray:
-        """The weight versions of these output tokens, given as bool [output] by turn id.
-
-        With a `min_version`, the tokens of a turn with uncertain versions count as older than any version.
-        """
-        nodes, recent = self.scored.nodes, self.options.freshness.min_version is not None
-        found = [token_versions(nodes[name].interaction)[trained] for name, trained in tokens.items()]
-        if recent:
-            doubted = [nodes[name].interaction.uncertain for name in tokens]
-            found = [np.full_like(each, -1) if doubt else each for each, doubt in zip(found, doubted, strict=True)]
+        """The weight versions of these output tokens, given as bool [output] by turn id (`Freshness.versions_of`)."""
+        nodes, versions_of = self.scored.nodes, self.options.freshness.versions_of
+        found = [versions_of(nodes[name].interaction)[trained] for name, trained in tokens.items()]
         return np.concatenate(found) if found else np.zeros(0, np.int32)
 
     def _in_order(self, names: Collection[str]) -> list[str]:

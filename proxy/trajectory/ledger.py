@@ -7,7 +7,7 @@ up to the number of sampled tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,11 @@ _PLACEHOLDER = _CODES[Untrained.PLACEHOLDER]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`states`: uint8 [output] by interaction id. Zero: no sample has used the token yet."""
+    """`states`: uint8 [output] by interaction id. Zero: no sample has used the token yet. `masked`: the stale tokens
+    that no sample trains, bool [output] by interaction id."""
 
     states: dict[str, NDArray[np.uint8]]
+    masked: dict[str, BoolArray] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -51,7 +53,13 @@ class Ledger:
 
     def open(self, name: str) -> BoolArray:
         """The tokens of an output that are to be trained and that no sample trains yet, bool [output]."""
-        return self.states[name] <= _LAST_OPEN
+        tokens = self.states[name] <= _LAST_OPEN
+        return tokens & ~self.masked[name] if name in self.masked else tokens
+
+    def mask(self, name: str, stale: BoolArray) -> None:
+        """Let no sample train these tokens of an output, bool [output]. Those that are open are counted as stale."""
+        self.masked[name] = stale
+        self.leave_out(name, Untrained.STALE, stale)
 
     def train(self, name: str, tokens: BoolArray) -> None:
         """Record that a sample trains these tokens of an output, bool [output]."""

@@ -24,9 +24,10 @@ class SessionSamples:
 
     `ledger`: whether each sampled token is trained. `masked_tokens`: the number of sampled tokens of the rows' turns
     that no row contains as sampled. `dropped`: the number of samples longer than the padded lengths. `stale`: the
-    number of samples (in layout tree, of turns) outside the limits on weight versions. `unrewarded`: the number of
-    samples of paths without a reward. `entry`: labels of the score in the session's entry in the export. `warnings`:
-    warnings about what it trains, and about how the session is scored and compared.
+    number of samples outside the limits on weight versions (in layout tree, of turns with a token that is not trained
+    because of them). `unrewarded`: the number of samples of paths without a reward. `entry`: labels of the score in the
+    session's entry in the export. `warnings`: warnings about what it trains, and about how the session is scored and
+    compared.
     """
 
     rows: Sequence[SampleRow]

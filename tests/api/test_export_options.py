@@ -52,6 +52,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"step_advantages": {}}, "step_advantages", "grpo"),
     ({"filter": {"min_version": -1}}, "filter.min_version", "at least 0"),
     ({"filter": {"max_version_span": "1"}}, "filter.max_version_span", "integer"),
+    ({"stale": "mask"}, "stale", "'filter.min_version'"),
+    ({"stale": "mask", "filter": {"max_version_span": 1}, "format": "npz"}, "stale", "'filter.min_version'"),
+    ({"stale": "keep", "filter": {"min_version": 1}}, "stale", "mask"),
+    ({"filter": {"min_version": 1, "stale": "mask"}}, "filter.stale", "min_version"),
 ]
 
 

@@ -21,6 +21,7 @@ EXPORTS: list[dict[str, Any]] = [
     {"train": {"turns": "last"}},
     {"mask_unfinished": True},
     {"filter": {"min_version": 1}},
+    {"filter": {"min_version": 1}, "stale": "mask"},
     {"layout": "padded", "prompt_length": 64, "response_length": 64},
     {"layout": "padded", "prompt_length": 8, "response_length": 5, "on_too_long": "truncate", "keep": "tail"},
     {"layout": "padded", "prompt_length": 8, "response_length": 5, "on_too_long": "drop"},

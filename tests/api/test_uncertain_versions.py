@@ -51,6 +51,8 @@ async def test_a_version_that_nobody_published_is_marked_and_never_fresh(served:
         assert [entry.get("version") for entry in sample["turns"]] == ["uncertain"]
         assert await versions(server, session) == [0]
         assert await versions(server, session, min_version=0) == []
+        [masked] = await server.export(session, filter={"min_version": 0}, stale="mask")
+        assert sum(masked["loss_mask"]) == 0 < sum(sample["loss_mask"])
     assert (await server.http.get("/engine")).json()["version"] == 0
 
 

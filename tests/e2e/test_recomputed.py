@@ -66,6 +66,11 @@ EXPORTS: list[dict[str, Any]] = [
     {"layout": "individual", "train": {"logprobs": "rule", "constrained": True}},
     {"layout": "tree", "train": {"logprobs": "rule"}, "filter": {"min_version": 1}},
     {**PADDED, "on_too_long": "truncate", "keep": "tail", "train": {"logprobs": "rule"}},
+    {"stale": "mask", "filter": {"min_version": 1}, "advantages": "grpo", "step_advantages": "grpo"},
+    {"layout": "individual", "stale": "mask", "filter": {"min_version": 2}, "train": {"constrained": True}},
+    {"layout": "tree", "stale": "mask", "filter": {"min_version": 2, "max_version_span": 1}},
+    {**PADDED, "on_too_long": "truncate", "keep": "tail", "stale": "mask", "filter": {"min_version": 1}},
+    {**PADDED, "on_too_long": "drop", "stale": "mask", "filter": {"min_version": 1, "max_version_span": 0}},
 ]
 
 

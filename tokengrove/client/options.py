@@ -346,6 +346,8 @@ class SampleOptions(TypedDict, total=False):
     `unrewarded`: What happens to sessions that run, failed or have no reward: they are left out, or count with the
         rewards they have, else as 0. Default: skip with advantages, else zero.
     `mask_unfinished`: Train nothing of sessions that ended with `finished: false`.
+    `stale`: What to do with tokens older than `filter.min_version`: drop the samples that would train them, or mask
+        only these tokens. Default: drop.
     `advantages`: Add a column of advantages within each group.
     `step_advantages`: Add a column of advantages among the turns of a group with the same `state_hash`.
     `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
@@ -370,6 +372,7 @@ class SampleOptions(TypedDict, total=False):
     reward_scope: Literal["session", "path", "agent"]
     unrewarded: Literal["skip", "zero"]
     mask_unfinished: bool
+    stale: Literal["drop", "mask"]
     advantages: Literal["grpo", "leave_one_out"]
     step_advantages: Literal["grpo", "leave_one_out"]
     prompt_length: int
@@ -409,6 +412,8 @@ class TokenOptions(TypedDict, total=False):
     `unrewarded`: What happens to sessions that run, failed or have no reward: they are left out, or count with the
         rewards they have, else as 0. Default: skip with advantages, else zero.
     `mask_unfinished`: Train nothing of sessions that ended with `finished: false`.
+    `stale`: What to do with tokens older than `filter.min_version`: drop the samples that would train them, or mask
+        only these tokens. Default: drop.
     `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
     `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
     `on_too_long`: What to do with samples that do not fit. Default: refuse.
@@ -425,6 +430,7 @@ class TokenOptions(TypedDict, total=False):
     reward_scope: Literal["session", "path", "agent"]
     unrewarded: Literal["skip", "zero"]
     mask_unfinished: bool
+    stale: Literal["drop", "mask"]
     prompt_length: int
     response_length: int
     on_too_long: Literal["refuse", "drop", "truncate"]

@@ -108,6 +108,14 @@ class TrainedLogprobs(StrEnum):
     RULE = "rule"
 
 
+class Stale(StrEnum):
+    """What happens to tokens older than `min_version`: the samples that would train them are dropped, or the tokens are
+    masked."""
+
+    DROP = "drop"
+    MASK = "mask"
+
+
 class TooLong(StrEnum):
     """What to do with a sample longer than the padded lengths: refuse the export, drop the sample, or truncate it."""
 
@@ -269,6 +277,14 @@ class SampleOptions:
     )
     mask_unfinished: bool = option(
         False, "Train nothing of sessions that ended with `finished: false`.", panel=TRAIN, tokens=True
+    )
+    stale: Stale = option(
+        Stale.DROP,
+        "What to do with tokens older than `filter.min_version`: drop the samples that would train them, or mask only "
+        "these tokens.",
+        panel=SESSIONS,
+        tokens=True,
+        note="[Stale tokens](trajectories.md#stale-tokens).",
     )
     advantages: Baseline | None = option(None, "Add a column of advantages within each group.", panel=SAMPLES)
     step_advantages: Baseline | None = option(

@@ -92,7 +92,8 @@ class SessionFilter(StoredFilter):
     """Which sessions, turns and samples to select, in exports and claims.
 
     `purpose` and `agent` select turns. `min_version` and `max_version_span` leave out samples that are too stale to
-    train on. These four apply to samples, so a claim takes them only together with `export`.
+    train on; an export with `stale: mask` masks tokens older than `min_version` instead. These four apply to samples,
+    so a claim takes them only together with `export`.
     """
 
     purpose: frozenset[Purpose] | None = option(None, "Only turns of these purposes.", panel=SESSIONS)

@@ -227,6 +227,8 @@ test("the options of the samples in the address are those of an export that the 
   assert.deepEqual(tokenOptions({}), {});
   assert.deepEqual(tokenOptions({ layout: "tree", drift: "mask", turn: "3", colour: "mask" }), { layout: "tree" });
   assert.deepEqual(tokenOptions({ drift: "mask", train: "last" }), { drift: "mask", train: '{"turns":"last"}' });
+  const masked = { filter: '{"min_version":2}', stale: "mask" };
+  assert.deepEqual(tokenOptions(masked), masked);
   const padded = { layout: "padded", prompt_length: "1024", response_length: "4096", on_too_long: "drop" };
   assert.deepEqual(tokenOptions({ layout: "padded", keep: "tail" }), padded);
   assert.deepEqual(tokenOptions({ layout: "concat", prompt_length: "7", on_too_long: "truncate" }), { layout: "concat" });

@@ -14,7 +14,7 @@ from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.session_samples import SessionSamples, warnings
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import forests, interaction
-from tokengrove.options.export import Drift, Layout, Padding, TooLong, TrainedLogprobs, TrainSelection
+from tokengrove.options.export import Drift, Layout, Padding, Stale, TooLong, TrainedLogprobs, TrainSelection
 from tokengrove.reasons import LogprobsOf
 
 RECORD = SessionRecord("s")
@@ -153,15 +153,22 @@ def test_a_warning_needs_more_than_half() -> None:
     )
 
 
-@given(forests(), st.sampled_from(list(Layout)), st.sampled_from(list(TooLong)), st.integers(0, 3), st.booleans())
+@given(
+    forests(),
+    st.sampled_from(list(Layout)),
+    st.sampled_from(list(TooLong)),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from(list(Stale)),
+)
 def test_trained_and_untrained_tokens_are_all_that_were_sampled(
-    nodes: list[Interaction], layout: Layout, too_long: TooLong, oldest: int, constrained: bool
+    nodes: list[Interaction], layout: Layout, too_long: TooLong, oldest: int, constrained: bool, stale: Stale
 ) -> None:
     for at, node in enumerate(nodes):
         node.grammar, node.versions = at % 3 == 1, ((len(node.output_ids), at),)
     padding = Padding(8, 6, on_too_long=too_long) if layout is Layout.PADDED else None
     train, limits = TrainSelection(constrained=constrained), Freshness(oldest or None, 4)
-    options = LayoutOptions(layout=layout, train=train, padding=padding, freshness=limits)
+    options = LayoutOptions(layout=layout, train=train, padding=padding, freshness=limits, stale=stale)
     laid = lay_out(RECORD, nodes, options)
     found = [(c["input_ids"][c["loss_mask"] == 1]).tolist() for c in (row.columns() for row in laid.rows)]
     trained = [token for tokens in found for token in tokens]

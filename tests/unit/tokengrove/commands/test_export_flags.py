@@ -26,6 +26,7 @@ from tokengrove.options.export import (
     Keep,
     Layout,
     Padding,
+    Stale,
     TooLong,
     TrainSelection,
     TurnSelection,
@@ -163,6 +164,8 @@ def test_a_value_and_a_range_of_one_key_are_refused() -> None:
 def test_versions_are_filters() -> None:
     options = parse_export(made(min_version=3, max_version_span=1)).options
     assert options.freshness == Freshness(min_version=3, max_version_span=1)
+    assert options.stale is Stale.DROP
+    assert parse_export(made(min_version=3, stale="mask")).options.stale is Stale.MASK
 
 
 def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:

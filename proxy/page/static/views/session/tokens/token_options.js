@@ -1,7 +1,7 @@
 // Which export the states of tokens are of: its options out of the address, as `include=tokens` takes them. Pure: no DOM.
 import { PADDED_OPTIONS, shownOptions, valueOf } from "../samples/samples_options.js";
 
-const NAMES = ["layout", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope", "mask_unfinished"];
+const NAMES = ["layout", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope", "mask_unfinished", "stale"];
 
 /**
  * {name: text} for the query of a request. The samples beside it share the address: what they leave out there is their
