@@ -209,7 +209,7 @@ class ServedEngines:
 def check_declared(models: Sequence[DeclaredModel], settings: Settings) -> None:
     """Raise ConfigurationError, which names the table, for a fault that can be found without loading anything."""
     check_engines(models, settings)
-    if settings.max_staleness is not None and len([each for each in models if each.kind is RouteKind.POLICY]) > 1:
+    if settings.max_staleness is not None and sum(each.kind is RouteKind.POLICY for each in models) > 1:
         raise ConfigurationError(
             "--max-staleness counts the versions of one model, and --models trains several; leave it out, and let each "
             "trainer choose its sessions by 'filter.min_version'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -60,10 +61,15 @@ def call_text(name: str, arguments: str) -> str:
 
 
 def free_port() -> int:
-    """A local port on which nothing listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A local port on which nothing listens now.
+
+    It is below those that systems give to outgoing connections, one of which could have it before a server has started.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)  # of its own randomness: all workers have equal seeds
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from proxy.turns.plan import ReplyPlan
 from proxy.turns.planner import Planner
 from tests.engines.pools import wires
+from tests.logs import fields_of
 from tests.support import Server, sampled, says, serving, user
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream, streamed
 from tokengrove.client import AsyncClient
@@ -278,10 +279,13 @@ async def test_the_key_of_an_external_model_is_in_no_database_and_no_audit_line(
         await server.ok("/engine/models", {"name": "critic", "kind": "external", "url": upstream.url, "key": KEY})
         for model in ("judge", "critic"):
             await server.post("/s/v1/chat/completions", {"model": model, "messages": [user("a")]})
-        shown = (await server.http.get("/rl/sessions/s?include=messages,reply,added")).text
+        shown = (await server.http.get("/rl/sessions/s/interactions/1?include=messages,reply,request")).text
         metrics = (await server.http.get("/metrics")).text
     assert upstream.asked[-1].headers["authorization"] == f"Bearer {KEY}"
-    assert KEY not in shown + metrics and KEY.encode() not in written_under(tmp_path)
+    written = written_under(tmp_path)
+    assert b"critic" in written and KEY.encode() not in written
+    assert '"messages"' in shown and "critic" in shown and KEY not in shown + metrics
+    assert [line["action"] for line in fields_of(caplog, "audit")] == ["engine.models.add"]
     assert not any(KEY in str(vars(record)) for record in caplog.records if record.name.startswith("proxy"))
 
 

@@ -288,18 +288,22 @@ async def test_without_its_table_no_tokenizer_reads_the_turns_of_a_route(tmp_pat
 async def test_each_route_has_its_own_parser_and_context(tmp_path: Path) -> None:
     tables = {
         "policy": {},
-        "plain": {"kind": "frozen", "engine": "scripted", "tool_parser": "pythonic", "max_context_tokens": 24},
+        "plain": {"kind": "frozen", "engine": "scripted", "engine_arg": ["play=agent"], "tool_parser": "pythonic"},
+        "short": {"kind": "frozen", "engine": "scripted", "max_context_tokens": 24},
     }
     call = call_text("add", '{"a": 1}')
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    body = {"messages": [user("word " * 40 + 'Say exactly: "[add(a=1)]"')], "tools": tools}
     with mock.patch("proxy.served_engines.load_renderer", load_renderer):
-        async with serving(tmp_path, says(call, call), models=json.dumps(tables)) as server:
-            main, plain = (server.app.state.turns.routes.engine(name) for name in tables)
-            formats = [type(each.renderer.reading(None).tool_format) for each in (main, plain)]
-            assert formats[0] is not formats[1]
-            body = {"messages": [user("word " * 40)], "tools": tools}
-            assert (await server.post("/s/v1/chat/completions", {"model": "policy", **body})).status_code == 200
-            refused = await server.post("/s/v1/chat/completions", {"model": "plain", **body})
+        async with serving(tmp_path, says(call), models=json.dumps(tables)) as server:
+            for model, written in (("policy", call), ("plain", "[add(a=1)]")):
+                reply = await server.ok("/s/v1/chat/completions", {"model": model, **body})
+                (made,) = reply["choices"][0]["message"]["tool_calls"]
+                assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("add", {"a": 1})
+                turn = (await turns(server))[-1]["id"]
+                shown = (await server.http.get(f"/rl/sessions/s/interactions/{turn}?include=ids")).json()
+                assert written in server.app.state.turns.routes.decoder(model)(shown["output_ids"])
+            refused = await server.post("/s/v1/chat/completions", {"model": "short", **body})
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 

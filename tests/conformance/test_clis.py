@@ -19,6 +19,7 @@ import pytest
 from tests.conformance.loop import MARK
 from tests.conformance.npm import Install
 from tests.conformance.served import Served
+from tests.e2e.processes import server_process
 from tests.exports import entries
 
 pytestmark = pytest.mark.clients
@@ -228,6 +229,29 @@ def test_the_tool_loop_of_a_coding_agent_is_one_sample(
     check(cli, interactions, entries(export)[session], export["samples"])
     package, _, version = cli.package.rpartition("@")
     planned.keep(session, package, version, {str(tmp_path): "/tmp/agent"})
+
+
+def test_claude_code_keeps_its_model_names_where_models_are_declared(install: Install, tmp_path: Path) -> None:
+    """It asks for names of its own, to which nothing but the session's start binds a route."""
+    cli = CLIS["claude"]
+    programs = install(cli.binary, cli.package)
+    (tmp_path / "models.toml").write_text('[models.policy]\n[models.opponent]\nkind = "frozen"\nengine = "scripted"\n')
+    flags = ["--engine", "tests.conformance.planned:PlannedEngine", "--models", str(tmp_path / "models.toml")]
+    with server_process(tmp_path, *flags) as process:
+        served = Served(process.url.rstrip("/"))
+        bound = {"session_id": "bound", "models": {"*": "policy"}}
+        httpx.post(f"{served.url}/rl/start_session", json=bound).raise_for_status()
+        first, second = run(cli, programs, served.anthropic("bound"), tmp_path)
+        assert SECRET in first and GOODBYE in second
+        turns = served.tree("bound")
+        assert {turn["route"] for turn in turns} == {"policy"}
+        assert "policy" not in {turn["model"] for turn in turns}, "the names are its own"
+        export = httpx.post(
+            f"{served.url}/trajectories/export", json={"session_id": "bound", "layout": "concat"}
+        ).json()
+        check(cli, turns, entries(export)["bound"], export["samples"])
+        body = {"model": turns[0]["model"], "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        assert httpx.post(f"{served.url}/unbound/v1/messages", json=body).status_code == 404
 
 
 def check(cli: Cli, interactions: list[Any], session: Mapping[str, Any], samples: list[Any]) -> None:
