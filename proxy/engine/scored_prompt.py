@@ -19,7 +19,7 @@ Tops = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """The scored tokens of one request. `first`: the position of the first. `ids`: the token before it, and they.
+    """The scored tokens of one request. `first`: the position of the first. `ids`: their ids.
 
     `top`: the number of alternatives per token. `vocab_size`: as in `check_request`.
     """
@@ -38,10 +38,10 @@ class ScoredPrompt:
                 f"scored_from must be between 1 and the length of the prompt, {len(request.prompt)}",
                 param="scored_from",
             )
-        return cls(first, request.input_ids[first - 1 :], request.top_logprobs, vocab_size)
+        return cls(first, request.input_ids[first:], request.top_logprobs, vocab_size)
 
     def __len__(self) -> int:
-        return len(self.ids) - 1
+        return len(self.ids)
 
     def check(self, values: Sequence[Any], tops: Sequence[Tops]) -> Logprobs:
         """The logprobs as an array. Raises EngineFailed unless there is one finite logprob per token.

@@ -16,6 +16,7 @@ from proxy.engine.contract import request_for
 from proxy.engine.requests import GenerateRequest
 from proxy.types import Ids, ids_of
 from tests.adapters import adapted_model, adapter_logprobs
+from tests.engines.pictures import Prompts, asks, drawn, seen_logprobs
 from tokengrove.reasons import FinishReason
 
 TOLERANCE = 1e-4
@@ -80,3 +81,19 @@ def check_alternatives(
     for top, row in zip(tops, logprobs, strict=True):
         assert [value for _, value in top] == pytest.approx(row.topk(count).values.tolist(), abs=TOLERANCE)
         assert [value for _, value in top] == pytest.approx([float(row[token]) for token, _ in top], abs=TOLERANCE)
+
+
+async def check_scored_after_images(engine: CallbackEngine, folder: Path, tolerance: float) -> None:
+    """Assert that the tokens after two images have the logprobs of a forward pass that sees them, also if cached."""
+    images = drawn(1), drawn(3, 300, 80)
+    ids, placed = Prompts(folder).of("Look: ", images[0], " and then ", images[1], " What is it? It is red.")
+    after = placed[-1].start + placed[-1].length
+    for first in (after, after + 1, len(ids) - 3):
+        request = replace(asks(ids, placed, images, 1), scored_from=first, top_logprobs=2, whole=True)
+        chunk = await scored(engine, request)
+        expected = seen_logprobs(folder, ids[:first], images, ids[first:])
+        assert list(chunk.prompt_logprobs or ()) == pytest.approx(expected, abs=tolerance)
+        assert [len(top) for top in chunk.prompt_top] == [2] * len(expected)
+    expected = seen_logprobs(folder, ids[:after], images, ids[after:])
+    others = seen_logprobs(folder, ids[:after], (drawn(2), images[1]), ids[after:])
+    assert max(abs(one - other) for one, other in zip(others, expected, strict=True)) > 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from proxy.engine.contract import request_for
 from proxy.engine.interface import AdapterSource, Capability, PauseMode
 from proxy.engine.servers.pool import Pool
 from proxy.engine.sglang.engine import SglangEngine
+from proxy.engine.tiny.vision import VisionKind, build_tiny_vision_model
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.adapters import write_adapter
@@ -23,9 +25,10 @@ from tests.engines.devices import CPU_ARGUMENTS
 from tests.engines.engine_process import EngineProcess, pool_of
 from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.gates import AdminGate
-from tests.engines.scoring import check_scored, scored, scoring, tokens
+from tests.engines.scoring import check_scored, check_scored_after_images, scored, scoring, tokens
 from tests.engines.test_sglang_adapters import EMBEDDED_LORA, LORA
-from tests.engines.test_sglang_server import ARGUMENTS
+from tests.engines.test_sglang_server import ARGUMENTS, Server
+from tests.engines.test_sglang_server_images import seeing
 from tokengrove.errors import InvalidRequest
 
 pytestmark = [
@@ -160,3 +163,16 @@ async def test_around_new_weights_they_are_of_one_version(
 async def test_too_long_a_prompt_is_refused(engine: SglangEngine | Pool) -> None:
     with pytest.raises(InvalidRequest):
         await scored(engine, scoring(tokens(70, engine.info().context_length + 1)))
+
+
+async def test_after_images_they_are_of_what_the_model_sees(tmp_path: Path) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
+    build_tiny_vision_model(tmp_path / "model", VisionKind.QWEN3_VL, seed=0)
+    vocabulary = json.loads((tmp_path / "model/config.json").read_text())["text_config"]["vocab_size"]
+    server = Server(tmp_path / "model", tmp_path / "log")
+    try:
+        await asyncio.to_thread(server.wait_ready)
+        async with seeing(server, tmp_path / "model", vocabulary) as pool:
+            await check_scored_after_images(pool, tmp_path / "model", 1e-3)
+    finally:
+        server.kill()

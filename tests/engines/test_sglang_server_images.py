@@ -61,9 +61,9 @@ def plain(folder: Path, prompt: Ids, images: Sequence[ImageFile], output: Sequen
 
 
 @contextlib.asynccontextmanager
-async def seeing(server: Server, folder: Path) -> AsyncIterator[Pool]:
+async def seeing(server: Server, folder: Path, vocabulary: int = 700) -> AsyncIterator[Pool]:
     eyes = Eyes(SentImages(), placeholder_ids(folder))
-    opener = connect(700, None, eyes=eyes)
+    opener = connect(vocabulary, None, eyes=eyes)
     pool = Pool([server.url], opener, start_timeout_s=60.0, check_s=0.2)
     await pool.start()
     try:

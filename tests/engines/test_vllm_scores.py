@@ -14,12 +14,14 @@ import pytest_asyncio
 from proxy.engine.contract import request_for
 from proxy.engine.interface import AdapterSource, Capability, PauseMode
 from proxy.engine.servers.pool import Pool
+from proxy.engine.tiny.vision import VisionKind
 from tests.adapters import write_adapter
 from tests.engines.engine_process import pool_of
 from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.gates import AdminGate
-from tests.engines.scoring import check_scored, scored, scoring, tokens
-from tests.engines.vllm_process import FULL, VARIABLE, VllmProcess, build_wide_model
+from tests.engines.scoring import check_scored, check_scored_after_images, scored, scoring, tokens
+from tests.engines.test_sglang_server_images import seeing
+from tests.engines.vllm_process import FULL, VARIABLE, VllmProcess, build_wide_model, build_wide_vision_model
 from tokengrove.errors import InvalidRequest
 
 pytestmark = [
@@ -145,3 +147,17 @@ async def test_around_new_weights_they_are_of_one_version(
     assert (await check_scored(pool, scoring(prompt, 350), folders[1])).version == before.version + 1
     await gate.admin.update_weights(str(folders[0]), before.version + 2, PauseMode.ABORT)
     await check_scored(pool, scoring(prompt, 1, 1), folders[0])
+
+
+async def test_after_images_they_are_of_what_the_model_sees(tmp_path: Path) -> None:
+    if VARIABLE not in os.environ:
+        pytest.skip(f"{VARIABLE} does not name the Python of an environment with vLLM")
+    build_wide_vision_model(tmp_path / "model", VisionKind.QWEN3_VL, 0)
+    flags = ("--limit-mm-per-prompt", '{"image": 4, "video": 0}', *SERVERS["generate"])
+    server = VllmProcess(tmp_path / "model", tmp_path / "log", *flags)
+    try:
+        await asyncio.to_thread(server.wait_ready)
+        async with seeing(server, tmp_path / "model") as pool:
+            await check_scored_after_images(pool, tmp_path / "model", 0.02)  # vLLM resizes with torchvision
+    finally:
+        server.kill()

@@ -403,7 +403,8 @@ class SglangWire(Wire):
         """The logprobs of the prompt from `logprob_start_len` on, of which the first is null."""
         ids = list(wanted.input_ids)
         start = self._scored.get(wanted.request_id, len(ids))
-        values = [[score_of(place, ids[place]), ids[place], None] for place in range(start, len(ids))]
+        named = [0 if token == self.placeholder else token for token in ids]
+        values = [[score_of(place, ids[place]), named[place], None] for place in range(start, len(ids))]
         tops = [[[value, token, None] for token, value in tops_of(n, wanted.top_logprobs)] for n in range(len(ids))]
         if values:
             values[0][0] = tops[start] = None

@@ -42,7 +42,7 @@ def read_scores(
             f"the engine gave logprobs of {len(told)} tokens for a prompt of {scored.first + len(scored)} tokens"
         )
     values, tops = [], []
-    for token, entries in zip(scored.ids[1:], told[scored.first :], strict=True):
+    for token, entries in zip(scored.ids, told[scored.first :], strict=True):
         if (own := entries.get(str(token))) is None:
             raise EngineFailed(f"the engine gave logprobs of other tokens than the prompt has: token {token} has none")
         if own["logprob"] == _MINUS_INFINITY:

@@ -34,13 +34,14 @@ def read_scores(scored: ScoredPrompt, meta: Mapping[str, Any]) -> tuple[Logprobs
     """The logprobs of the scored tokens, and their alternatives. Raises EngineFailed, and TypeError or LookupError for
     another form than SGLang's.
 
-    SGLang names the last token of the vocabulary 0.
+    SGLang names the last token of the vocabulary 0, and so placeholders of images, of which the one before the first
+    scored token may be one.
     """
     told = meta.get("input_token_logprobs") or []
-    if len(told) != len(scored.ids):
+    if len(told) != len(scored) + 1:
         raise EngineFailed(f"the engine gave {max(len(told) - 1, 0)} logprobs for {len(scored)} tokens of the prompt")
     last = scored.vocab_size - 1
-    for entry, token in zip(told, scored.ids, strict=True):
+    for entry, token in zip(told[1:], scored.ids, strict=True):
         if entry[1] != token and not (entry[1] == 0 and token == last):
             raise EngineFailed(f"the engine gave the logprob of token {entry[1]}, but the prompt has token {token}")
     tops = tuple(map(_ranked, meta["input_top_logprobs"][1:])) if scored.top else ()
