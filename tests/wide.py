@@ -1,7 +1,13 @@
-"""Parameters of which a quick run takes a few, each of other mechanics. `.ci/run` takes the rest (marker `wide`)."""
+"""Parameters of which a quick run takes a few, each of other mechanics. `.ci/run` takes the rest (marker `wide`).
+
+`TOKENGROVE_TEST_THIRD` (0, 1 or 2) selects a third of all collected tests by their names. Every test is in exactly one
+third, and stays there as long as its name stays.
+"""
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -40,6 +46,20 @@ def mark_combinations(items: Iterable[pytest.Item]) -> None:
         for item, row in zip(family, rows, strict=True):
             if row not in quick:
                 item.add_marker(WIDE)
+
+
+def other_thirds(names: Iterable[str]) -> set[str]:
+    """The names of tests that the chosen third leaves out; empty unless `TOKENGROVE_TEST_THIRD` chooses one.
+
+    Raises:
+        pytest.UsageError: The variable is not 0, 1 or 2.
+    """
+    third = os.environ.get("TOKENGROVE_TEST_THIRD")
+    if not third:
+        return set()
+    if third not in ("0", "1", "2"):
+        raise pytest.UsageError(f"TOKENGROVE_TEST_THIRD must be 0, 1 or 2, not {third!r}")
+    return {name for name in names if zlib.crc32(name.encode()) % 3 != int(third)}
 
 
 def _row(item: pytest.Item) -> tuple[tuple[int, ...], ...]:

@@ -363,6 +363,7 @@ BODY = st.fixed_dictionaries(
 
 
 @on_the_shared_app
+@pytest.mark.wide
 async def test_no_body_at_all_gives_a_5xx(server: Server, session: str) -> None:
     loop = asyncio.get_running_loop()
 

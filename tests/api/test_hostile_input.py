@@ -234,6 +234,7 @@ async def assert_survives(server: Server, hostile: Hostile, caplog: pytest.LogCa
     assert min(statuses[200], statuses[400], statuses[404]) > number // 50, statuses
 
 
+@pytest.mark.wide
 async def test_no_request_fails_an_open_server(
     tmp_path: Path, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

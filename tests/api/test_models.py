@@ -137,6 +137,7 @@ async def test_without_a_table_names_cannot_be_bound_and_every_name_is_served(tm
 
 
 @pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+@pytest.mark.wide
 async def test_each_route_has_the_tokenizer_and_the_template_of_its_model(tmp_path: Path) -> None:
     tables = {"policy": {}, "other": {"kind": "frozen", "engine": "scripted", "tokenizer": str(QWEN3)}}
     async with several(tmp_path, tables) as server:
@@ -200,6 +201,7 @@ async def test_with_several_trained_models_an_update_names_one(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+@pytest.mark.wide
 async def test_the_text_of_a_sample_is_decoded_by_the_tokenizer_of_its_route(tmp_path: Path) -> None:
     tables = {"policy": {}, "other": {"kind": "policy", "engine": "scripted", "tokenizer": str(QWEN3)}}
     async with several(tmp_path, tables) as server:
@@ -266,6 +268,7 @@ def test_a_wrong_table_stops_the_start_and_is_named(tmp_path: Path, tables: dict
 
 
 @pytest.mark.skipif(not QWEN3.is_dir(), reason=f"{QWEN3} is not there (TOKENGROVE_TEST_ASSETS)")
+@pytest.mark.wide
 async def test_the_echo_of_ids_is_the_text_of_their_route(tmp_path: Path) -> None:
     tables = {"policy": {}, "other": {"kind": "frozen", "engine": "scripted", "tokenizer": str(QWEN3)}}
     async with several(tmp_path, tables) as server:

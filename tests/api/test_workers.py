@@ -258,6 +258,7 @@ async def test_servers_that_join_and_leave_do_so_for_all_workers(tmp_path: Path,
         await more.kill()
 
 
+@pytest.mark.wide
 async def test_a_pause_that_begins_while_a_server_joins_another_worker_is_the_last_news_there(
     tmp_path: Path, url: str, wire: LiveWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_unit_may_do_little(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.wide
 def test_the_service_is_ready_once_it_listens_and_stops_in_its_time(tmp_path: Path) -> None:
     """A datagram on NOTIFY_SOCKET says that the start is complete."""
     assert unit()["Type"] == "notify" and unit()["KillMode"] == "mixed"

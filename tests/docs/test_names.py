@@ -35,6 +35,7 @@ OTHER_VARIABLES = {
     "TOKENGROVE_DATABSE_URL",
     "TOKENGROVE_PROT",
     "TOKENGROVE_TEST_RELEASE_BEFORE",
+    "TOKENGROVE_TEST_THIRD",
 }
 
 # Of curl, SGLang, vLLM, Docker and the build of Python.

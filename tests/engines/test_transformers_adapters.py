@@ -134,6 +134,7 @@ async def three_versions_and_the_base(
     assert {0, 1, 2, 3, 4} in steps
 
 
+@pytest.mark.wide
 async def test_three_versions_and_the_base_model_sample_in_one_batch(model, adapters, steps) -> None:
     await three_versions_and_the_base(model, adapters, steps)
 
@@ -173,6 +174,7 @@ async def test_a_version_that_is_loaded_again_with_other_weights_has_no_old_pref
         await engine.unload_adapter(7)
 
 
+@pytest.mark.wide
 async def test_adapters_stay_loaded_when_the_base_model_gets_new_weights(model, adapters, tmp_path: Path) -> None:
     other = build_mixture(tmp_path / "other", "qwen3", seed=1)
     async with running(model) as engine:

@@ -168,6 +168,7 @@ async def test_many_concurrent_sessions_get_the_same_tokens_as_alone(engine, fol
             assert turn.reply.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.wide
 async def test_requests_that_are_closed_or_aborted_halfway_disturb_no_other(own_engine, folder: Path) -> None:
     prompts = [ids_of(range(n, n + 20)) for n in range(12)]
     leaving = [leave_after(own_engine, prompt, 1 + 3 * n, 300) for n, prompt in enumerate(prompts)]
@@ -229,6 +230,7 @@ async def test_an_invalid_schema_is_refused_by_name(engine) -> None:
     assert refused.value.param == "tools"
 
 
+@pytest.mark.wide
 async def test_new_weights_in_mid_generation_give_runs_of_versions(
     own_engine, folder: Path, other_folder: Path
 ) -> None:
@@ -255,6 +257,7 @@ async def test_weights_of_another_model_are_refused(own_engine, folder: Path, tm
 
 
 @pytest.mark.parametrize("mode", first([PauseMode.IN_PLACE, PauseMode.RETRACT]))
+@pytest.mark.wide
 async def test_a_pause_stops_sampling_and_loses_no_token(own_engine, folder: Path, mode: PauseMode) -> None:
     reply, chunks = await begun(own_engine, 500)
     await own_engine.pause(mode)
@@ -380,6 +383,7 @@ async def test_memory_that_was_not_released_is_not_resumed(own_engine) -> None:
 
 
 @pytest.mark.parametrize("mode", first([PauseMode.ABORT, PauseMode.DRAIN]))
+@pytest.mark.wide
 async def test_a_request_goes_on_exactly_after_a_release(own_engine, mode: PauseMode) -> None:
     gate, request = AdminGate(own_engine), request_for(PROMPT, 300, temperature=0.0)
     whole, begins = await complete(own_engine, request), asyncio.Event()

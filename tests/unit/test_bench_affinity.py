@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import statistics
 
+import pytest
+
 from tests.bench.affinity import POLICIES, Workload, measure
 from tests.bench.affinity_servers import Clock, PrefixCache, Request, SimulatedServer, Speed
 from tests.bench.affinity_sessions import MOST_TURNS, drawn, recorded
@@ -59,6 +61,7 @@ def test_a_server_that_dies_returns_its_requests_with_their_tokens_and_forgets_i
     assert server.cache.held(request("a", 100)) == 0
 
 
+@pytest.mark.wide
 def test_the_drawn_numbers_of_turns_have_the_stated_mean_and_maximum() -> None:
     for mean in (32, 80):
         turns = [len(session.steps) for session in drawn(random.Random(3), 500, mean)]

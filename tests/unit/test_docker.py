@@ -131,6 +131,7 @@ def test_a_compose_file_has_only_known_flags_variables_and_files(path: Path) -> 
     read_settings({"forwarded_allow_ips": server["environment"].get("TOKENGROVE_FORWARDED_ALLOW_IPS")}, {})
 
 
+@pytest.mark.wide
 def test_compose_files_keep_to_the_schema_of_the_compose_specification() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     checked = subprocess.run([*command, *DOCKER.glob("compose*.yml")], capture_output=True, text=True)

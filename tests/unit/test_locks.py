@@ -108,6 +108,7 @@ def component(name: str) -> dict[str, object]:
     return {"name": name, "version": about["Version"], "licenses": [{"license": {"name": found}}] if found else []}
 
 
+@pytest.mark.wide
 def test_a_bill_of_materials_keeps_to_the_schema_and_is_refused_for_a_foreign_licence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

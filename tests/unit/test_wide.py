@@ -1,4 +1,4 @@
-"""A quick run of a crossed test has each value of each of its parameters; the rest is wide."""
+"""A quick run of a crossed test has each value of each of its parameters; the rest is wide. Thirds divide all tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.wide import CROSSED, WIDE, mark_combinations
+from tests.wide import CROSSED, WIDE, mark_combinations, other_thirds
 
 
 class Case:
@@ -55,3 +55,24 @@ def test_a_test_that_is_not_crossed_keeps_all_combinations() -> None:
 
 def test_a_combination_that_is_named_alone_runs() -> None:
     assert quick(Case("b", (1, "one"), "sqlite", CROSSED)) == [("b", 1, "sqlite")]
+
+
+def test_every_test_is_in_exactly_one_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"tests/test_{number}.py::test_a[{number}]" for number in range(300)}
+    runs = []
+    for third in "012":
+        monkeypatch.setenv("TOKENGROVE_TEST_THIRD", third)
+        runs.append(names - other_thirds(names))
+    assert sorted(name for run in runs for name in run) == sorted(names)
+    assert all(70 <= len(run) <= 130 for run in runs)
+
+
+def test_all_tests_run_unless_a_third_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKENGROVE_TEST_THIRD", raising=False)
+    assert other_thirds(["a", "b"]) == set()
+
+
+def test_an_unknown_third_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENGROVE_TEST_THIRD", "3")
+    with pytest.raises(pytest.UsageError, match="must be 0, 1 or 2"):
+        other_thirds(["a"])

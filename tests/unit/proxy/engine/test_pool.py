@@ -65,6 +65,7 @@ async def test_cutting_the_replies_of_a_hung_server_raises_engine_lost(stream: b
 
 
 @OVER_BOTH
+@pytest.mark.wide
 async def test_requests_of_a_hung_server_continue_elsewhere(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_PROBE_S", 1.0)
     async with wires(2, delay_s=0.01, kind=kind) as live, pool_of(*(wire.url for wire in live)) as pool:

@@ -95,6 +95,7 @@ def test_an_engine_in_the_current_folder_is_loaded(elsewhere: Path) -> None:
     assert engine.info().name == "counting" and engine.settings.engine == "counting_engine:Counting"
 
 
+@pytest.mark.wide
 def test_the_contract_runs_outside_of_the_project(elsewhere: Path) -> None:
     (elsewhere / "counting_engine.py").write_text(ENGINE)
     (elsewhere / "test_counting.py").write_text(SUITE)

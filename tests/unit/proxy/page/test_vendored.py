@@ -83,6 +83,7 @@ def test_the_readme_of_the_folder_lists_the_packages_as_the_manifest_does() -> N
     assert rows == [(name, package["version"], package["licence"]) for name, package in PACKAGES.items()]
 
 
+@pytest.mark.wide
 def test_a_bill_of_materials_has_the_packages_and_allows_their_licences() -> None:
     found = vendored.components(PACKAGES)
     assert sbom.strange_licences({"components": found}) == []

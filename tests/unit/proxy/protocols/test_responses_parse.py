@@ -287,6 +287,7 @@ def test_a_very_long_run_of_calls_takes_linear_time() -> None:
 
 
 @given(st.text())
+@pytest.mark.wide
 def test_encrypted_content_decodes_to_what_was_encoded(text: str) -> None:
     assert read_encrypted(encrypt(ORIGIN, text)) == (ORIGIN, text)
 

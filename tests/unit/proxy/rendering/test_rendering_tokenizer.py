@@ -37,6 +37,7 @@ def test_ids_and_text_are_those_of_hugging_face(tiny: Renderer, hugging_face: An
     assert tiny.decode(expected, special=False) == hugging_face.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.wide
 def test_the_fast_encoder_is_used_for_the_real_vocabulary(qwen3: Renderer) -> None:
     assert qwen3.encoder.startswith("fastokens")
 

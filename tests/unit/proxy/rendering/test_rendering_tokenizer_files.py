@@ -91,11 +91,13 @@ def real(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_a_real_folder_is_read_as_autotokenizer_reads_it(real: Path) -> None:
     assert_equal(Tokenizer(read_tokenizer(real)), AutoTokenizer.from_pretrained(real), corpus())
 
 
 @pytest.mark.parametrize("name", first(["Qwen2Tokenizer", "PreTrainedTokenizerFast"]))
+@pytest.mark.wide
 def test_a_real_vocabulary_is_read_alike_under_a_class_that_transformers_builds(
     real: Path, tmp_path: Path, name: str
 ) -> None:

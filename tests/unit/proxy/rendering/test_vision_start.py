@@ -66,6 +66,7 @@ def test_a_text_model_has_no_facts_of_images() -> None:
     assert not {"images", "processor"} & dict(examine(tiny_renderer()).facts).keys()
 
 
+@pytest.mark.wide
 def test_a_model_of_text_imports_nothing_for_images(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TEXT_ONLY, default_url(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

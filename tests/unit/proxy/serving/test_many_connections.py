@@ -399,6 +399,7 @@ async def test_requests_that_wait_for_earlier_replies_are_so_many_and_each_is_an
     assert answers.count(b"connection: close") == 1
 
 
+@pytest.mark.wide
 async def test_the_replies_of_one_connection_come_whole_if_nobody_sends_ahead_of_them(clients: Clients) -> None:
     reader, writer = await clients.connect()
     for _ in range(2 * MOST_WAITING_REQUESTS):

@@ -34,6 +34,7 @@ def sets_of(rows: SideRows) -> list[list[bool] | None]:
 
 
 @given(st.lists(MASKS, max_size=6), st.integers(1, 250))
+@pytest.mark.wide
 def test_a_set_is_kept_whole_unless_it_and_its_complement_are_too_large(
     masks: list[NDArray[np.bool_]], max_kept: int
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_set_is_kept_whole_unless_it_and_its_complement_are_too_large(
 
 
 @given(st.lists(MASKS, max_size=6), st.sampled_from(["uint16", "uint32"]))
+@pytest.mark.wide
 def test_packed_sets_are_unpacked_as_they_were(masks: list[NDArray[np.bool_]], dtype: str) -> None:
     rows = joined([SideRows(np.zeros(0, np.uint32), np.zeros(0, np.int32)), *(kept_row(each, 512) for each in masks)])
     again = unpacked(packed(rows.as_dtype(np.dtype(dtype))), len(masks), np.dtype(dtype))

@@ -125,6 +125,7 @@ def test_a_record_whose_values_take_far_more_memory_than_its_text_is_not_parsed(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the peak of a process's memory")
+@pytest.mark.wide
 async def test_an_import_takes_at_most_four_times_a_record_of_long_values(tmp_path: Path) -> None:
     url, into = (f"sqlite:///{tmp_path / name}" for name in ("from.db", "into.db"))
     async with serving(tmp_path, says("one"), database_url=url) as server:

@@ -193,6 +193,7 @@ def test_an_array_of_another_type_is_refused() -> None:
 
 
 @given(interactions_of_any_kind())
+@pytest.mark.wide
 def test_an_interaction_comes_back_from_its_row(node: Interaction) -> None:
     assert rows.interaction_of(rows.interaction_row(node, node.seq)) == node  # type: ignore[arg-type]
 

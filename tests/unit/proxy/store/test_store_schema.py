@@ -88,6 +88,7 @@ def test_asking_for_the_revision_makes_no_file(url: str, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wide
 def test_a_start_with_a_current_database_needs_no_alembic(database_url: str) -> None:
     schema.upgrade(database_url)
     script = (

@@ -77,6 +77,7 @@ def test_no_text_begins_a_line_or_steers_a_terminal(text: str, lines: logging.Fo
 
 
 @given(st.dictionaries(st.text(max_size=8), ANYTHING, min_size=1), st.text())
+@pytest.mark.wide
 def test_whatever_is_said_is_one_line(fields: dict[str, Any], message: str) -> None:
     for args in ((fields,), (message,), ()):
         said = json.loads(JsonLines().format(record(message, *args)))

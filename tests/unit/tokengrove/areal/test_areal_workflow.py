@@ -379,6 +379,7 @@ def no_processes_left() -> Iterator[None]:
     shared_pool(2).close()
 
 
+@pytest.mark.wide
 async def test_agents_in_processes_each_have_their_own_session(
     keyed: str, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

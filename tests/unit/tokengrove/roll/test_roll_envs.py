@@ -331,6 +331,7 @@ def test_an_environment_that_only_roll_has_is_refused_with_the_way_out(
     made(env_type)
 
 
+@pytest.mark.wide
 def test_the_package_is_light_and_leaves_the_root_logger_as_it_is() -> None:
     code = """
 import logging, sys

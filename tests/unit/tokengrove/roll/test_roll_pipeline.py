@@ -110,6 +110,7 @@ def check_batch(client: Client, batch: DataProto) -> None:
         assert np.allclose(batch.batch["infer_logprobs"][row, : length - 1], sample.logprobs[1:])
 
 
+@pytest.mark.wide
 def test_a_pipeline_runs_the_steps_of_a_yaml_in_worker_processes(url: str, tmp_path: Path) -> None:
     config = configured(tmp_path, each=3)
     with Client(url, KEY) as client:

@@ -288,6 +288,7 @@ async def misled(task: dict[str, Any]) -> None:
     raise ValueError(f"no {task['worth']}")
 
 
+@pytest.mark.wide
 def test_a_python_function_is_an_agent_and_may_give_the_reward() -> None:
     here = "tests.unit.tokengrove.roll.test_roll_rock_jobs"
     task = {"worth": 0.5}

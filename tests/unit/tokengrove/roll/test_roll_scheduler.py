@@ -286,6 +286,7 @@ def test_shutdown_ends_a_batch_that_another_thread_waits_for(client: Client) -> 
     release_the_hanging()
 
 
+@pytest.mark.wide
 def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
     client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -306,6 +307,7 @@ def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
     assert any("SIGKILL" in str(each["exit_reason"]) for each in failed)
 
 
+@pytest.mark.wide
 def test_worker_processes_go_through_a_data_set_together(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(f'{{"name": "task-{number}"}}\n' for number in range(3)))
@@ -318,6 +320,7 @@ def test_worker_processes_go_through_a_data_set_together(client: Client, tmp_pat
         assert val.get_batch(at(3), 2) is None
 
 
+@pytest.mark.wide
 def test_a_worker_that_always_dies_ends_the_run(client: Client) -> None:
     config = settings(groups=2, size=1, workers=2, env={"then": "kill always"})
     with scheduler(client, config, processes=2) as train:
@@ -379,6 +382,7 @@ with RolloutScheduler(config, config.train_env_manager, url={url!r}, admin_key={
 """
 
 
+@pytest.mark.wide
 def test_an_interrupted_program_ends_its_workers(url: str, client: Client) -> None:
     command = [sys.executable, "-c", SCRIPT.format(url=url, key=KEY)]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
