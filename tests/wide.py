@@ -1,7 +1,8 @@
 """Parameters of which a quick run takes a few, each of other mechanics. `.ci/run` takes the rest (marker `wide`).
 
 `TOKENGROVE_TEST_THIRD` (0, 1 or 2) selects a third of all collected tests by their names. Every test is in exactly one
-third, and stays there as long as its name stays.
+third, and stays there as long as its name stays. Tests of one `xdist_group` are in the same third: they share what
+takes minutes to make.
 """
 
 from __future__ import annotations
@@ -48,18 +49,23 @@ def mark_combinations(items: Iterable[pytest.Item]) -> None:
                 item.add_marker(WIDE)
 
 
-def other_thirds(names: Iterable[str]) -> set[str]:
-    """The names of tests that the chosen third leaves out; empty unless `TOKENGROVE_TEST_THIRD` chooses one.
+def other_thirds(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The tests that the chosen third leaves out; none unless `TOKENGROVE_TEST_THIRD` chooses one.
 
     Raises:
         pytest.UsageError: The variable is not 0, 1 or 2.
     """
     third = os.environ.get("TOKENGROVE_TEST_THIRD")
     if not third:
-        return set()
+        return []
     if third not in ("0", "1", "2"):
         raise pytest.UsageError(f"TOKENGROVE_TEST_THIRD must be 0, 1 or 2, not {third!r}")
-    return {name for name in names if zlib.crc32(name.encode()) % 3 != int(third)}
+    return [item for item in items if zlib.crc32(_unit(item).encode()) % 3 != int(third)]
+
+
+def _unit(item: pytest.Item) -> str:
+    group = item.get_closest_marker("xdist_group")
+    return group.args[0] if group else item.nodeid
 
 
 def _row(item: pytest.Item) -> tuple[tuple[int, ...], ...]:

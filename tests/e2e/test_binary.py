@@ -23,7 +23,7 @@ from tests.e2e.processes import ROOT
 from tests.e2e.test_servers import Wire
 
 # The build downloads the server's packages and takes minutes, which count as the first test's.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900), pytest.mark.xdist_group("one-file program")]
 
 PROGRAM = "/tokengrove"
 DATABASE = ("--database-url", "sqlite:////tmp/served.db")

@@ -57,22 +57,35 @@ def test_a_combination_that_is_named_alone_runs() -> None:
     assert quick(Case("b", (1, "one"), "sqlite", CROSSED)) == [("b", 1, "sqlite")]
 
 
-def test_every_test_is_in_exactly_one_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {f"tests/test_{number}.py::test_a[{number}]" for number in range(300)}
+def thirds(monkeypatch: pytest.MonkeyPatch, cases: list[Case]) -> list[set[str]]:
+    """The names of the tests of each third."""
     runs = []
     for third in "012":
         monkeypatch.setenv("TOKENGROVE_TEST_THIRD", third)
-        runs.append(names - other_thirds(names))
-    assert sorted(name for run in runs for name in run) == sorted(names)
+        left_out = {item.nodeid for item in other_thirds(cast("list[pytest.Item]", cases))}
+        runs.append({case.nodeid for case in cases} - left_out)
+    return runs
+
+
+def test_every_test_is_in_exactly_one_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [Case("a", (number, "one"), "sqlite") for number in range(300)]
+    runs = thirds(monkeypatch, cases)
+    assert sorted(name for run in runs for name in run) == sorted(case.nodeid for case in cases)
     assert all(70 <= len(run) <= 130 for run in runs)
+
+
+def test_tests_of_one_group_are_in_the_same_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = pytest.mark.xdist_group("made once")
+    cases = [Case("a", (number, "one"), "sqlite", group) for number in range(30)]
+    assert sorted(map(len, thirds(monkeypatch, cases))) == [0, 0, 30]
 
 
 def test_all_tests_run_unless_a_third_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENGROVE_TEST_THIRD", raising=False)
-    assert other_thirds(["a", "b"]) == set()
+    assert other_thirds(cast("list[pytest.Item]", [Case("a", (1, "one"), "sqlite")])) == []
 
 
 def test_an_unknown_third_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENGROVE_TEST_THIRD", "3")
     with pytest.raises(pytest.UsageError, match="must be 0, 1 or 2"):
-        other_thirds(["a"])
+        other_thirds([])
