@@ -158,8 +158,8 @@ class ScoreEndpoint:
             return
         why = "it has another tokenizer" if own is not None else "this server does not serve that model any more"
         raise InvalidRequest(
-            f"the turn {turn.id} is of the model {turn.route!r}, whose token ids {route.name!r} cannot score: {why}. "
-            "Name a model with the same tokenizer",
+            f"the turn {turn.id} is of the model {brief(turn.route)}, whose token ids {brief(route.name)} cannot "
+            f"score: {why}. Name a model with the same tokenizer",
             param="model",
         )
 

@@ -21,6 +21,7 @@ from tokengrove.errors import (
     EngineFailed,
     EngineIncapable,
     UnsupportedParameter,
+    brief,
 )
 
 _AFFINITY = "score "
@@ -54,10 +55,11 @@ class Scores(NamedTuple):
 def check_scores(info: EngineInfo, temperature: float) -> None:
     """Raise EngineIncapable or UnsupportedParameter if an engine cannot score tokens at this temperature."""
     if Capability.PROMPT_LOGPROBS not in info.capabilities:
-        raise EngineIncapable(f"the engine {info.name!r} gives no logprobs of given tokens")
+        raise EngineIncapable(f"the engine {brief(info.name)} gives no logprobs of given tokens")
     if temperature != 1.0 and Capability.PROMPT_TEMPERATURE not in info.capabilities:
         raise UnsupportedParameter(
-            f"the engine {info.name!r} gives logprobs of given tokens at temperature 1 only; leave 'temperature' out",
+            f"the engine {brief(info.name)} gives logprobs of given tokens at temperature 1 only; leave 'temperature' "
+            "out",
             param="temperature",
         )
 
