@@ -6,7 +6,7 @@ For every complete `Interaction`: `len(output_ids) == len(logprobs) == sum(count
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -324,7 +324,9 @@ class TurnRequest:
     in `input_ids`, in their order. `files`: the images of the request that are not yet stored with its session, by
     digest. `sender`: the sender of the request. `route`: the name of the route that serves it, "" without a table of
     models; `pinned`: the adapter version that it names (`policy@7`). `reasoning_fields`: the fields of the Messages API
-    that configure reasoning, as sent, for external models.
+    that configure reasoning, as sent, for external models. `further_prompts`: prompts
+    of the same request after this one, each for a turn of its own. `score_prompt`: the reply has the logprobs of the
+    prompt, which are in `prompt_logprobs` in the form of the API before the turn begins.
 
     Headers set some of the fields (`api.client_hints`), then the session does (`turns.defaults`); after that, the
     request does not change.
@@ -369,6 +371,9 @@ class TurnRequest:
     route: str = ""
     pinned: int | None = None
     reasoning_fields: Mapping[str, Json] = field(default_factory=dict)
+    further_prompts: tuple[Ids | PromptText, ...] = field(default=(), compare=False, repr=False)
+    score_prompt: bool = False
+    prompt_logprobs: Mapping[str, Sequence[Json]] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Continued(NamedTuple):

@@ -21,6 +21,8 @@ from proxy.api.http import encode_json
 from proxy.api.neutral_errors import neutral
 from proxy.api.session_json import quoted
 from proxy.api.turn_lines import TurnLines
+from proxy.protocols.completions.protocol import CompletionsProtocol
+from proxy.protocols.completions.reply import completions_json
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.live_session import LiveSession
@@ -75,7 +77,7 @@ class UnaryReply:
             self._turns.leave(attempt)
 
     async def _answer(self, request: HttpRequest, send: Send) -> None:
-        body = encode_json(self._protocol.reply(self._asked, [choice.answer() for choice in self._choices]))
+        body = encode_json(self._body())
         headers = [
             (b"content-length", b"%d" % len(body)),
             (b"content-type", b"application/json"),
@@ -85,6 +87,40 @@ class UnaryReply:
         self.started, request.status = True, 200
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _body(self) -> dict[str, Any]:
+        return self._protocol.reply(self._asked, [choice.answer() for choice in self._choices])
+
+
+class BatchReply(UnaryReply):
+    """Waits until the choices of all prompts of a request are committed, then sends one body."""
+
+    def __init__(
+        self, turns: Turns, parts: Sequence[tuple[TurnRequest, Sequence[Choice]]], headers: Sequence[Header] = ()
+    ) -> None:
+        """`parts`: the requests of the prompts, with their choices, to whose attempts the client is attached."""
+        choices = [choice for _, chosen in parts for choice in chosen]
+        super().__init__(turns, parts[0][0], choices, CompletionsProtocol(), headers)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = _named(request_of(scope), self._turns, self._choices)
+        attempts = [choices[0].attempt for _, choices in self._parts]
+        try:
+            for choice in self._choices:
+                if not await connected_until(choice.ended, receive):
+                    request.left = True
+                    return
+            await self._answer(request, send)
+            for attempt in attempts:
+                self._turns.replied(attempt)
+        finally:
+            for attempt in attempts:
+                self._turns.leave(attempt)
+
+    def _body(self) -> dict[str, Any]:
+        parts = [(asked, [choice.answer() for choice in choices]) for asked, choices in self._parts]
+        return completions_json(parts)
 
 
 class StreamReply:
@@ -270,6 +306,26 @@ async def begin_turns(
     finally:
         gone.remove_done_callback(end)
         gone.cancel()
+
+
+async def begin_each(
+    receive: Receive, turns: Turns, session: LiveSession, parts: Sequence[TurnRequest], protocol: WireProtocol
+) -> list[Sequence[Choice]]:
+    """Begin the turns of the prompts of a request, with the client attached to each. If one fails, the others end.
+
+    Attached before the next begins, so that equal prompts are separate samples. Raises as `begin_turns`.
+    """
+    begun: list[Sequence[Choice]] = []
+    try:
+        for asked in parts:
+            choices = await begin_turns(receive, turns, session, asked, protocol)
+            choices[0].attempt.join()
+            begun.append(choices)
+    except BaseException:
+        for choices in begun:
+            turns.leave(choices[0].attempt)
+        raise
+    return begun
 
 
 def _end(waiting: asyncio.Timeout, gone: asyncio.Future[None]) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 from starlette.requests import Request
 
 from proxy.api.bodies import Bodies
-from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
+from proxy.api.prompt_scores import score_all
 from proxy.images.image_pool import ImagePool
 from proxy.images.prompt_images import PromptImages
 from proxy.protocols.fields import (
@@ -28,22 +28,19 @@ from proxy.protocols.fields import (
     optional_text,
     parse_token_ids,
 )
-from proxy.resources.senders import Sender
 from proxy.sessions.access import Access
 from proxy.store.recordings import Recordings
 from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
 from proxy.turns.route import EngineRoute
-from proxy.turns.scores import Scored, Scores, check_scores, score
+from proxy.turns.scores import Scored, Scores, check_scores
 from proxy.turns.turns import Turns
-from proxy.types import Api, Ids, Interaction, TurnRequest
-from tokengrove.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, NotFound, brief
+from proxy.types import Ids, Interaction
+from tokengrove.errors import InvalidRequest, NotFound, brief
 
 _TOKENS = ("input_ids", "interaction_ids", "session_id")
 _FIELDS = (*_TOKENS, "start", "model", "temperature", "top_k")
 _MOST_PROMPTS = 256
 _MOST_ALTERNATIVES = 20
-_AT_ONCE = 2
-"""The prompts of one request that are in the engine at once, so that scores leave room for turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +83,15 @@ class ScoreEndpoint:
         prompts = await self._prompts(asked, route)
         adapter = route.begin(None, named.version)
         try:
-            found = await self._run(request, asked, prompts, route, adapter, sender)
+            wanted = [prompt.scored for prompt in prompts]
+            found = await score_all(
+                request.receive, self._turns, route, adapter, wanted, asked.temperature, asked.top_k, sender
+            )
         finally:
             route.adapters.end(adapter)
         rows = zip(prompts, found, strict=True)
         data = [_row(index, prompt, scores, asked.top_k) for index, (prompt, scores) in enumerate(rows)]
         return JsonResponse({"object": "list", "model": route.name or route.model, "data": data})
-
-    async def _run(
-        self,
-        request: Request,
-        asked: _Asked,
-        prompts: Sequence[_Prompt],
-        route: EngineRoute,
-        adapter: int | None,
-        sender: Sender,
-    ) -> list[Scores]:
-        """Score all prompts, or raise the first error. They count as one request within the limits of turns."""
-        free = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(wanted: Scored) -> Scores:
-            async with free:
-                return await score(route, wanted, asked.temperature, asked.top_k, adapter)
-
-        async def all_of_them() -> list[Scores]:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt.scored)) for prompt in prompts]
-            return [task.result() for task in tasks]
-
-        counted = TurnRequest(api=Api.GENERATE, model=asked.model, messages=(), sender=sender)
-        running = self._turns.running.run_unrecorded(counted, all_of_them())
-        try:
-            return await while_connected(request.receive, running)
-        except asyncio.CancelledError:
-            if not running.cancelled():
-                raise
-            raise EngineUnavailable(SHUTTING_DOWN) from None
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
 
     async def _prompts(self, asked: _Asked, route: EngineRoute) -> list[_Prompt]:
         """The tokens to score, in the order of the request. Raises NotFound for turns that do not exist."""

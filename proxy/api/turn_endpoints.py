@@ -6,7 +6,7 @@ A turn bypasses Starlette's requests and middleware, which would cost more than 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,16 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.api.bodies import Bodies, Upload
 from proxy.api.client_hints import add_headers
+from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
-from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
+from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin_each, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.completions.reply import ECHO
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.turns.choice import Choice
 from proxy.turns.route import Routes
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
@@ -121,16 +123,28 @@ class TurnEndpoint:
         routes, asked.sender = self._turns.routes, sender
         routes.assign(asked, session.record)
         asked.model = asked.model or routes.main.model
-        if asked.input_ids is not None and ECHO in asked.echo:
-            asked.echo = {ECHO: await upload.do(size, routes.engine(asked.route).renderer.decode, asked.input_ids)}
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
         if request.trace is not None:
             trace_request(request.trace, asked)
+        parts = each_prompt(asked) if asked.further_prompts else (asked,)
+        if ECHO in asked.echo:
+            decode = routes.engine(asked.route).renderer.decode
+            for part in parts:
+                if part.input_ids is not None:
+                    part.echo = {ECHO: await upload.do(size, decode, part.input_ids)}
         if asked.tools or asked.template_options or asked.echo:
             await upload.do(size, _check_depth, asked)
         try:
+            if asked.score_prompt:
+                await score_prompts(receive, self._turns, session, parts)
+            if asked.further_prompts:
+                begun = await begin_each(receive, self._turns, session, parts, self._protocol)
+                if request.trace is not None:
+                    for part, choices in zip(parts, begun, strict=True):
+                        trace_turns(request.trace, part, choices)
+                return BatchReply(self._turns, list(zip(parts, begun, strict=True)), self._shown(caller, begun[0]))
             choices = await begin_turns(receive, self._turns, session, asked, self._protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
             raise InvalidRequest(TOO_DEEP, param="body") from None
@@ -140,9 +154,11 @@ class TurnEndpoint:
         if request.trace is not None:
             trace_turns(request.trace, asked, choices)
         reply = StreamReply if asked.stream else UnaryReply
-        # A caller that names no session gets its id.
-        shown = () if caller.names_session or not self._access.open_server else (session_header(choices),)
-        return reply(self._turns, asked, choices, self._protocol, shown)
+        return reply(self._turns, asked, choices, self._protocol, self._shown(caller, choices))
+
+    def _shown(self, caller: Caller, choices: Sequence[Choice]) -> Sequence[Header]:
+        """The headers that name the session to a caller that names none."""
+        return () if caller.names_session or not self._access.open_server else (session_header(choices),)
 
 
 def _check_depth(asked: TurnRequest) -> None:

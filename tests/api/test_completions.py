@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from proxy.engine.grammar import GrammarPart
-from proxy.engine.scripted.scripts import Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, babble, play
+from proxy.turns import turns
 from tests.api.test_streaming import events
-from tests.support import Server, sampled, says, serving, tiny_renderer, user
+from tests.logs import fields_of
+from tests.support import Server, let_pass, sampled, says, serving, tiny_renderer, until, user
 
 PATH = "/s/v1/completions"
 PROMPT = "Once upon a time"
@@ -239,11 +242,15 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [True]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [tiny_renderer().vocab_size]}, "prompt"),
-    ({"prompt": ["a", "b"]}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt[1]"),
+    ({"prompt": ["a", None]}, "prompt[1]"),
+    ({"prompt": [[1], []]}, "prompt[1]"),
+    ({"prompt": [[1], [2, -1]]}, "prompt[1]"),
+    ({"prompt": [[1], "a", 7]}, "prompt[2]"),
+    ({"prompt": ["a"] * 257}, "prompt"),
+    ({"prompt": ["a", "b"], "stream": True}, "stream"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 0, "echo": True}, "max_tokens"),
-    ({"echo": True, "logprobs": 1}, "echo"),
     ({"echo": "yes"}, "echo"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"logprobs": 21}, "logprobs"),
@@ -262,11 +269,101 @@ async def test_errors_name_the_field(tmp_path: Path) -> None:
     assert named == ERRORS
 
 
-async def test_a_request_for_the_likelihood_of_its_prompt_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_an_engine_that_scores_no_prompts_refuses_a_request_for_their_logprobs(tmp_path: Path) -> None:
     """The body by which lm-eval asks for a log-likelihood: an answer without it would be a wrong score."""
     async with serving(tmp_path, says()) as server:
-        error = await refused(server, prompt=[IDS], max_tokens=1, temperature=0, logprobs=1, seed=1234, echo=True)
-        assert error["code"] == "unsupported_parameter" and "logprobs of the prompt" in error["message"]
+        body = {"prompt": [IDS], "max_tokens": 1, "temperature": 0, "logprobs": 1, "seed": 1234, "echo": True}
+        response = await server.post(PATH, body)
+        assert (response.status_code, response.json()["error"]["code"]) == (501, "engine_incapable")
+        assert server.engine.requests == [] and await server.tree() == []
+
+
+@pytest.mark.parametrize("given", ["texts", "ids", "both"])
+async def test_each_prompt_of_a_request_is_a_turn(tmp_path: Path, given: str) -> None:
+    texts = [PROMPT, "A second prompt", "A third one"]
+    ids = [tiny_renderer().encode(text).tolist() for text in texts]
+    prompts = {"texts": texts, "ids": ids, "both": [texts[0], *ids[1:]]}[given]
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        reply = await complete(server, prompt=prompts, echo=True, return_token_ids=True)
+        choices = reply["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2]
+        assert [choice["text"] for choice in choices] == [
+            text + said for text, said in zip(texts, ("one", "two", "three"), strict=True)
+        ]
+        assert [choice["prompt_token_ids"] for choice in choices] == ids == server.prompts()
+        nodes = await server.tree()
+        assert [(node["api"], node["reason"], node["parent_id"]) for node in nodes] == [
+            ("completions", "first", None),
+            ("completions", "new_root", None),
+            ("completions", "new_root", None),
+        ]
+        assert reply["id"] == nodes[0]["id"]
+        usage = reply["usage"]
+        assert usage["prompt_tokens"] == sum(map(len, ids))
+        assert usage["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def test_equal_prompts_of_a_request_are_samples_of_their_own(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*"abcdef")) as server:
+        reply = await complete(server, prompt=[PROMPT] * 3, n=2)
+        assert sorted(choice["text"] for choice in reply["choices"]) == list("abcdef")
+        assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+        assert len(await server.export()) == 6
+
+
+async def test_a_repeated_request_with_several_prompts_is_answered_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        body = {"prompt": [PROMPT, PROMPT], "max_tokens": 500}
+        first = await server.ok(PATH, body, headers={"idempotency-key": "k"})
+        assert await server.ok(PATH, body, headers={"idempotency-key": "k"}) == first
+        assert [choice["text"] for choice in first["choices"]] == ["one", "two"]
+        assert len(await server.tree()) == 2
+
+
+async def test_nothing_begins_if_one_of_several_prompts_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one")) as server:
+        await refused(server, prompt=[PROMPT, [1, "a"]])
+        assert await server.tree() == []
+
+
+async def test_a_client_that_leaves_ends_the_turns_of_all_its_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxy")
+    monkeypatch.setattr(turns, "GRACE_S", 0.0)
+    async with serving(tmp_path, babble(8, 200, 1, delay_s=60.0)) as server:
+        body = json.dumps({"prompt": [PROMPT, PROMPT, "Another"]}).encode()
+        parts = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+
+        async def receive() -> Any:
+            return parts.pop(0)
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "query_string": b""}
+        await server.app({**scope, "headers": [(b"content-type", b"application/json")]}, receive, lambda _: None)  # type: ignore[arg-type, return-value]
+        await let_pass(0.1, monkeypatch)
+        await until(lambda: len(fields_of(caplog, "turn")) == 3)
+        assert [line["status"] for line in fields_of(caplog, "turn")] == ["aborted"] * 3
+        assert [node["status"] for node in await server.tree()] == ["aborted"] * 3
+
+
+async def test_if_the_turn_of_one_prompt_fails_the_request_fails_and_the_others_are_recorded(tmp_path: Path) -> None:
+    faults = [Fault.ERROR]
+
+    def script(request: Any) -> Reply:
+        if request.input_ids[: len(IDS)].tolist() == IDS:
+            return Reply(sampled("fine"))
+        return Reply(sampled("other"), fault=faults.pop() if faults else None, fault_after=1)
+
+    async with serving(tmp_path, script) as server:
+        body, key = {"prompt": [PROMPT, "Another"], "max_tokens": 500}, {"idempotency-key": "k"}
+        response = await server.post(PATH, body, headers=key)
+        assert response.status_code == 502, response.text
+        assert sorted(node["status"] for node in await server.tree()) == ["complete", "failed"]
+        again = await server.ok(PATH, body, headers=key)
+        assert [choice["text"] for choice in again["choices"]] == ["fine", "other"]
+        assert len(server.engine.requests) == 3, "only the failed turn is sampled again"
 
 
 async def test_ignored_fields_are_named(tmp_path: Path) -> None:

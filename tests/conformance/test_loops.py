@@ -6,16 +6,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.conformance import loop
 from tests.conformance.packages import package
 from tests.conformance.served import MODEL, Served, assert_one_chain, assert_trained_once
 from tests.conformance.test_frameworks import pydantic_ai_model
+from tests.e2e.processes import ROOT, server_process
+
+BUILTIN = "from proxy.engine.tiny.model import builtin_model_folder; print(builtin_model_folder())"
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
@@ -360,6 +367,36 @@ def test_lm_eval(planned: Served) -> None:
     assert model.generate_until(requests) == ["one", "two"]
     planned.keep("lm-eval-chat", "lm-eval", version("lm_eval"))
     assert_trained_once(planned, "lm-eval-chat", 1, 1)
+
+
+def test_lm_eval_log_likelihoods(tmp_path: Path) -> None:
+    """Two prompts in each request: lm-eval's sums are those of `POST /v1/logprobs`."""
+    package("transformers")
+    models, instance = package("lm_eval.models.openai_completions"), package("lm_eval.api.instance")
+    python = os.environ.get("TOKENGROVE_TEST_SERVER_PYTHON", sys.executable)
+    told = subprocess.run([python, "-c", BUILTIN], check=True, cwd=ROOT, capture_output=True, text=True)
+    asked = [("Once upon a time", " there was"), ("The sky is", " blue"), ("A", " longer continuation of it")]
+    with server_process(tmp_path, "--engine", "transformers") as process:
+        url = process.url.rstrip("/")
+        model = models.LocalCompletionsAPI(
+            base_url=f"{url}/lm-eval/v1/completions",
+            model=MODEL,
+            tokenizer_backend="huggingface",
+            tokenizer=told.stdout.strip(),
+            batch_size=2,
+            max_length=2048,
+        )
+        found = model.loglikelihood([instance.Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(asked)])
+        for (context, continuation), (total, greedy) in zip(asked, found, strict=True):
+            ids, start = model.tok_encode(context + continuation), len(model.tok_encode(context))
+            body = {"input_ids": ids, "start": start, "top_k": 1}
+            (row,) = httpx.post(f"{url}/v1/logprobs", json=body, timeout=60).raise_for_status().json()["data"]
+            assert total == pytest.approx(sum(row["logprobs"]), abs=1e-3)
+            assert greedy == all(
+                value >= top[0][1] for value, top in zip(row["logprobs"], row["top_logprobs"], strict=True)
+            )
+        samples = httpx.post(f"{url}/trajectories/export", json={"session_id": "lm-eval"}, timeout=60).json()["samples"]
+        assert [sum(sample["loss_mask"]) for sample in samples] == [1, 1, 1]
 
 
 async def test_claude_agent_sdk(planned: Served, tmp_path: Path) -> None:

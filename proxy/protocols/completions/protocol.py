@@ -1,12 +1,12 @@
-"""Parses OpenAI completion requests: a prompt as text or token ids, which is sent to the engine unchanged.
+"""Parses OpenAI completion requests: prompts as texts or token ids, which are sent to the engine unchanged.
 
 honoured  model prompt stream stream_options.include_usage max_tokens stop temperature top_p seed presence_penalty
           frequency_penalty logit_bias n logprobs echo, and vLLM's extensions top_k min_p repetition_penalty min_tokens
           stop_token_ids add_special_tokens response_format return_token_ids return_tokens_as_token_ids and
           structured_outputs, regex, ebnf (`answer_format`)
 ignored   user, and every field not named here (recorded as dropped)
-refused   several prompts; suffix, best_of above n, prompt_logprobs, and echo with logprobs: a turn has the logprobs of
-          sampled tokens only; vLLM's former guided_* fields
+refused   suffix, best_of above n, prompt_logprobs (`echo` with `logprobs` has them), streams of several prompts, and
+          vLLM's former guided_* fields
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ REFUSED = frozenset({"suffix", "best_of", "prompt_logprobs"}) | FORMER_FIELDS
 _DEFAULT_MAX_TOKENS = 16
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
+_MAX_PROMPTS = 256
 
 
 class CompletionsProtocol:
@@ -56,9 +57,9 @@ class CompletionsProtocol:
         logprobs = _parse_logprobs(body)
         echo = optional_bool(body, "echo")
         number = optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1
-        _refuse_unsupported(body, number, with_prompt=echo and logprobs is not None)
+        _refuse_unsupported(body, number)
         sampling = parse_sampling(body)
-        prompt = _parse_prompt(body)
+        prompt, *further = _parse_prompts(body)
         return_token_ids = optional_bool(body, "return_token_ids")
         return TurnRequest(
             api=Api.COMPLETIONS,
@@ -75,9 +76,9 @@ class CompletionsProtocol:
                 body, parse_response_format(body.get("response_format"), "response_format")
             ),
             dropped=tuple(ignored_fields(body, HONOURED | REFUSED)),
-            echo={ECHO: prompt.text if isinstance(prompt, PromptText) else None} if echo else {},
-            input_ids=None if isinstance(prompt, PromptText) else prompt,
-            text=prompt if isinstance(prompt, PromptText) else None,
+            **prompt_fields(prompt, echo=echo),
+            further_prompts=tuple(further),
+            score_prompt=echo and logprobs is not None,
             return_token_ids=return_token_ids,
             per_token=return_token_ids or logprobs is not None,
             names_ids=optional_bool(body, "return_tokens_as_token_ids") and logprobs is not None,
@@ -108,19 +109,36 @@ class CompletionsProtocol:
         return CompletionStream(request, reply_id, created, prompt_ids)
 
 
-def _parse_prompt(body: Mapping[str, Any]) -> Ids | PromptText:
-    """Return `prompt`: token ids, a text, or a list of one of them."""
+def prompt_fields(prompt: Ids | PromptText, *, echo: bool) -> dict[str, Any]:
+    """Return the fields of a TurnRequest for a prompt, which the reply repeats if `echo` is set."""
+    if isinstance(prompt, PromptText):
+        return {"input_ids": None, "text": prompt, "echo": {ECHO: prompt.text} if echo else {}}
+    return {"input_ids": prompt, "text": None, "echo": {ECHO: None} if echo else {}}
+
+
+def _parse_prompts(body: Mapping[str, Any]) -> list[Ids | PromptText]:
+    """Return the prompts of `prompt`: token ids, a text, or a list of such prompts."""
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise UnsupportedParameter(f"'prompt' has {len(prompt)} prompts; send one request for each", param="prompt")
-        prompt = prompt[0]
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+        return [_parse_prompt(body, prompt, "prompt")]
+    if len(prompt) > _MAX_PROMPTS:
+        raise InvalidRequest(f"'prompt' must have at most {_MAX_PROMPTS} prompts, not {len(prompt)}", param="prompt")
+    if len(prompt) > 1 and optional_bool(body, "stream"):
+        raise UnsupportedParameter(
+            f"'prompt' has {len(prompt)} prompts, which cannot be streamed; leave 'stream' out or send each alone",
+            param="stream",
+        )
+    names = [f"prompt[{index}]" for index in range(len(prompt))] if len(prompt) > 1 else ["prompt"]
+    return [_parse_prompt(body, each, name) for each, name in zip(prompt, names, strict=True)]
+
+
+def _parse_prompt(body: Mapping[str, Any], prompt: Any, name: str) -> Ids | PromptText:
     if isinstance(prompt, list):
-        return parse_token_ids(prompt, "prompt")
+        return parse_token_ids(prompt, name)
     if isinstance(prompt, str):
         return PromptText(prompt, optional_bool(body, "add_special_tokens", True))
     shown = "missing" if prompt is None else f"{json_type(prompt)}; give a text or a list of token ids"
-    raise InvalidRequest(f"'prompt' is {shown}", param="prompt")
+    raise InvalidRequest(f"'{name}' is {shown}", param=name)
 
 
 def _parse_logprobs(body: Mapping[str, Any]) -> int | None:
@@ -131,11 +149,10 @@ def _parse_logprobs(body: Mapping[str, Any]) -> int | None:
     return optional_int(body, "logprobs", least=0, most=_MAX_TOP_LOGPROBS)
 
 
-def _refuse_unsupported(body: Mapping[str, Any], number: int, *, with_prompt: bool) -> None:
-    if with_prompt or body.get("prompt_logprobs") is not None:
-        name = "echo" if with_prompt else "prompt_logprobs"
-        message = f"'{name}' asks for the logprobs of the prompt, and this server has those of sampled tokens only"
-        raise UnsupportedParameter(message, param=name)
+def _refuse_unsupported(body: Mapping[str, Any], number: int) -> None:
+    if body.get("prompt_logprobs") is not None:
+        message = "'prompt_logprobs' is not supported by this server; 'echo' with 'logprobs' has those of the prompt"
+        raise UnsupportedParameter(message, param="prompt_logprobs")
     if body.get("suffix"):
         raise UnsupportedParameter("'suffix' is not supported by this server; leave it out", param="suffix")
     if (optional_int(body, "best_of", least=1) or number) != number:

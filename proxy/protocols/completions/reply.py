@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.protocols import sse
@@ -10,7 +11,7 @@ from proxy.protocols.error_envelopes import openai_error
 from proxy.protocols.openai_choices import finish_reason, usage_json
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, TextDelta, TokenLogprob, TokensDelta
-from proxy.types import Ids, TurnRequest
+from proxy.types import Ids, Json, TurnRequest
 from tokengrove.errors import ProxyError
 
 ECHO = "text"
@@ -22,25 +23,67 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
 
     With `return_token_ids` each choice has `prompt_token_ids` and `token_ids`, as in vLLM.
     """
-    first, echo = answers[0].interaction, request.echo.get(ECHO, "")
+    return completions_json([(request, answers)])
+
+
+def completions_json(parts: Sequence[tuple[TurnRequest, Sequence[Answer]]]) -> dict[str, Any]:
+    """Return one object for several prompts, with the choices of each in turn, and their usage together."""
+    request, answers = parts[0]
+    first = answers[0].interaction
+    choices = [(asked, answer) for asked, answered in parts for answer in answered]
     return {
         "id": first.id,
         "object": "text_completion",
         "created": int(first.created_at),
         "model": request.model,
-        "choices": [
-            {
-                "index": index,
-                "text": echo + answer.interaction.output.content,
-                "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs, len(echo)),
-                "finish_reason": finish_reason(answer.interaction),
-                **({"token_ids": answer.interaction.output_ids.tolist()} if request.return_token_ids else {}),
-                **({} if answer.prompt_ids is None else {"prompt_token_ids": answer.prompt_ids.tolist()}),
-            }
-            for index, answer in enumerate(answers)
-        ],
-        "usage": usage_json(answers),
+        "choices": [_choice_json(index, asked, answer) for index, (asked, answer) in enumerate(choices)],
+        "usage": usage_json(answers) if len(parts) == 1 else _sum([usage_json(answered) for _, answered in parts]),
         "system_fingerprint": None,
+    }
+
+
+def _choice_json(index: int, request: TurnRequest, answer: Answer) -> dict[str, Any]:
+    echo = request.echo.get(ECHO, "")
+    logprobs = None
+    if answer.logprobs is not None:
+        logprobs = _logprobs_json(answer.logprobs, len(echo))
+        for name, values in request.prompt_logprobs.items():
+            logprobs[name] = [*values, *logprobs[name]]
+    return {
+        "index": index,
+        "text": echo + answer.interaction.output.content,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(answer.interaction),
+        **({"token_ids": answer.interaction.output_ids.tolist()} if request.return_token_ids else {}),
+        **({} if answer.prompt_ids is None else {"prompt_token_ids": answer.prompt_ids.tolist()}),
+    }
+
+
+def _sum(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of equal objects of numbers."""
+    return {
+        name: _sum([usage[name] for usage in usages])
+        if isinstance(value, Mapping)
+        else sum([usage[name] for usage in usages])
+        for name, value in usages[0].items()
+    }
+
+
+def prompt_logprobs_json(tokens: Sequence[TokenLogprob]) -> Mapping[str, Sequence[Json]]:
+    """Return the `logprobs` of a prompt's tokens, for `TurnRequest.prompt_logprobs`.
+
+    The first token has none, whatever `tokens` says: nothing is before it. Offsets are those of the tokens' text.
+    """
+    decoder, offsets, seen = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    for token in tokens:
+        offsets.append(seen)
+        seen += len(decoder.decode(token.utf8))
+    written = _logprobs_json(tokens, 0)
+    return {
+        "tokens": written["tokens"],
+        "token_logprobs": [None, *written["token_logprobs"][1:]],
+        "top_logprobs": [None, *written["top_logprobs"][1:]],
+        "text_offset": offsets,
     }
 
 
@@ -57,6 +100,8 @@ class CompletionStream:
         if not self._echo and self._prompt_ids is None:
             return b""
         more: dict[str, Any] = {} if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids.tolist()}
+        if self._request.prompt_logprobs:
+            more["logprobs"] = self._request.prompt_logprobs
         return b"".join(self._event(self._echo, k, **more) for k in range(self._request.n))
 
     def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:

@@ -65,8 +65,8 @@ def _pin_nothing() -> None:
 
     if torch.cuda.is_available():
         return
-    # `with torch.device(...)` knows factory functions by identity and collects them at its first use: they must be those
-    # that the replacements below call, or tensors meant for another device are made on the CPU.
+    # `with torch.device(...)` knows factory functions by identity, and collects them at its first use. Collected after
+    # they are replaced, it does not know those that the replacements call, and makes tensors on the CPU.
     torch.utils._device._device_constructors()
     for name in ("tensor", "zeros", "empty", "ones", "empty_like"):
         make = getattr(torch, name)
