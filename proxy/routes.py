@@ -40,6 +40,7 @@ from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.statistics import Statistics
 from proxy.api.statistics_endpoints import StatisticsEndpoints
 from proxy.api.summaries import Summaries
+from proxy.api.teacher_columns import Teachers
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
@@ -274,6 +275,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         parts.metrics.exports,
         ExportImages(store.images, parts.renderer),
         chosen,
+        Teachers(turns, store.recordings, parts.images),
         parts.turns.routes.decoder,
     )
     scores = ScoreEndpoint(access, turns, store.recordings, parts.images, parts.bodies)

@@ -20,6 +20,7 @@ from tokengrove.options.export import (
     SAMPLE_GROUPS,
     ExportFormat,
     PageOptions,
+    Teacher,
     TrainSelection,
     TurnSelection,
 )
@@ -44,6 +45,7 @@ _TYPES: Mapping[Any, str] = {
     Conditions: "Mapping[str, Json]",
     NumberCondition: "Number | Sequence[Number] | Mapping[str, Number]",
     TurnSelection | frozenset[int]: 'Literal["all", "last"] | Sequence[int]',
+    tuple[Teacher, ...]: "Sequence[Teacher]",
     bool | Literal["auto"]: 'bool | Literal["auto"]',
 }
 
@@ -57,6 +59,7 @@ _KINDS: Mapping[Any, str] = {
     Conditions: "an object of conditions",
     NumberCondition: "a number, a list of numbers or a range",
     TurnSelection | frozenset[int]: "`all`, `last`, a list of indexes",
+    tuple[Teacher, ...]: "a list of objects",
     bool | Literal["auto"]: 'true, false, `"auto"`',
 }
 """The values of a type in words."""
@@ -81,6 +84,7 @@ def typed_dicts() -> list[Written]:
     return [
         Written("Limits", "The limits of a session.", options_of(Limits)),
         Written("SessionOptions", "How to start a session.", _without(options_of(StartOptions), "task_id")),
+        Written("Teacher", "A model that scores the trained tokens of samples.", options_of(Teacher)),
         Written("Train", "What to train; the rest stays in the samples as context.", options_of(TrainSelection)),
         Written(
             "SessionFilter",
@@ -121,6 +125,7 @@ def _tables() -> dict[str, Mapping[str, Option]]:
         "limits": options_of(Limits),
         "export": options_of(*EXPORT_GROUPS),
         "train": options_of(TrainSelection),
+        "teacher": options_of(Teacher),
         "filter": options_of(SessionFilter),
         "listing": _without(options_of(ListingFilter), *options_of(StoredFilter)),
         "claim": options_of(ClaimOptions),

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from proxy.api.export_request import ParsedExport
+from proxy.api.teacher_columns import teacher_shapes
 from proxy.side_columns.columns import DECLARED, Columns, SideShape
 from proxy.store.recordings import Recordings
 from proxy.trajectory.layout_options import LayoutOptions
@@ -37,17 +38,17 @@ class ExportColumns:
         asked = wanted.options.replay
         if asked is None:
             asked = frozenset() if wanted.format in _BY_REQUEST else frozenset(Replay)
+        taught = teacher_shapes(wanted.options.teachers)
         if not asked or wanted.options.outline:
-            return wanted.options
+            return replace(wanted.options, columns=taught)
         kinds = await self._recordings.column_kinds([record.session_id for record in page])
         columns = _merged(kind for kind in kinds if DECLARED[kind.name].of in asked)
-        return replace(wanted.options, columns=columns, shows=asked)
+        return replace(wanted.options, columns=columns + taught, shows=asked)
 
     async def of(self, session_id: str, options: LayoutOptions) -> Mapping[str, Columns]:
-        """The columns of a session by interaction id."""
-        if not options.columns:
-            return {}
-        return await self._recordings.load_columns(session_id, [shape.name for shape in options.columns])
+        """The recorded columns of a session by interaction id."""
+        names = [shape.name for shape in options.columns if shape.name in DECLARED]
+        return await self._recordings.load_columns(session_id, names) if names else {}
 
 
 def _merged(kinds: Iterable[SideShape]) -> tuple[SideShape, ...]:

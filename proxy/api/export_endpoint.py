@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -20,15 +21,19 @@ from proxy.api.connections import while_connected
 from proxy.api.export_columns import ExportColumns
 from proxy.api.export_images import ExportImages
 from proxy.api.export_request import ParsedExport, parse_export
+from proxy.api.headers import headers_of
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
+from proxy.api.teacher_columns import Teachers
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
+from proxy.resources.senders import Sender
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
+from proxy.side_columns.columns import Columns
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.telemetry.groups import ExportMetrics
@@ -57,6 +62,7 @@ INCOMPLETE_HEADER = "x-tokengrove-incomplete"
 LEFT_OUT_HEADER = "x-tokengrove-left-out"
 """The number of matching sessions that were left out, on the first page; absent if there are none."""
 
+_NO_SCORES: Mapping[str, Columns] = MappingProxyType({})
 # Sessions whose rewards are read at once for group statistics: about 100 bytes per turn.
 _GROUP_PAGE = 1000
 
@@ -76,11 +82,12 @@ class ExportEndpoint:
         metrics: ExportMetrics,
         images: ExportImages,
         routes: ChosenRoutes,
+        teachers: Teachers,
         decoder: Callable[[str], Decode | None] = lambda _: None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
         self._recordings, self._images, self._columns = recordings, images, ExportColumns(recordings)
-        self._routes = routes
+        self._routes, self._teachers = routes, teachers
         self._polls, self._pace, self._metrics, self._decoder = polls, pace, metrics, decoder
 
     async def export(self, request: Request) -> StreamingResponse:
@@ -121,7 +128,8 @@ class ExportEndpoint:
         await self._check_fits(page, wanted.options, groups)
         headers = await self._headers(page, end)
         encoding = encoder(wanted.format, wanted.options)
-        body = self._page(page, end, encoding, wanted, groups)
+        sender = self._bodies.addresses.sender(request.scope, headers_of(request.scope))
+        body = self._page(page, end, encoding, wanted, groups, sender)
         first = await while_connected(request.receive, anext(body, b""))
         return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)
 
@@ -158,12 +166,16 @@ class ExportEndpoint:
         encoding: Encoder,
         wanted: ParsedExport,
         groups: Groups,
+        sender: Sender,
     ) -> AsyncGenerator[bytes]:
         """Encode the page piece by piece in threads, with turns running in between."""
         options, begun, samples = wanted.options, time.perf_counter(), 0
+        scoring = self._teachers.begin(options.teachers, sender)
         try:
             for record in page:
-                session_samples, entry = await self._pace.work(self._session(record, options, groups))
+                taught = await scoring.columns(record, options)
+                session_samples, entry = await self._pace.work(self._session(record, options, groups, taught))
+                entry |= scoring.told(record)
                 if (
                     session_samples.dropped
                     and options.padding is not None
@@ -176,6 +188,7 @@ class ExportEndpoint:
             async for piece in self._pieces(encoding.finish(end), options):
                 yield piece
         finally:
+            scoring.end()
             encoding.close()
         self._metrics.duration.observe(time.perf_counter() - begun, wanted.format)
         self._metrics.sessions.by[()] += len(page)
@@ -195,14 +208,16 @@ class ExportEndpoint:
                 yield piece
 
     async def _session(
-        self, record: SessionRecord, options: LayoutOptions, groups: Groups
+        self, record: SessionRecord, options: LayoutOptions, groups: Groups, taught: Mapping[str, Columns] = _NO_SCORES
     ) -> tuple[SessionSamples, dict[str, Any]]:
-        """Load and lay out a session; return its samples and its entry."""
+        """Load and lay out a session; return its samples and its entry. `taught`: its teacher columns."""
         begun = await self._registry.count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
         positions, columns = self._images.positions(options), await self._columns.of(record.session_id, options)
+        if taught:
+            columns = {each: {**columns.get(each, {}), **taught.get(each, {})} for each in {*columns, *taught}}
         session_samples = await asyncio.to_thread(
             lay_out, record, interactions, options, groups, self._decoder, positions, columns
         )

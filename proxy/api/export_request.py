@@ -10,6 +10,8 @@ import orjson
 
 from proxy.api.known_fields import refuse
 from proxy.api.option_body import made_of, read_given
+from proxy.api.teacher_columns import check_teachers
+from proxy.trajectory.columns import columns_of
 from proxy.trajectory.layout_options import Freshness, LayoutOptions
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.types import VALIDATE
@@ -106,6 +108,10 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
             "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
             param="layout",
         )
+    if options.outline and options.teachers:
+        raise UnsupportedParameter("'outline' has no scores of teachers; leave out 'teachers'", param="teachers")
+    taken = [column.name for column in columns_of(replace(options, mrope=True))]
+    check_teachers(options.teachers, (*taken, "advantages", "step_advantages"))
     if options.outline and options.replay:
         raise UnsupportedParameter("'outline' has no recorded columns; leave out 'replay'", param="replay")
     if options.outline and options.images is Images.BYTES:

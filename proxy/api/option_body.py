@@ -77,6 +77,12 @@ def _read(value: Any, option: Option, path: str) -> Any:
         return reader(value, option, path)
     if is_dataclass(kind):
         return read_group(kind, expect_object(value, path), f"{path}.")  # type: ignore[arg-type]
+    if get_origin(kind) is tuple:  # of groups
+        items = enumerate(expect_list(value, path))
+        group = get_args(kind)[0]
+        return tuple(
+            read_group(group, expect_object(each, f"{path}[{index}]"), f"{path}[{index}].") for index, each in items
+        )
     if get_origin(kind) is frozenset:
         return _names(value, option, path)
     return _text(value, option, path) if get_origin(kind) is Literal else read_choice(value, kind, path)

@@ -17,9 +17,8 @@ from proxy.api.bodies import Bodies
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
-from proxy.api.prompt_scores import score_all
+from proxy.api.prompt_scores import score_all, scored_output
 from proxy.images.image_pool import ImagePool
-from proxy.images.prompt_images import PromptImages
 from proxy.protocols.fields import (
     expect_list,
     expect_text,
@@ -30,9 +29,9 @@ from proxy.protocols.fields import (
 )
 from proxy.sessions.access import Access
 from proxy.store.recordings import Recordings
-from proxy.trajectory.tree import Branch, build_tree, images_of, token_ids
+from proxy.trajectory.tree import Branch, build_tree
 from proxy.turns.route import EngineRoute
-from proxy.turns.scores import Scored, Scores, check_scores
+from proxy.turns.scores import Scored, Scores, check_scores, check_tokens
 from proxy.turns.turns import Turns
 from proxy.types import Ids, Interaction
 from tokengrove.errors import InvalidRequest, NotFound, brief
@@ -105,8 +104,8 @@ class ScoreEndpoint:
         else:
             chosen = await self._named(asked.interaction_ids)
         for turn in {node.interaction.route: node.interaction for node in chosen}.values():
-            await asyncio.to_thread(self._check_tokens, turn, route)
-        return [_Prompt(self._output(node), node.interaction) for node in chosen]
+            await asyncio.to_thread(check_tokens, self._routes, turn, route)
+        return [_Prompt(scored_output(node, self._images), node.interaction) for node in chosen]
 
     async def _named(self, ids: Sequence[str]) -> list[Branch]:
         nodes: dict[str, Branch] = {}
@@ -118,24 +117,6 @@ class ScoreEndpoint:
             if not nodes[each].interaction.output_ids:
                 raise InvalidRequest(f"the turn {brief(each)} has no sampled tokens", param=f"interaction_ids[{index}]")
         return [nodes[each] for each in ids]
-
-    def _check_tokens(self, turn: Interaction, route: EngineRoute) -> None:
-        """Raise InvalidRequest if the tokens of a turn are of another tokenizer than those of a route."""
-        own = self._routes.reader(turn.route)
-        if own is route or (own is not None and own.renderer.has_tokens_of(route.renderer)):
-            return
-        why = "it has another tokenizer" if own is not None else "this server does not serve that model any more"
-        raise InvalidRequest(
-            f"the turn {turn.id} is of the model {brief(turn.route)}, whose token ids {brief(route.name)} cannot "
-            f"score: {why}. Name a model with the same tokenizer",
-            param="model",
-        )
-
-    def _output(self, node: Branch) -> Scored:
-        images = images_of(node)
-        seen = PromptImages(images, self._images, {}) if images else None
-        turn = node.interaction
-        return Scored(token_ids(node), turn.prompt_tokens, seen, turn.session_id)
 
 
 def _parse(body: Mapping[str, Any]) -> _Asked:

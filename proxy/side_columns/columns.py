@@ -1,6 +1,7 @@
 """The side columns of a turn: which there are, what they have rows for, and how they are stored as bytes.
 
-A new column is a new entry of `DECLARED`, and rows from an engine; storage, dumps, exports and readers follow.
+A new column of an engine is a new entry of `DECLARED`; storage, dumps, exports and readers follow. Scores of a turn by
+models that did not sample it are columns too, with names that begin with `SCORES`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ KEPT, KEPT_LOGPROBS, EXPERTS, TOP_IDS, TOP_LOGPROBS = (
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A column. `of`: what records it. `of_output`: it has one row per sampled token; otherwise one row per token that
-    a forward pass took in, which the last token of a sequence does not have. `ragged`: a row is a set of ids.
-    `partial`: a row may have missing entries at its end, so that rows of several lengths can be joined.
+    """A column. `of`: what records it; None: it is no recording. `of_output`: it has one row per sampled token;
+    otherwise one row per token that a forward pass took in, which the last token of a sequence does not have. `ragged`:
+    a row is a set of ids. `partial`: a row may have missing entries at its end, so that rows of several lengths can be
+    joined.
     """
 
-    of: Replay
+    of: Replay | None
     of_output: bool = True
     ragged: bool = False
     partial: bool = False
@@ -53,6 +55,21 @@ DECLARED: Mapping[str, Declared] = {
     TOP_IDS: Declared(Replay.TOP_LOGPROBS, partial=True),
     TOP_LOGPROBS: Declared(Replay.TOP_LOGPROBS, partial=True),
 }
+
+SCORES = "scores "
+"""The prefix of stored columns of scores."""
+_SCORES = Declared(None)
+
+
+def declared(name: str) -> Declared:
+    """What is declared of a stored or an exported column. Those that are not in `DECLARED` are scores."""
+    return DECLARED.get(name, _SCORES)
+
+
+def is_known(name: str) -> bool:
+    """Whether this release stores columns of this name; a newer one may store others."""
+    return name in DECLARED or name.startswith(SCORES)
+
 
 Columns = Mapping[str, SideColumn]
 """Side columns by name."""
@@ -87,7 +104,7 @@ class SideShape(NamedTuple):
 
     @property
     def ragged(self) -> bool:
-        return DECLARED[self.name].ragged
+        return declared(self.name).ragged
 
 
 class StoredColumn(NamedTuple):
@@ -117,7 +134,7 @@ def shape_of(name: str, dtype: str, shape: str) -> SideShape:
 def loaded(column: StoredColumn) -> SideColumn:
     """Decode a column. Raises ValueError if its bytes do not fit its number of rows, TypeError for an unknown dtype."""
     shape = shape_of(column.name, column.dtype, column.shape)
-    if column.name in DECLARED and shape.ragged:
+    if shape.ragged:
         return SideColumn(column.start, kept_sets.unpacked(column.data, column.number, shape.dtype))
     values = np.frombuffer(column.data, shape.dtype.newbyteorder("<")).reshape(column.number, *shape.inner)
     return SideColumn(column.start, SideRows(values.astype(shape.dtype, copy=False)))

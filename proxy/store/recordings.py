@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from proxy.side_columns.columns import DECLARED, SideShape, StoredColumn, loaded, shape_of
+from proxy.side_columns.columns import DECLARED, Columns, SideShape, StoredColumn, is_known, loaded, shape_of
 from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
@@ -107,7 +107,7 @@ class SessionReads:
         return await self._database.read(side_columns.column_sizes, session_id, interaction_id)
 
     async def column_kinds(self, session_ids: Collection[str]) -> list[SideShape]:
-        """The kinds of rows of the side columns of sessions, each once."""
+        """The kinds of rows of the recorded side columns of sessions, each once."""
         kinds = await self._database.read(side_columns.column_kinds, session_ids)
         return [shape_of(*kind) for kind in kinds if kind[0] in DECLARED]
 
@@ -131,14 +131,14 @@ class SessionReads:
 def _decoded(rows: Iterable[tuple[str, StoredColumn]]) -> dict[str, dict[str, SideColumn]]:
     found: dict[str, dict[str, SideColumn]] = {}
     for interaction_id, column in rows:
-        if column.name not in DECLARED:  # of a newer release
+        if not is_known(column.name):
             continue
         found.setdefault(interaction_id, {})[column.name] = loaded(column)
     return found
 
 
 class Recordings(SessionReads):
-    """Reads of whole sessions. The only change is the note that a session was exported."""
+    """Reads of whole sessions. Changes: the note that a session was exported, and scores of its turns."""
 
     def __init__(self, database: OpenDatabase) -> None:
         super().__init__(database)
@@ -148,3 +148,9 @@ class Recordings(SessionReads):
         """Note, without waiting, that the sessions were exported whole. Ended sessions may then be pruned."""
         row = {"of_sessions": list(session_ids), "exported_at": time.time()}
         self._write.note(writes.set_exported, row, Phase.LAST)
+
+    async def add_scores(self, session_id: str, columns: Mapping[str, Columns]) -> None:
+        """Store scores of turns of a session, by interaction id. Columns that are stored already stay as they are."""
+        rows = [row for each, found in columns.items() for row in side_columns.column_rows(session_id, each, found)]
+        size = sum(len(row["data"]) for row in rows)
+        await self._write.submit(writes.add_scores, rows, size=size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from proxy.side_columns.columns import DECLARED, Columns
+from proxy.side_columns.columns import Columns, declared
 from proxy.side_columns.rows import SideColumn, SideRows, spread
 from proxy.trajectory.token_path import PartKind, PathPart, TokenPath
 from proxy.types import Interaction
@@ -42,7 +42,7 @@ class PathColumns:
         return spread(pieces, self.start, self.end) if pieces else None
 
     def _pieces(self, name: str, stored: Mapping[str, Columns]) -> Iterator[SideColumn]:
-        of_output = DECLARED[name].of_output
+        of_output = declared(name).of_output
         for part, after in zip(self._parts, [*self._parts[1:], None], strict=True):
             if of_output and part.kind is not PartKind.OUTPUT:
                 continue

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.side_columns.columns import DECLARED, KEPT, Columns, SideShape
+from proxy.side_columns.columns import DECLARED, KEPT, Columns, SideShape, declared
 from proxy.side_columns.rows import SideColumn, SideRows, spread
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels
@@ -56,7 +56,7 @@ class SideSource:
         for shape in self.shapes:
             passes = (self._column(shape.name, node.interaction) for node in chain)
             sampled = itertools.chain(self._sampled(shape.name, places), passes)
-            parts = self._outputs(shape.name, places) if DECLARED[shape.name].of_output else sampled
+            parts = self._outputs(shape.name, places) if declared(shape.name).of_output else sampled
             found[shape.name] = _rows(shape, parts, length)
         return found
 
@@ -67,7 +67,7 @@ class SideSource:
         found = {}
         for shape in self.shapes:
             passes = self._passes(shape.name, nodes, offsets, parents)
-            parts = self._outputs(shape.name, places) if DECLARED[shape.name].of_output else passes
+            parts = self._outputs(shape.name, places) if declared(shape.name).of_output else passes
             found[shape.name] = _rows(shape, parts, int(offsets[-1]))
         return found
 
@@ -114,7 +114,7 @@ def _rows(shape: SideShape, parts: Iterable[SideColumn | None], length: int) -> 
 
 def _widened(rows: SideRows, shape: SideShape) -> SideRows:
     shorter = len(rows.inner) == len(shape.inner) and all(map(int.__le__, rows.inner, shape.inner))
-    return rows.widened(shape.inner) if DECLARED[shape.name].partial and shorter else rows
+    return rows.widened(shape.inner) if declared(shape.name).partial and shorter else rows
 
 
 def replay_warnings(options: LayoutOptions, nodes: Iterable[Branch], columns: Mapping[str, Columns]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def replay_warnings(options: LayoutOptions, nodes: Iterable[Branch], columns: Ma
 
 def _lost(name: str, turn: Interaction, columns: Mapping[str, Columns]) -> bool:
     """Whether a turn should have rows of a column, and none is stored."""
-    start, end = DECLARED[name].span(turn.prefix_length, turn.prompt_tokens, len(turn.output_ids))
+    start, end = declared(name).span(turn.prefix_length, turn.prompt_tokens, len(turn.output_ids))
     return name in turn.replay and start < end and name not in columns.get(turn.id, {})
 
 
@@ -148,7 +148,7 @@ def side_labels(side: SideOf, expected: Mapping[bool, BoolArray]) -> Labels:
         name: {
             "dtype": rows.values.dtype.name,
             "shape": list(rows.inner),
-            "missing": _runs(rows.missing & expected[DECLARED[name].of_output]),
+            "missing": _runs(rows.missing & expected[declared(name).of_output]),
         }
         for name, rows in side.items()
     }

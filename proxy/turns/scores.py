@@ -14,12 +14,13 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scored_prompt import ScoredPrompt, Tops
 from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
-from proxy.turns.route import EngineRoute
-from proxy.types import Ids, Logprobs, SamplingParams
+from proxy.turns.route import EngineRoute, Routes
+from proxy.types import Ids, Interaction, Logprobs, SamplingParams
 from tokengrove.errors import (
     ContextLengthExceeded,
     EngineFailed,
     EngineIncapable,
+    InvalidRequest,
     UnsupportedParameter,
     brief,
 )
@@ -62,6 +63,19 @@ def check_scores(info: EngineInfo, temperature: float) -> None:
             "out",
             param="temperature",
         )
+
+
+def check_tokens(routes: Routes, turn: Interaction, route: EngineRoute) -> None:
+    """Raise InvalidRequest if the tokens of a turn are of another tokenizer than those of a route."""
+    own = routes.reader(turn.route)
+    if own is route or (own is not None and own.renderer.has_tokens_of(route.renderer)):
+        return
+    why = "it has another tokenizer" if own is not None else "this server does not serve that model any more"
+    raise InvalidRequest(
+        f"the turn {turn.id} is of the model {brief(turn.route)}, whose token ids {brief(route.name)} cannot "
+        f"score: {why}. Name a model with the same tokenizer",
+        param="model",
+    )
 
 
 async def score(route: EngineRoute, wanted: Scored, temperature: float, top: int, adapter: int | None) -> Scores:

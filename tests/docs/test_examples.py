@@ -97,6 +97,15 @@ def test_the_policy_learns_to_beat_the_frozen_opponent_which_is_never_trained(se
 
 
 @pytest.mark.engines
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_student_comes_closer_to_the_teacher_that_scores_its_answers(seed: int) -> None:
+    printed = run("distill.py", "--seed", str(seed))
+    divergence = [float(each) for each in re.findall(r"reverse KL (\S+) nats", printed)]
+    assert len(divergence) == 20
+    assert divergence[0] > 1.1 and sum(divergence[-3:]) / 3 < 0.85  # 0.55 to 0.73 were seen
+
+
+@pytest.mark.engines
 @pytest.mark.timeout(600)
 def test_the_policy_learns_nothing_from_shuffled_rewards() -> None:
     printed = run("two_players.py", "--shuffle-rewards", "--steps", "12", timeout=540)

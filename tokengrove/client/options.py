@@ -229,6 +229,23 @@ class SessionOptions(TypedDict, total=False):
     delivery: Literal["queue", "runner"]
 
 
+class Teacher(TypedDict, total=False):
+    """A model that scores the trained tokens of samples.
+
+    `name`: The beginning of the names of its columns: `teacher_logprobs`. Default: teacher.
+    `model`: A name of the table of models; `policy@7` is an adapter version. Default: the server's own engine.
+    `top_k`: The number of likeliest tokens at each position. Default: 0.
+    `temperature`: The logits are divided by it. Default: 1.
+    `metadata`: Only for sessions with this metadata. Of the teachers of one name, the first that fits scores a session.
+    """
+
+    name: str
+    model: str
+    top_k: int
+    temperature: float
+    metadata: Mapping[str, Json]
+
+
 class Train(TypedDict, total=False):
     """What to train; the rest stays in the samples as context.
 
@@ -339,6 +356,7 @@ class SampleOptions(TypedDict, total=False):
         the model is one.
     `replay`: Recorded columns that samples have: kept sets, routed experts, alternatives. Default: all that were
         recorded; none in json, jsonl and areal.
+    `teachers`: Models that score the trained tokens: the logprobs of each are columns of the samples.
     `reward_name`: Name of the reward that counts. Default: the unnamed one.
     `reward_granularity`: As in ROLL: the metric of that name is the reward, else the score.
     `reward_scope`: Which rewards are summed into a sample's reward. Default: that of the session's start, else by its
@@ -367,6 +385,7 @@ class SampleOptions(TypedDict, total=False):
     images: Literal["bytes", "references", "none"]
     multi_modal_inputs: bool | Literal["auto"]
     replay: str | Sequence[str]
+    teachers: Sequence[Teacher]
     reward_name: str
     reward_granularity: Literal["pass_rate", "binary"]
     reward_scope: Literal["session", "path", "agent"]

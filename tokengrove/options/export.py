@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from tokengrove.options.option import option
+from tokengrove.options.option import Conditions, option
 from tokengrove.options.session import SESSIONS, Credit, Purpose, RewardScope, SessionFilter
 from tokengrove.options.start import Replay
 
@@ -199,6 +199,24 @@ class Padding:
     keep: Keep = option(Keep.HEAD, "Part of a truncated response to keep.", panel=PADDED, tokens=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """A model whose logprobs of the trained tokens samples have, as `NAME_logprobs` and, with `top_k`,
+    `NAME_top_token_ids` and `NAME_top_logprobs`.
+    """
+
+    name: str = option("teacher", "The beginning of the names of its columns: `teacher_logprobs`.")
+    model: str | None = option(
+        None, "A name of the table of models; `policy@7` is an adapter version.", otherwise="the server's own engine"
+    )
+    top_k: int = option(0, "The number of likeliest tokens at each position.", least=0, most=20)
+    temperature: float = option(1.0, "The logits are divided by it.", least=1e-3, most=100.0)
+    metadata: Conditions | None = option(
+        None,
+        "Only for sessions with this metadata. Of the teachers of one name, the first that fits scores a session.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
     """How samples are made."""
@@ -244,6 +262,11 @@ class SampleOptions:
         panel=SAMPLES,
         otherwise="all that were recorded; none in json, jsonl and areal",
         note="[Replay columns](replay.md).",
+    )
+    teachers: tuple[Teacher, ...] = option(
+        (),
+        "Models that score the trained tokens: the logprobs of each are columns of the samples.",
+        note="[Teachers](trajectories.md#teachers).",
     )
     reward_name: str | None = option(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, exists, func, insert, select, type_coerce
+from sqlalchemy import Connection, RowMapping, bindparam, delete, exists, func, insert, select, text, type_coerce
 from sqlalchemy.types import NullType
 from xxhash import xxh3_128_digest
 
@@ -19,6 +19,14 @@ from proxy.store.sql.tables import interactions, side_columns
 _STRAY = ~exists().where(interactions.c.id == side_columns.c.interaction_id)
 _FIELDS = [side_columns.c[name] for name in StoredColumn._fields]
 _INSERT = Statement(insert(side_columns))
+_NAMES = side_columns.c.keys()
+_INSERT_NEW = Statement(
+    text(
+        f"INSERT INTO side_columns ({', '.join(_NAMES)}) VALUES (:{', :'.join(_NAMES)}) "
+        "ON CONFLICT (interaction_id, name) DO NOTHING"
+    )
+)
+_THERE = Statement(select(interactions.c.id).where(Named(interactions.c.id)))
 _LOAD = Statement(
     select(side_columns.c.interaction_id, *_FIELDS).where(
         side_columns.c.session_id == bindparam("of_session"), Named(side_columns.c.name)
@@ -58,6 +66,13 @@ def checksum_of(row: Mapping[str, Any]) -> bytes:
 def insert_columns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Store rows of columns."""
     _INSERT.run(connection, rows)
+
+
+def insert_scores(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Store scores of interactions that exist. Columns that are stored already stay as they are."""
+    there = set(_THERE.fetch(connection, {"names": json_list({row["interaction_id"] for row in rows})}))
+    if new := [row for row in rows if (row["interaction_id"],) in there]:
+        _INSERT_NEW.run(connection, new)
 
 
 def load_columns(connection: Connection, session_id: str, names: Collection[str]) -> list[tuple[str, StoredColumn]]:

@@ -40,7 +40,7 @@ from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
 from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.session_routes import note_routes
-from proxy.store.sql.side_columns import column_rows, insert_columns
+from proxy.store.sql.side_columns import column_rows, insert_columns, insert_scores
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, interactions, returns, session_routes, sessions, unreplied, withdrawn_keys
@@ -283,6 +283,12 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
     return [None] * len(batch)
 
 
+def add_scores(connection: Connection, batch: Sequence[Sequence[rows.RowValues]]) -> Sequence[None]:
+    """Store rows of scores; those that are stored already stay as they are."""
+    insert_scores(connection, [row for each in batch for row in each])
+    return [None] * len(batch)
+
+
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
     """Note that the replies of interactions, given by id, were written. Unknown ids are ignored."""
     _DELETE_UNREPLIED.run(connection, [{"names": json_list(replied)}])
@@ -463,5 +469,5 @@ def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
 OF_TURNS: frozenset[BatchWrite] = frozenset({create_freely, insert_intents, append_interactions, set_replied})
 # Repeating these changes has no further effect.
 REPEATABLE: frozenset[BatchWrite] = frozenset(
-    {insert_intents, delete_intents, set_replied, set_exported, supersede, wait_for_commits, probe}
+    {insert_intents, delete_intents, set_replied, set_exported, add_scores, supersede, wait_for_commits, probe}
 )

@@ -20,7 +20,11 @@ from tokengrove.client.values import Sample
 
 
 def fields(
-    samples: Sequence[Sample], *, on_missing: OnMissing = "refuse", vocab_size: int | None = None
+    samples: Sequence[Sample],
+    *,
+    on_missing: OnMissing = "refuse",
+    vocab_size: int | None = None,
+    teacher: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return the fields of one Miles `Sample` per sample. R: tokens of the response.
 
@@ -30,7 +34,7 @@ def fields(
     token itself, as Miles has it for tokens of the environment. Raises InvalidRequest as `slime.fields`, and without
     `vocab_size` for a set of all ids.
     """
-    found = slime.base(samples, on_missing)
+    found = slime.base(samples, on_missing, teacher)
     for made in found:
         del made["rollout_id"], made["session_id"]
     if not replay.has_kept_sets(samples):

@@ -31,6 +31,20 @@ def prompt_length(sample: Sample) -> int:
     return min(starts)
 
 
+def teacher_logprobs(sample: Sample, teacher: str) -> Float32:
+    """The logprobs of a teacher of the export, float32 [L]; 0 for tokens that are not trained.
+
+    Raises InvalidRequest if the export has no such teacher, or if a trained token has none, for example of a session
+    whose metadata no teacher of this name fits.
+    """
+    found: Float32 | None = sample.extra.get(f"{teacher}_logprobs")
+    if found is None:
+        raise InvalidRequest(f"the export has no teacher {teacher!r}: name it in 'teachers'")
+    if np.isnan(found[sample.loss_mask > 0]).any():
+        raise InvalidRequest(f"the teacher {teacher!r} did not score all trained tokens of {sample.interaction_id!r}")
+    return np.nan_to_num(found).astype(np.float32)
+
+
 def turn_of(sample: Sample) -> Mapping[str, Json]:
     """The turn of a sample that has one turn. Raises InvalidRequest for a sample of several turns."""
     if len(sample.interaction_ids) != 1:

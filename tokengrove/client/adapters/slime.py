@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from tokengrove.client.adapters import replay
-from tokengrove.client.adapters.parts import group_of, prompt_length
+from tokengrove.client.adapters.parts import group_of, prompt_length, teacher_logprobs
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.values import Sample
 
 
 def fields(
-    samples: Sequence[Sample], *, on_missing: OnMissing = "refuse", vocab_size: int | None = None
+    samples: Sequence[Sample],
+    *,
+    on_missing: OnMissing = "refuse",
+    vocab_size: int | None = None,
+    teacher: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return the fields of one slime `Sample` per sample, as `Sample.from_dict` takes them. R: tokens of the response.
 
@@ -31,12 +35,15 @@ def fields(
     An empty span is a token that slime does not mask: one that is not trained, or a set of all ids. With them,
     `rollout_log_probs` are those within the kept sets.
 
+    `teacher`: the name of a teacher of the export; `teacher_log_probs`, a list of R, has its logprobs, 0 for tokens
+    that are not trained. Raises InvalidRequest if a trained token has none.
+
     A column is in all samples or in none, because slime reads the first sample to know. Raises InvalidRequest if a
     column of one sample lacks a row that a trained token needs; with `on_missing` leave_out, no sample has this column.
     Raises InvalidRequest without `vocab_size`, the number of logits, if a set is stored as the ids that it does not
     have.
     """
-    found = base(samples, on_missing)
+    found = base(samples, on_missing, teacher)
     if not replay.has_kept_sets(samples):
         return found
     columns = replay.all_or_none(samples, replay.trained_sets, on_missing)
@@ -49,7 +56,7 @@ def fields(
     return found
 
 
-def base(samples: Sequence[Sample], on_missing: OnMissing) -> list[dict[str, Any]]:
+def base(samples: Sequence[Sample], on_missing: OnMissing, teacher: str | None = None) -> list[dict[str, Any]]:
     """The fields that slime and Miles share: all but those of kept sets."""
     groups = {name: at for at, name in enumerate(dict.fromkeys(group_of(sample) for sample in samples))}
     sessions = {name: at for at, name in enumerate(dict.fromkeys(sample.session_id for sample in samples))}
@@ -62,6 +69,10 @@ def base(samples: Sequence[Sample], on_missing: OnMissing) -> list[dict[str, Any
         }
         for at, sample in enumerate(samples)
     ]
+    if teacher is not None:
+        for made, sample in zip(found, samples, strict=True):
+            scores = teacher_logprobs(sample, teacher)
+            made["teacher_log_probs"] = scores[len(scores) - made["response_length"] :].tolist()
     if not replay.has_experts(samples):
         return found
     experts = replay.all_or_none(samples, _routed, on_missing)

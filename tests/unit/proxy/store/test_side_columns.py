@@ -131,6 +131,23 @@ async def test_a_turn_that_is_not_stored_leaves_no_columns(
     assert stored_rows(database_url) == before
 
 
+async def test_scores_are_added_to_turns_that_exist_and_never_change(
+    store: Store, database_url: str, node: Build
+) -> None:
+    await sessions(store, "task-0")
+    await add(store, node("a"))
+    name, others = "scores of a teacher", len(stored_rows(database_url))
+    await store.recordings.add_scores("task-0", {"a": {name: logprobs(3)}, "gone": {name: logprobs(3)}})
+    changed = SideColumn(3, SideRows(np.array([-9.0, -9.0], np.float32)))
+    await store.recordings.add_scores("task-0", {"a": {name: changed}})
+    found = await store.recordings.load_columns("task-0", [name])
+    assert {each: list(columns) for each, columns in found.items()} == {"a": [name]}
+    np.testing.assert_array_equal(found["a"][name].rows.values, logprobs(3).rows.values)
+    assert len(stored_rows(database_url)) == others + 1
+    assert name not in {kind.name for kind in await store.recordings.column_kinds(["task-0"])}, "they are no recording"
+    assert findings(database_url) == []
+
+
 async def test_the_columns_of_a_deleted_session_go_with_it(store: Store, database_url: str, node: Build) -> None:
     await sessions(store, "task-0", "other")
     await add(store, node("a"))

@@ -251,6 +251,20 @@ def test_sets_that_are_those_of_other_tokens_are_refused(convert: Converter) -> 
 # slime and Miles
 
 
+@pytest.mark.parametrize("fields", [slime.fields, miles.fields], ids=["slime", "miles"])
+def test_a_teachers_logprobs_are_those_of_the_response(fields: Converter) -> None:
+    scores = np.array([np.nan, np.nan, -0.5, -1.5], np.float32)
+    scored = sample([1, 9], [2, 3], session="t", ref_logprobs=scores)
+    (made,) = fields([scored], teacher="ref")
+    assert made["teacher_log_probs"] == [-0.5, -1.5]
+    assert "teacher_log_probs" not in fields([scored])[0]
+    with pytest.raises(InvalidRequest, match="no teacher 'other'"):
+        fields([scored], teacher="other")
+    partly = sample([1, 9], [2, 3], session="t", ref_logprobs=np.array([np.nan, np.nan, -0.5, np.nan], np.float32))
+    with pytest.raises(InvalidRequest, match="did not score all trained tokens"):
+        fields([partly], teacher="ref")
+
+
 def test_slimes_fields_have_experts_of_all_tokens_but_the_last_and_spans_of_kept_ids() -> None:
     fields, second = slime.fields([replayed(), other()])
     assert (fields["tokens"], fields["response_length"]) == ([1, 2, 3, 4, 8, 5, 6], 5)
