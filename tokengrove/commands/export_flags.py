@@ -14,7 +14,7 @@ from typing import Any
 
 from tokengrove.commands.signatures import Command, flag_parameter, with_flags
 from tokengrove.errors import ConfigurationError
-from tokengrove.options.export import EXPORT_GROUPS, PADDED, SAMPLES, TRAIN, TrainSelection, TurnSelection
+from tokengrove.options.export import EXPORT_GROUPS, PADDED, SAMPLES, TRAIN, Teacher, TrainSelection, TurnSelection
 from tokengrove.options.option import Conditions, Option, options_of
 from tokengrove.options.session import SessionFilter
 
@@ -84,6 +84,19 @@ def _conditions(option: Option, given: Sequence[str]) -> dict[str, Any]:
     return {**{key: each if len(each) > 1 else each[0] for key, each in values.items()}, **ranges}
 
 
+def _teachers(option: Option, given: Sequence[str]) -> list[dict[str, Any]]:
+    """Teachers by name, each with its model and other fields. Raises ConfigurationError."""
+    found = []
+    for text in given:
+        first, *more = text.split(",")
+        name, equals, model = first.partition("=")
+        fields = [each.partition("=") for each in more]
+        if not (name and equals and model and all(key and value for key, _, value in fields)):
+            raise ConfigurationError(f"{option.flag} {text} is not valid; give NAME=MODEL or NAME=MODEL,top_k=8")
+        found.append({"name": name, "model": model, **{key: _json(value) for key, _, value in fields}})
+    return found
+
+
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
@@ -103,5 +116,6 @@ def _turns(option: Option, text: str) -> str | list[int]:
 _READERS: Mapping[Any, Callable[[Option, Any], Any]] = {
     bool: _bool,
     Conditions: _conditions,
+    tuple[Teacher, ...]: _teachers,
     TurnSelection | frozenset[int]: _turns,
 }

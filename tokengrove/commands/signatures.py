@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from tokengrove.options.export import Teacher
 from tokengrove.options.option import Conditions, Option, flag_of
 
 Command = Callable[..., None]
@@ -62,6 +63,8 @@ def _form(option: Option) -> str:
         return "KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; repeatable"
     if get_origin(option.kind) is Mapping:
         return "NAME=VALUE; repeatable"
+    if get_args(option.kind)[:1] == (Teacher,):
+        return "NAME=MODEL or NAME=MODEL,top_k=8; repeatable"
     if option.repeats:
         return "Repeatable"
     if _is_word_bool(option):

@@ -266,6 +266,8 @@ class SampleOptions:
     teachers: tuple[Teacher, ...] = option(
         (),
         "Models that score the trained tokens: the logprobs of each are columns of the samples.",
+        panel=SAMPLES,
+        flag="teacher",
         note="[Teachers](trajectories.md#teachers).",
     )
     reward_name: str | None = option(

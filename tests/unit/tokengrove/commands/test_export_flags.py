@@ -27,6 +27,7 @@ from tokengrove.options.export import (
     Layout,
     Padding,
     Stale,
+    Teacher,
     TooLong,
     TrainSelection,
     TurnSelection,
@@ -166,6 +167,20 @@ def test_versions_are_filters() -> None:
     assert options.freshness == Freshness(min_version=3, max_version_span=1)
     assert options.stale is Stale.DROP
     assert parse_export(made(min_version=3, stale="mask")).options.stale is Stale.MASK
+
+
+def test_teachers_are_names_with_their_models_and_other_fields() -> None:
+    given = parse_export(made(teacher=("ref=reference", "big=policy@7,top_k=8,temperature=0.5"))).options.teachers
+    assert given == (
+        Teacher(name="ref", model="reference"),
+        Teacher(name="big", model="policy@7", top_k=8, temperature=0.5),
+    )
+
+
+@pytest.mark.parametrize("text", ["ref", "=reference", "ref=", "ref=reference,top_k", "ref=reference,"])
+def test_a_teacher_without_a_name_or_a_model_is_refused_by_its_flag(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--teacher .* is not valid; give NAME=MODEL"):
+        made(teacher=(text,))
 
 
 def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:
