@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, inspect
 from sqlalchemy.pool import NullPool
 
 from proxy.store import database
@@ -27,6 +29,22 @@ def execute(url: str, statement: str, *, writable: bool = False) -> list[tuple[A
             connection.exec_driver_sql("SET TRANSACTION READ WRITE")
         result = connection.exec_driver_sql(statement)
         return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def contents(url: str) -> bytes:
+    """Every value of every table, compressed ones decompressed."""
+    tables = inspect(create_engine(database.parse_url(url), poolclass=NullPool)).get_table_names()
+    rows = chain.from_iterable(execute(url, f"SELECT * FROM {table}") for table in tables)
+    return b"\0".join(_decompressed(value) for row in rows for value in row)
+
+
+def _decompressed(value: Any) -> bytes:
+    if not isinstance(value, bytes | memoryview):
+        return str(value).encode()
+    try:
+        return zlib.decompress(value)
+    except zlib.error:
+        return bytes(value)
 
 
 @contextmanager

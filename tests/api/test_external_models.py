@@ -13,9 +13,10 @@ import pytest
 
 from proxy.turns.plan import ReplyPlan
 from proxy.turns.planner import Planner
+from tests import databases
 from tests.engines.pools import wires
 from tests.logs import fields_of
-from tests.support import Server, sampled, says, serving, user
+from tests.support import Server, default_url, sampled, says, serving, user
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, failed, fake_upstream, streamed
 from tokengrove.client import AsyncClient
 from tokengrove.options.model import UpstreamApi
@@ -267,10 +268,6 @@ async def test_a_broken_stream_of_an_external_model_breaks_the_clients_stream(tm
         assert {turn["status"] for turn in await turns(server)} == {"failed"}
 
 
-def written_under(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.glob("*.db*"))
-
-
 async def test_the_key_of_an_external_model_is_in_no_database_and_no_audit_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,8 +279,8 @@ async def test_the_key_of_an_external_model_is_in_no_database_and_no_audit_line(
         shown = (await server.http.get("/rl/sessions/s/interactions/1?include=messages,reply,request")).text
         metrics = (await server.http.get("/metrics")).text
     assert upstream.asked[-1].headers["authorization"] == f"Bearer {KEY}"
-    written = written_under(tmp_path)
-    assert b"critic" in written and KEY.encode() not in written
+    written = databases.contents(default_url(tmp_path))
+    assert b"critic" in written and b'"content":"a"' in written and KEY.encode() not in written
     assert '"messages"' in shown and "critic" in shown and KEY not in shown + metrics
     assert [line["action"] for line in fields_of(caplog, "audit")] == ["engine.models.add"]
     assert not any(KEY in str(vars(record)) for record in caplog.records if record.name.startswith("proxy"))
