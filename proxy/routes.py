@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.api.adapter_endpoints import AdapterEndpoints
 from proxy.api.addresses import Addresses
+from proxy.api.annotation_endpoints import AnnotationEndpoints
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
 from proxy.api.chosen_routes import ChosenRoutes
@@ -67,6 +68,7 @@ from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.mismatch import Mismatch
 from proxy.turns.turns import Turns
 from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
@@ -127,6 +129,7 @@ def routes(parts: Parts) -> list[Route]:
         Route("/rl/groups", listing.groups, methods=["GET"]),
         Route("/rl/statistics", watch.statistics, methods=["GET"]),
         Route("/rl/events", watch.events, methods=["GET"]),
+        *_annotation_routes(parts),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}/images/{digest}", images.show, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
@@ -285,6 +288,23 @@ def _export_routes(parts: Parts) -> list[Route]:
         Route("/v1/logprobs", scores.score, methods=["POST"]),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),
         Route("/trajectories/acknowledge", claims.acknowledge, methods=["POST"]),
+    ]
+
+
+def _annotation_routes(parts: Parts) -> list[Route]:
+    """The routes of what trainers tell of the tokens that they trained."""
+    mismatch = Mismatch(parts.settings.mismatch_limit)
+    store = parts.store
+    told = AnnotationEndpoints(
+        *(parts.sessions.access, store.annotations, store.recordings, parts.bodies),
+        *(mismatch, parts.metrics.exports),
+    )
+    return [
+        Route("/trajectories/annotate", told.annotate, methods=["POST"]),
+        Route("/trajectories/steps", told.steps, methods=["GET"]),
+        Route("/trajectories/steps/{trainer}/{step}", told.step, methods=["GET"]),
+        Route("/trajectories/mismatch", told.mismatch, methods=["GET"]),
+        Route("/rl/sessions/{session:path}/annotations", told.of_session, methods=["GET"]),
     ]
 
 

@@ -399,6 +399,16 @@ class Parsing(NamedTuple):
     prompt_ids: Ids | None = None
 
 
+class Sampler(NamedTuple):
+    """What sampled tokens. `server`: the URL of an engine server, "" for an engine in this process. `dtype` and
+    `quantization` of its weights, in its own words; "" if it does not tell them or has none.
+    """
+
+    server: str = ""
+    dtype: str = ""
+    quantization: str = ""
+
+
 @dataclass(slots=True)
 class Interaction:
     """One node of a session's tree: what one call added, exactly as sent to and sampled by the engine.
@@ -424,7 +434,8 @@ class Interaction:
     that answered, "" without a table of models. `route_kind`: its kind then. Only turns of kind `policy` are trained.
     `adapter`: the version of the LoRA adapter that sampled it; None: the base model. `versions` count per route. A turn
     of kind `external` has no tokens; `external`: the `model` that answered, in its own words, and its counts of tokens,
-    as far as it told them.
+    as far as it told them. `samplers`: what sampled the output, each with the index of its first token; empty if
+    nothing is known of it.
     """
 
     id: str
@@ -482,6 +493,7 @@ class Interaction:
     route_kind: RouteKind = RouteKind.POLICY
     adapter: int | None = None
     external: Mapping[str, Json] = field(default_factory=dict)
+    samplers: tuple[tuple[int, Sampler], ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

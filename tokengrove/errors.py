@@ -19,6 +19,7 @@ ProxyError                        status  code
 ├── RequestTimeout                408     request_timeout
 ├── EndedOtherwise                409     ended_otherwise
 ├── IdempotencyMismatch           409     idempotency_mismatch
+├── AnnotatedOtherwise            409     annotated_otherwise
 ├── BodyTooLarge                  413     body_too_large
 ├── UnsupportedMediaType          415     unsupported_media_type
 ├── TooManyRequests               429     rate_limit_exceeded
@@ -289,6 +290,14 @@ class IdempotencyMismatch(ProxyError):
 
     status = 409
     code = "idempotency_mismatch"
+    retryable = False
+
+
+class AnnotatedOtherwise(ProxyError):
+    """A trainer told another value of the same token, step and name before."""
+
+    status = 409
+    code = "annotated_otherwise"
     retryable = False
 
 

@@ -174,6 +174,11 @@ class Note(Explained):
         "external",
         "the `model` of another server that answered, in its own words, and the counts of tokens it told",
     )
+    SAMPLED_BY = (
+        "sampled_by",
+        "which engine server sampled the tokens from index `start` of the output on, with the `dtype` and the "
+        "`quantization` of its weights, as far as the engine tells them",
+    )
 
 
 class Differs(Explained):

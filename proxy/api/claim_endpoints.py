@@ -96,7 +96,7 @@ class ClaimEndpoints:
 
     async def claim(self, request: Request) -> Response:
         """Lease ended sessions to a trainer. The answer has their samples if the body has `export`."""
-        self._access.check_admin(key_of(request))
+        self._access.check_trainer(key_of(request))
         body, name = await self._bodies.read_object(request), name_of(request)
         wanted = parse_claim(body, None if name is None else RepeatableCall(request, name, body).hash)
         queue = self._routes.queue(wanted.route)
@@ -123,7 +123,7 @@ class ClaimEndpoints:
 
     async def acknowledge(self, request: Request) -> JsonResponse:
         """Mark claimed sessions as consumed; idempotent. `lost` maps a session to the claim that holds it instead."""
-        self._access.check_admin(key_of(request))
+        self._access.check_trainer(key_of(request))
         body = await self._bodies.read_object(request)
         done = await self._queue.acknowledge(await self._acknowledgement(body))
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.addresses import Addresses
+from proxy.api.annotation_json import read_turn
 from proxy.api.audit_log import note
 from proxy.api.bodies import Bodies
 from proxy.api.chosen_routes import check_of_session
@@ -224,6 +225,8 @@ class SessionEndpoints:
             route = self._routes.reader(turn.route) or self._routes.main  # only turns of engines have columns
             told = Vocabulary(route.texts, route.gate.info().vocab_size)
             shown["columns"] = await read_columns(self._recordings, interactions, turn, page, told)
+        if Part.ANNOTATIONS in include:
+            shown["annotations"] = await read_turn(self._recordings, turn)
         return JsonResponse(shown)
 
     async def delete(self, request: Request) -> JsonResponse:

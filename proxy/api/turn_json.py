@@ -63,6 +63,12 @@ class Part(Explained):
         "`columns`: the rows of side columns of at most 256 tokens: kept sets, routed experts and alternatives",
     )
 
+    ANNOTATIONS = (
+        "annotations",
+        "`annotations`: what trainers told of the turn, by trainer and step: `streams` with one value for each output "
+        "id, and `scalars`",
+    )
+
 
 OF_A_SESSION = (
     *(Part.ADDED, Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED, Part.ANSWER),
@@ -103,7 +109,7 @@ def turn_json(
     decode: Decode | None = None,
     pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A turn with the wanted parts, except for `reply`, `tokens`, `replay` and `columns`.
+    """A turn with the wanted parts, except for those that other modules read.
 
     `interactions`: all of its session, in order of `seq`. `decode`: decodes token ids to text; without it, tokens that
     differ have no text. `pixels`: see `Comparisons`.

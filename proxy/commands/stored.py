@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from proxy.api.annotation_json import read_session
 from proxy.api.chosen_routes import check_of_session
 from proxy.api.export_request import parse_export
 from proxy.api.http import decode_json, encode_json
@@ -60,6 +61,10 @@ class StoredSession:
         rows = asyncio.run(read_columns(self._recordings, self._interactions, turn, page, Vocabulary()))
         plain: dict[str, Any] = decode_json(encode_json(rows))
         return plain
+
+    def annotations(self) -> list[dict[str, Any]]:
+
+        return asyncio.run(read_session(self._recordings, self._record.session_id))
 
     def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.side_columns.columns import Columns
-from proxy.types import Ids, Logprobs, VersionRuns
+from proxy.types import Ids, Logprobs, Sampler, VersionRuns
 from tokengrove.errors import EngineFailed
 from tokengrove.reasons import FinishReason, LogprobsOf
 
@@ -38,7 +38,7 @@ class TokenChunk:
     `prompt_logprobs`: float32, the logprobs of the prompt tokens from `GenerateRequest.scored_from` to the end, in one
     chunk of the output; of the model at the temperature of the request, which is 1 unless the engine has
     `Capability.PROMPT_TEMPERATURE`. `prompt_top`: their likeliest alternatives, as `top_logprobs`. All are of one
-    weight version.
+    weight version. `sampler`: the engine server that sampled `ids`; None: the engine is the only one.
     """
 
     ids: Ids
@@ -56,6 +56,7 @@ class TokenChunk:
     columns: Columns | None = None
     prompt_logprobs: Logprobs | None = None
     prompt_top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    sampler: Sampler | None = None
 
 
 LARGEST_LOGPROB = 1e-3

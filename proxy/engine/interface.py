@@ -100,7 +100,7 @@ class EngineInfo:
     `weight_version`: the version that newly sampled tokens carry. `detail`: free text for people, for example device
     and dtype. `max_running_requests`: the number of requests that it runs at once, while others are queued; None if
     unknown. `records`: the side columns that it can record. `unrecorded`: why it cannot record others, with the way
-    out. `dense`: the model is known to have no experts.
+    out. `dense`: the model is known to have no experts. `dtype`, `quantization`: of the weights; "" if unknown or none.
     """
 
     name: str
@@ -114,6 +114,8 @@ class EngineInfo:
     records: frozenset[Replay] = frozenset()
     unrecorded: tuple[tuple[Replay, str], ...] = ()
     dense: bool = False
+    dtype: str = ""
+    quantization: str = ""
 
     def why_unrecorded(self, asked: Iterable[Replay]) -> tuple[Replay, str] | None:
         """The first of `asked` that the engine does not record, and why; None if it records them all.

@@ -147,6 +147,10 @@ class Access:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
         self._keys.check_admin(key)
 
+    def check_trainer(self, key: str | None) -> None:
+        """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key or a trainer's."""
+        self._keys.check_trainer(key)
+
     def right_of(self, key: str | None) -> str:
         """The authority of a control request: `admin`, `open` (an open server), `key` (another key) or `nobody`."""
         if self.open_server:

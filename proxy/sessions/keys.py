@@ -73,9 +73,9 @@ class KeySet:
 class Keyring:
     """Looks up the permissions of keys: in memory for sessions of this process, else in the store."""
 
-    def __init__(self, index: KeyIndex, admin_key: str | None) -> None:
+    def __init__(self, index: KeyIndex, admin_key: str | None, trainer_key: str | None = None) -> None:
         self._index = index
-        self._admin = KeySet(admin_key)
+        self._admin, self._trainer = KeySet(admin_key), KeySet(trainer_key)
         self._agents: dict[str, str] = {}
         self._controls: dict[str, str] = {}
         self._paths: dict[str, str | None] = {}
@@ -115,6 +115,11 @@ class Keyring:
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
         raise WrongKey("this needs the admin key; the key in the request is another one")
+
+    def check_trainer(self, key: str | None) -> None:
+        """Like `check_admin`, but a trainer's key is admitted, too."""
+        if key is None or not self._trainer.holds(hash_key(key)):
+            self.check_admin(key)
 
     async def grant(self, key: str | None) -> Grant:
         """Return what `key` permits: nothing if this server did not issue it."""

@@ -81,6 +81,16 @@ class Settings:
         "Key that /metrics needs, or several separated by commas; the admin key opens it too. None: it is open.",
         secret=True,
     )
+    trainer_key: str | None = option(
+        None,
+        "Key of trainers, or several separated by commas: it may claim, acknowledge and annotate, nothing else.",
+        secret=True,
+    )
+    mismatch_limit: float = option(
+        0.01,
+        "KL between a sampler's and a trainer's logprobs above which the sampler is named in log and metrics.",
+        above=0,
+    )
     metrics_port: int | None = option(
         None,
         "Port of its own for /metrics, /health and /ready; /metrics is not on --port then. None: it is.",
@@ -268,6 +278,9 @@ def _check(settings: Settings) -> None:
     if not settings.loopback and settings.weak_key:
         raise ConfigurationError(f"--host {settings.host} is reachable from other machines: {settings.weak_key}")
     checks.check_key("--metrics-key", settings.metrics_key)
+    checks.check_key("--trainer-key", settings.trainer_key)
+    if settings.trainer_key is not None and settings.admin_key is None:
+        raise ConfigurationError("--trainer-key needs --admin-key: without it, everybody may do what trainers may")
     checks.check_proxies(settings.forwarded_allow_ips)
     checks.check_public_url(settings.public_url)
     checks.check_listed(

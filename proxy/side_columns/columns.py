@@ -1,7 +1,8 @@
 """The side columns of a turn: which there are, what they have rows for, and how they are stored as bytes.
 
 A new column of an engine is a new entry of `DECLARED`; storage, dumps, exports and readers follow. Scores of a turn by
-models that did not sample it are columns too, with names that begin with `SCORES`.
+models that did not sample it are columns too, with names that begin with `SCORES`, and so are the streams that a
+trainer told of it (`told_prefix`).
 """
 
 from __future__ import annotations
@@ -58,17 +59,43 @@ DECLARED: Mapping[str, Declared] = {
 
 SCORES = "scores "
 """The prefix of stored columns of scores."""
-_SCORES = Declared(None)
+TOLD = "told "
+"""The prefix of stored columns that trainers told."""
+_ADDED = Declared(None)
 
 
 def declared(name: str) -> Declared:
-    """What is declared of a stored or an exported column. Those that are not in `DECLARED` are scores."""
-    return DECLARED.get(name, _SCORES)
+    """What is declared of a stored or an exported column. Those not in `DECLARED` were added after the turn."""
+    return DECLARED.get(name, _ADDED)
 
 
 def is_known(name: str) -> bool:
     """Whether this release stores columns of this name; a newer one may store others."""
-    return name in DECLARED or name.startswith(SCORES)
+    return name in DECLARED or name.startswith((SCORES, TOLD))
+
+
+def told_prefix(trainer: str, step: int) -> str:
+    """What begins the names of the stored columns that a trainer told of a turn in a step. Streams follow by name, and
+    values of whole samples, which have one row, by `=` and name. No name has a space or begins with `=`.
+    """
+    return f"{TOLD}{trainer} {step} "
+
+
+class ToldName(NamedTuple):
+    """The parts of the name of such a column. `whole`: a value of a whole sample."""
+
+    trainer: str
+    step: int
+    name: str
+    whole: bool
+
+
+def told_by(name: str) -> ToldName | None:
+    """The parts of the name of a column that a trainer told; None for another column."""
+    if not name.startswith(TOLD):
+        return None
+    trainer, step, rest = name.removeprefix(TOLD).split(" ")
+    return ToldName(trainer, int(step), rest.removeprefix("="), rest.startswith("="))
 
 
 Columns = Mapping[str, SideColumn]

@@ -24,6 +24,7 @@ from sqlalchemy import LargeBinary, RowMapping, Table
 from proxy.store.record_limits import MAX_RECORD_BYTES, read_record
 from proxy.store.sql.side_columns import checksum_of
 from proxy.store.sql.tables import (
+    annotated,
     capacity,
     images,
     intents,
@@ -49,6 +50,7 @@ PARTS: Mapping[str, Table] = {
     "withdrawn_keys": withdrawn_keys,
     "session_images": session_images,
     "session_routes": session_routes,
+    "annotations": annotated,
 }
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
@@ -108,9 +110,10 @@ def session_parts(entry: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The rows of a session's entry by part. Raises KeyError if it is damaged.
 
     Dumps of databases before revision 0004 have the time of the reply in each interaction instead of `unreplied`. Dumps
-    before 0008 have no withdrawn keys, dumps before 0013 no images, and dumps before 0019 no routes.
+    before 0008 have no withdrawn keys, dumps before 0013 no images, dumps before 0019 no routes, and dumps before 0020
+    no annotations.
     """
-    entry = {"withdrawn_keys": [], "session_images": [], "session_routes": [], **entry}
+    entry = {"withdrawn_keys": [], "session_images": [], "session_routes": [], "annotations": [], **entry}
     if "unreplied" in entry:
         return {part: entry[part] for part in PARTS}
     late = [row for row in entry["interactions"] if row["status"] == "complete" and "replied_at" not in row]

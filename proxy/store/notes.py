@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.types import Interaction
+from proxy.types import Interaction, Sampler
 from tokengrove.errors import short
 from tokengrove.options.model import RouteKind
 from tokengrove.reasons import Echo, LogprobsOf
@@ -46,6 +46,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["adapter"] = node.adapter
     if node.external:
         notes["external"] = dict(node.external)
+    if node.samplers:
+        notes["sampled_by"] = [_sampler_json(start, sampler) for start, sampler in node.samplers]
     return notes
 
 
@@ -66,8 +68,16 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "replay": notes.get("replay", {}),
         "adapter": notes.get("adapter"),
         "external": notes.get("external", {}),
+        "samplers": tuple(
+            (each["start"], Sampler(**{name: each[name] for name in Sampler._fields if name in each}))
+            for each in notes.get("sampled_by", ())
+        ),
         **route_fields(notes),
     }
+
+
+def _sampler_json(start: int, sampler: Sampler) -> dict[str, Any]:
+    return {"start": start, **{name: value for name, value in sampler._asdict().items() if value}}
 
 
 def route_fields(notes: Mapping[str, Any]) -> dict[str, Any]:

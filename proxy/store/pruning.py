@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from proxy.store import database, schema
 from proxy.store.faults import reason_of
+from proxy.store.sql.annotated import drop_stray_annotations
 from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.images import drop_strays
 from proxy.store.sql.locks import is_deadlock
@@ -129,7 +130,7 @@ def _prune(engine: Engine, chosen: _Chosen, dry_run: bool, progress: Callable[[i
     while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, chosen))):
         deleted += some
         progress(deleted)
-    for drop in (drop_strays, drop_stray_columns, drop_stray_routes):
+    for drop in (drop_strays, drop_stray_columns, drop_stray_routes, drop_stray_annotations):
         while not dry_run and _repeated(engine, partial(drop, most=_BATCH)):
             pass
     return pruned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
@@ -14,7 +14,7 @@ from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import outlines, reads, recent, session_routes, side_columns, writes
+from proxy.store.sql import annotated, outlines, reads, recent, session_routes, side_columns, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
 from tokengrove.options.model import RouteKind
@@ -110,6 +110,15 @@ class SessionReads:
         """The kinds of rows of the recorded side columns of sessions, each once."""
         kinds = await self._database.read(side_columns.column_kinds, session_ids)
         return [shape_of(*kind) for kind in kinds if kind[0] in DECLARED]
+
+    async def load_annotations(self, session_id: str) -> list[dict[str, Any]]:
+        """The rows of `annotations` of a session."""
+        return await self._database.read(annotated.parts_of_session, session_id)
+
+    async def load_told(self, session_id: str, interaction_id: str | None = None) -> dict[str, dict[str, SideColumn]]:
+        """The columns that trainers told of the turns of a session, or of one, by interaction id and name."""
+        rows = await self._database.read(annotated.load_told, session_id, interaction_id)
+        return await asyncio.to_thread(_decoded, rows)
 
     async def load_routes(self, session_ids: Collection[str] | None) -> Mapping[str, frozenset[RouteKind]]:
         """The named routes of these sessions, of at most 10,000, or of all; each with the kinds that it had."""

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from proxy.store import database, schema
 from proxy.store.absence import Patience
+from proxy.store.annotations import Annotations
 from proxy.store.answers import Answers
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
@@ -44,6 +45,7 @@ class Store:
     `metrics`: the metrics of all parts.
     `pauses`: notes about paused engine servers.
     `images`: images of conversations, by digest.
+    `annotations`: what trainers told of tokens.
     `answers`: answers to control calls, for clients that repeat a call.
     """
 
@@ -66,6 +68,7 @@ class Store:
         self.pauses = EnginePauses(opened)
         self.images = StoredImages(opened)
         self.answers = Answers(opened)
+        self.annotations = Annotations(opened)
 
     @property
     def label(self) -> str:

@@ -257,3 +257,22 @@ class ExportMetrics(Group):
             "tokengrove_exported_sessions", "Sessions that were exported; a repetition counts again."
         )
         self.samples = Counts("tokengrove_exported_samples", "Samples that were exported; a repetition counts again.")
+        of_sampler = ("trainer", "server", "dtype", "quantization", "version")
+        self.mismatch = Gauge(
+            "tokengrove_mismatch_kl",
+            "Mean KL of the trainer's distribution from the sampler's, over the last 256 turns that a trainer told of.",
+            *of_sampler,
+            merge=Merge.MOST,
+        )
+        self.mismatch_ratio = Gauge(
+            "tokengrove_mismatch_largest_ratio",
+            "The largest ratio of the probabilities of a token between trainer and sampler, over the same turns.",
+            *of_sampler,
+            merge=Merge.MOST,
+        )
+        self.mismatch_named = Gauge(
+            "tokengrove_mismatch_named",
+            "1 if the sampler is named: its KL is above --mismatch-limit, or far above that of the other samplers.",
+            *of_sampler,
+            merge=Merge.MOST,
+        )

@@ -102,7 +102,8 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
 def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
     """The entry of one turn: `reward` is its main reward, `return` its return `value`. Times are Unix seconds.
 
-    `version` is "uncertain" if one of its versions is uncertain, and absent otherwise.
+    `version` is "uncertain" if one of its versions is uncertain, else absent. `output_start` is the index in the
+    output of the first token of `span`, absent if it is 0.
     """
     interaction = placed.interaction
     return {
@@ -122,6 +123,7 @@ def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
         "recomputable": placed.recomputable,
         "logprobs_of": interaction.logprobs_of,
         "span": None if placed.span is None else list(placed.span),
+        **({"output_start": placed.kept[0]} if placed.kept is not None and placed.kept[0] else {}),
     }
 
 

@@ -30,7 +30,7 @@ from proxy.turns.prompts import Prompt
 from proxy.turns.reply_options import reply_options_of
 from proxy.turns.route import EngineRoute, ExternalRoute, Route
 from proxy.turns.turn import Turn
-from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, SamplingParams, TurnRequest
+from proxy.types import Api, Ids, Interaction, Logprobs, Message, Role, Sampler, SamplingParams, TurnRequest
 from proxy.upstream.client import UpstreamClient
 from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
@@ -45,7 +45,8 @@ class ReplyPlan:
 
     `attempt`, `reply_id`: set before the turns start. `pool`: the images of the prompt that did not come with the
     request. `columns`: the side columns to record. `adapter`: the version of the adapter that samples;
-    None: the base model, or another server. `body`: of the request to an external model.
+    None: the base model, or another server. `body`: of the request to an external model. `samplers`: those of the
+    output, unless its tokens say more.
     """
 
     session: LiveSession
@@ -61,6 +62,7 @@ class ReplyPlan:
     reply_id: str = ""
     columns: ColumnRequest | None = None
     body: dict[str, Any] = field(default_factory=dict)
+    samplers: tuple[tuple[int, Sampler], ...] = ()
 
     def release(self) -> None:
         """Stop counting the reply among the requests of its adapter: all its choices have ended, or none has begun."""
@@ -213,6 +215,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         grammar=plan.grammar is not None,
         asked=reply_options_of(request),
         best_effort=plan.best_effort,
+        samplers=plan.samplers,
         prefill=0 if request.prefill is None else len(request.prefill.content),
         created_at=time.time(),
     )

@@ -27,7 +27,7 @@ from proxy.turns.plan import ReplyPlan
 from proxy.turns.prompts import Prompt
 from proxy.turns.route import EngineRoute, ExternalRoute, Route
 from proxy.turns.running import RunningTurns
-from proxy.types import Ids, PlacedImage, PromptText, SamplingParams, TurnRequest
+from proxy.types import Ids, PlacedImage, PromptText, Sampler, SamplingParams, TurnRequest
 from tokengrove.errors import ContextLengthExceeded, InvalidRequest
 from tokengrove.options.model import RouteKind
 
@@ -83,6 +83,7 @@ class Planner:
             best_effort=best_effort(wanted, info),
             pool=self._images,
             columns=columns_of(session.record, prompt, info) if route.kind is RouteKind.POLICY else None,
+            samplers=((0, Sampler("", info.dtype, info.quantization)),) if info.dtype else (),
         )
 
     def _of_external(

@@ -26,7 +26,7 @@ from proxy.turns.column_log import ColumnLog
 from proxy.turns.given_answer import GivenAnswer
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
-from proxy.types import Ids, Interaction, Logprobs, TurnRequest, ids_of
+from proxy.types import Ids, Interaction, Logprobs, Sampler, TurnRequest, ids_of
 from tokengrove.reasons import FinishReason, LogprobsOf
 
 _MAY_END = (ToolCallArguments, ToolCallEnd, TokensDelta)
@@ -74,6 +74,7 @@ class Turn:
     _takes_whole_chunks: bool = field(init=False)
     _reasoning_tokens: int = 0
     _unsure: int = 0
+    _sampler: Sampler | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.parser, OutputParser):  # else no token is taken
@@ -130,6 +131,8 @@ class Turn:
             interaction.trainable = interaction.has_logprobs = False
         if chunk.logprobs_of is not LogprobsOf.RULE:
             interaction.logprobs_of = LogprobsOf.furthest((interaction.logprobs_of, chunk.logprobs_of))
+        if chunk.sampler is not self._sampler:
+            self._note_sampler(chunk.sampler)
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
         if chunk.corrected:
@@ -149,6 +152,17 @@ class Turn:
         if self._takes_whole_chunks:
             return self._add(ids, chunk, 0, self._reader.feed(tokens)) or finish
         return self._take_apart(ids, chunk) or finish
+
+    def _note_sampler(self, sampler: Sampler | None) -> None:
+        """Note which engine server the next tokens come from."""
+        if sampler is None:  # a chunk without tokens
+            return
+        self._sampler, interaction = sampler, self.interaction
+        start = len(interaction.output_ids)
+        if not start:
+            interaction.samplers = ((0, sampler),)
+        elif interaction.samplers[-1][1] != sampler:
+            interaction.samplers += ((start, sampler),)
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
         """Return a text chunk as token ids within the budget, with an end token if it finished with `stop`."""

@@ -93,6 +93,14 @@ async def ended_otherwise(server: Server) -> httpx.Response:
     return await server.post("/s/rl/end_session", {"outcome": "Failed"})
 
 
+async def annotated_otherwise(server: Server) -> httpx.Response:
+    reply = await server.ok(CHAT, GOOD)
+    for value in (1, 2):
+        sample = {"turns": [{"interaction_id": reply["id"], "span": [0, 1]}], "streams": {"entropy": [value]}}
+        answer = await server.post("/trajectories/annotate", {"step": 0, "samples": [sample]})
+    return answer
+
+
 async def limit_reached(server: Server) -> httpx.Response:
     await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_turns": 1}})
     await server.post(CHAT, GOOD)
@@ -151,6 +159,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.RequestTimeout, good, raising(errors.RequestTimeout("late")), {}),
     (errors.EndedOtherwise, ended_otherwise, always(), {}),
     (errors.IdempotencyMismatch, with_a_key_of_another_call, always(), {}),
+    (errors.AnnotatedOtherwise, annotated_otherwise, always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
     (errors.UnsupportedMediaType, as_text, always(), {}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),

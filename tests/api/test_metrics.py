@@ -156,7 +156,9 @@ async def test_a_scrape_has_every_metric_with_the_labels_that_it_declares(server
     await server.ok("/rl/start_session", {"session_id": "s", "task_id": "t"})
     await server.chat([user("hi")], "s")
     await server.ok("/s/rl/end_session", {"reward": 1.0})
-    await server.ok("/trajectories/export", {})
+    (sample,) = (await server.ok("/trajectories/export", {}))["samples"]
+    told = {"turns": sample["turns"], "streams": {"logprobs": sample["logprobs"]}}
+    await server.ok("/trajectories/annotate", {"step": 0, "samples": [told]})
     await server.post("/s/v1/chat/completions", {})
     await server.ok("/engine/pause_generation", {"mode": "abort"})
     await server.ok("/engine/continue_generation", {})

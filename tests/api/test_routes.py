@@ -63,6 +63,8 @@ ADMINS = {
     "/rl/grant_capacity", "/grant_capacity", "/rl/start_session", "/trajectories/export", "/export_trajectories",
     "/rl/reasons", "/rl/statistics", "/rl/events", "/rl/groups", "/rl/sessions", "/rl/sessions/{session:path}",
     "/rl/sessions/{session:path}/interactions/{interaction}", "/rl/sessions/{session:path}/images/{digest}",
+    "/rl/sessions/{session:path}/annotations", "/trajectories/annotate", "/trajectories/mismatch",
+    "/trajectories/steps", "/trajectories/steps/{trainer}/{step}",
     "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
     "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
     "/engine/release_memory", "/engine/resume_memory", "/engine/servers", "/engine/adapters", "/engine/models",

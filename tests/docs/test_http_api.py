@@ -54,7 +54,7 @@ def test_every_section_shows_a_request_to_its_endpoint_and_the_reply(section: st
 
 def _requests(section: str, endpoint: str) -> bool:
     path = re.escape(endpoint.split(" ")[1].removeprefix("/{session}")).replace(r"\{session\}", "[^/ ]+")
-    for name in ("model", "interaction", "digest"):
+    for name in ("model", "interaction", "digest", "trainer", "step"):
         path = path.replace(rf"\{{{name}\}}", "[^/ ]+")
     return re.search(path + r"(?=[ \n])", section.split("```bash", 1)[1]) is not None
 

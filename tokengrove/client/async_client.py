@@ -41,6 +41,7 @@ from tokengrove.client.options import (
 )
 from tokengrove.client.retries import LEAVE_S, RETRY_S, Attempts
 from tokengrove.client.server_events import EventKind, EventReader, ServerEvent
+from tokengrove.client.token_streams import Align, Scalars, Streams, bodies
 from tokengrove.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from tokengrove.client.values import (
     Acknowledged,
@@ -51,6 +52,7 @@ from tokengrove.client.values import (
     Generated,
     Json,
     Number,
+    Sample,
     SessionTree,
     TokenScores,
 )
@@ -305,6 +307,53 @@ class AsyncClient(Connection):
         that holds no session.
         """
         return await self.run(operations.acknowledge(claim, session_ids, route))
+
+    async def annotate(
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        streams: Streams | None = None,
+        scalars: Scalars | None = None,
+        *,
+        trainer: str = "trainer",
+        align: Align = "tokens",
+    ) -> int:
+        """Tell the server what a trainer computed of samples in a step; return the number of turns with something new.
+
+        `streams`: by name, one row of values per sample; of the trained tokens, the server stores them in float32, NaN
+        as no value. The name `logprobs` is for the trainer's logprobs before its update, at the temperature of the
+        turn, which the server compares with those that were sampled; `is_masked` and `is_clipped` are counted.
+        `scalars`: by name, one number per sample. `align`: the rows have a value for each token of the sample
+        (`tokens`), from the first sampled token on (`response`), or for each trained token (`trained`). Rows of the
+        first two may be longer, as in padded batches.
+
+        Repeating a call is harmless. Raises AnnotatedOtherwise if another value was told of a token, step and name,
+        NotFound for turns that do not exist, and InvalidRequest for rows that do not fit the samples.
+        """
+        return await self.run(operations.annotate(bodies(samples, step, trainer, streams or {}, scalars or {}, align)))
+
+    async def trainer_steps(
+        self, trainer: str | None = None, *, before: int | None = None, limit: int | None = None
+    ) -> list[dict[str, Json]]:
+        """Return the newest steps that trainers told about, with sums: turns, tokens, `masked`, `clipped`, `kl`."""
+        return await self.run(operations.trainer_steps(trainer, before, limit))
+
+    async def trainer_step(self, trainer: str, step: int) -> list[dict[str, Json]]:
+        """Return what a trainer told of each turn of a step, in sum. Raises NotFound for an unknown step."""
+        return await self.run(operations.trainer_step(trainer, step))
+
+    async def mismatch(
+        self, trainer: str | None = None, *, first_step: int | None = None, last_step: int | None = None
+    ) -> dict[str, Json]:
+        """Return how far trainers' logprobs are from the sampled ones, by engine server, weight version and dtype.
+
+        `named`: the samplers whose KL is above the limit, or far above that of the others.
+        """
+        return await self.run(operations.mismatch(trainer, first_step, last_step))
+
+    async def annotations(self, session_id: str) -> list[dict[str, Json]]:
+        """Return what trainers told of the turns of a session, in sum, by turn, trainer and step."""
+        return await self.run(operations.session_annotations(session_id))
 
     async def sessions(
         self,

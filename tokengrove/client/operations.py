@@ -9,7 +9,7 @@ import base64
 import json
 import re
 import warnings
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
@@ -269,6 +269,48 @@ def acknowledge(
     body = _given({"claim_id": done, "session_ids": session_ids, "route": route})
     answer = yield Call("POST", "/trajectories/acknowledge", body)
     return Acknowledged(tuple(answer["acknowledged"]), dict(answer["lost"]))
+
+
+def annotate(pages: Iterable[Mapping[str, Json]]) -> Steps[int]:
+    """Send what a trainer tells, in pages; return the number of turns of which something is new."""
+    new = 0
+    for body in pages:  # sending one again has no effect
+        answer = yield Call("POST", "/trajectories/annotate", body, repeat=Repeat.READS)
+        new += answer["new"]
+    return new
+
+
+def trainer_steps(trainer: str | None, before: int | None, limit: int | None) -> Steps[list[dict[str, Json]]]:
+    answer = yield Call(
+        "GET", "/trajectories/steps", params=_given({"trainer": trainer, "before": before, "limit": limit})
+    )
+    found: list[dict[str, Json]] = answer["steps"]
+    return found
+
+
+def trainer_step(trainer: str, step: int) -> Steps[list[dict[str, Json]]]:
+    """Follow the cursor over all pages."""
+    turns: list[dict[str, Json]] = []
+    cursor = None
+    while True:
+        path = f"/trajectories/steps/{quote(trainer, safe='')}/{step}"
+        page = yield Call("GET", path, params=_given({"cursor": cursor, "limit": 1000}))
+        turns.extend(page["turns"])
+        cursor = page["cursor"]
+        if cursor is None:
+            return turns
+
+
+def mismatch(trainer: str | None, first_step: int | None, last_step: int | None) -> Steps[dict[str, Json]]:
+    asked = _given({"trainer": trainer, "first_step": first_step, "last_step": last_step})
+    found: dict[str, Json] = yield Call("GET", "/trajectories/mismatch", params=asked)
+    return found
+
+
+def session_annotations(session_id: str) -> Steps[list[dict[str, Json]]]:
+    answer = yield Call("GET", f"/rl/sessions/{session_path(session_id)}/annotations")
+    turns: list[dict[str, Json]] = answer["turns"]
+    return turns
 
 
 def sessions(

@@ -30,6 +30,9 @@ class SessionSource(Protocol):
     def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
         """The rows of the side columns of at most `limit` tokens of a turn, from `start` on. Raises NotFound."""
 
+    def annotations(self) -> list[dict[str, Any]]:
+        """What trainers told of each turn."""
+
     def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
         """The answer to an export of this session in this layout of these routes, with `outline`."""
 
@@ -58,6 +61,9 @@ class ServedSession:
     def columns(self, name: str, start: int, limit: int) -> dict[str, Any]:
         answer: dict[str, Any] = self._client.show_turn(self._id, name, ["columns"], start=start, limit=limit)
         return answer["columns"]  # type: ignore[no-any-return]
+
+    def annotations(self) -> list[dict[str, Any]]:
+        return self._client.annotations(self._id)
 
     def samples(self, layout: Layout, routes: Sequence[str]) -> dict[str, Any]:
         if not routes:

@@ -12,7 +12,7 @@ from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.commands.listed_sessions import LIMIT, NOT_OF_GROUPS, ListFlags, print_groups, print_sessions
 from tokengrove.commands.session_source import Layout
 from tokengrove.commands.shown_place import Place
-from tokengrove.commands.shown_session import print_samples, print_tokens, print_tree, print_turn
+from tokengrove.commands.shown_session import print_samples, print_tokens, print_trained, print_tree, print_turn
 from tokengrove.errors import ConfigurationError
 from tokengrove.terminal.colouring import By
 
@@ -56,6 +56,9 @@ def show(
     samples: Annotated[
         bool, typer.Option("--samples", help="Print what each sample of an export contains, and what is not trained.")
     ] = False,
+    trained: Annotated[
+        bool, typer.Option("--trained", help="Print which steps trained its turns, and what trainers told of them.")
+    ] = False,
     layout: Annotated[
         Layout | None, typer.Option(help="With --samples or --tokens: the layout of the export [concat].")
     ] = None,
@@ -90,7 +93,12 @@ def show(
     place = Place(url, admin_key, database_url, config)
     flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
     of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
-    _check(session, {**of_one, "--samples": samples, "--layout": layout, "--route": route or None}, groups, flags)
+    _check(
+        session,
+        {**of_one, "--samples": samples, "--trained": trained, "--layout": layout, "--route": route or None},
+        groups,
+        flags,
+    )
     if session is None:
         with place.lists() as source:
             (print_groups if groups else print_sessions)(source, flags, as_json=as_json)
@@ -102,6 +110,8 @@ def show(
             print_turn(one, turn, whole=whole, as_json=as_json)
         elif samples:
             print_samples(one, layout or "concat", route or (), as_json=as_json)
+        elif trained:
+            print_trained(one, as_json=as_json)
         else:
             print_tree(one, diff=diff, as_json=as_json)
 
@@ -117,6 +127,8 @@ def _check(session: str | None, of_one: Mapping[str, Any], groups: bool, flags: 
     for name, needed in NEEDS.items():
         if name in given and not needed & given:
             raise ConfigurationError(f"{name} applies only with {' or '.join(sorted(needed))}")
+    if "--trained" in given and (other := given & {"--samples", "--turn", "--diff"}):
+        raise ConfigurationError(f"--trained shows what trainers told: give it without {min(other)}")
     if "--turn" in given and (other := given & {"--samples", "--diff"}):
         raise ConfigurationError(f"--turn shows one turn, with its diff: give it without {min(other)}")
     if groups and (strays := listing & NOT_OF_GROUPS):

@@ -46,6 +46,18 @@ def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) 
     turn_view.print_turn(source.turn, answer, console_of(), whole=whole)
 
 
+def print_trained(source: SessionSource, *, as_json: bool) -> None:
+    """Print what trainers told of each turn, one line for each step, or as JSON."""
+    turns = source.annotations()
+    if as_json:
+        print_json({"turns": turns})
+        return
+    from tokengrove.terminal.trained_view import trained_table
+
+    numbers = {node["id"]: node["turn"] for node in source.tree()["interactions"]}
+    console_of().print(trained_table(turns, numbers))
+
+
 def print_tokens(
     source: SessionSource,
     name: str,

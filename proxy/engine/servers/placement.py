@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from proxy.engine.requests import Failure
 from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.remote import RemoteEngine
+from proxy.types import Sampler
 from tokengrove.errors import EngineUnavailable
 
 RETRY_AFTER_S = 5.0
@@ -64,6 +65,12 @@ class Member:
     @property
     def url(self) -> str:
         return self.engine.url
+
+    @property
+    def sampler(self) -> Sampler:
+        """What turns record of it."""
+        info = self.engine.info()
+        return Sampler(self.url, info.dtype, info.quantization)
 
     @property
     def takes(self) -> bool:

@@ -158,7 +158,7 @@ class Pool:
         member = self._placement.choose(request.session_id, request.failures, prompt_tokens, request.group_id, adapter)
         member.in_flight += 1
         member.served += 1
-        given, began = 0, time.monotonic()
+        given, began, sampler = 0, time.monotonic(), member.sampler
 
         def checked(chunk: TokenChunk) -> FinishReason | None:
             nonlocal given
@@ -167,6 +167,7 @@ class Pool:
                 member.cached_tokens += chunk.cached_tokens
             if not chunk.ids:
                 return take(chunk)
+            chunk.sampler = sampler
             if state.managed and not self._changes and adapter is None:
                 self._check_version(member, chunk.version, state)
             finish = take(chunk)
@@ -839,4 +840,6 @@ def _sum_up(infos: Sequence[EngineInfo], alive: int, every: int) -> EngineInfo:
         records=records,
         unrecorded=tuple((column, why) for column, why in unrecorded.items() if column not in records),
         dense=all(info.dense for info in infos),
+        dtype="",  # each chunk has that of its server
+        quantization="",
     )

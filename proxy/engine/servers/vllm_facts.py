@@ -98,6 +98,16 @@ class VllmFacts:
         return str(self._of("model_config").get("logprobs_mode") or "")
 
     @property
+    def dtype(self) -> str:
+        """The dtype of the weights in the configuration; "" if the server does not tell it."""
+        return str(self._of("model_config").get("dtype") or "").removeprefix("torch.")
+
+    @property
+    def quantization(self) -> str:
+        """The quantisation of the weights in the configuration; "" without one, or if the server does not tell it."""
+        return str(self._of("model_config").get("quantization") or "")
+
+    @property
     def configured_columns(self) -> frozenset[Replay]:
         """The side columns that are switched on in the configuration; empty if the server does not tell it."""
         model = self._of("model_config")

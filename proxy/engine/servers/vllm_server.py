@@ -579,6 +579,8 @@ class VllmServer:
             weight_version=self._version,
             capabilities=self._facts.capabilities | ({Capability.IMAGES} if sees else frozenset()),
             detail=f"vLLM {self._facts.version} at {self.url}",
+            dtype=self._facts.dtype,
+            quantization=self._facts.quantization,
             max_running_requests=self._facts.max_running_requests,
             records=self._facts.records | {Replay.TOP_LOGPROBS},
             unrecorded=tuple((column, f"{self.url}: {why}") for column, why in self._facts.unrecorded.items()),

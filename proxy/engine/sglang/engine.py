@@ -428,6 +428,8 @@ class SglangEngine:
             weight_version=self._version,
             capabilities=capabilities_by(facts) - ({Capability.IMAGES} if blind else set()),
             detail=f"SGLang on {facts['device']}, {dtype}, tp {facts['tp_size']}, dp {facts['dp_size']}",
+            dtype=dtype,
+            quantization=str(facts.get("quantization") or ""),
             max_running_requests=running_by(facts),
             records=recorded_by(unrecorded),
             unrecorded=unrecorded,

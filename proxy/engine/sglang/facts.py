@@ -29,6 +29,12 @@ def running_by(facts: Mapping[str, Any]) -> int | None:
     return sum(numbers) or None
 
 
+def dtype_by(facts: Mapping[str, Any]) -> str:
+    """The dtype of the weights; "" if SGLang tells only that it chose one."""
+    dtype = str(facts.get("dtype") or "")
+    return "" if dtype == "auto" else dtype.removeprefix("torch.")
+
+
 def capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities of an SGLang with `facts`."""
     missing = {Capability.PROMPT_TEMPERATURE}  # its logprobs of prompts are of the model itself

@@ -199,6 +199,8 @@ class TransformersEngine:
             weight_version=self._version,
             capabilities=frozenset(Capability) - self._missing(),
             detail=f"{builtin}{self._model.dtype} on {self._device}" + self._eyesight(),
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            quantization=_quantization(self._model.config),
             max_running_requests=_RUNNING_ON_CPU if self._device is not None and self._device.type == "cpu" else None,
             records=frozenset({Replay.KEPT, Replay.TOP_LOGPROBS} | ({Replay.EXPERTS} if self._experts else set())),
             unrecorded=((Replay.EXPERTS, self._unrecognised),) if self._unrecognised else (),
@@ -497,6 +499,13 @@ class TransformersEngine:
         flight = self._flights.get(serial)
         if flight is not None:
             flight.end(EngineFailed(f"the engine aborted the request: {reason}"))
+
+
+def _quantization(config: Any) -> str:
+    """The method of quantisation in the config of a model; "" without one."""
+    told = getattr(config, "quantization_config", None)
+    method = told.get("quant_method") if isinstance(told, dict) else getattr(told, "quant_method", None)
+    return str(getattr(method, "value", method) or "")
 
 
 def _kinds(tags: Sequence[str]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from proxy.store.sql.images import drop_images
 from proxy.store.sql.starts import give_back_of_live, note_pruned
 from proxy.store.sql.tables import (
+    annotated,
     intents,
     interactions,
     returns,
@@ -41,7 +42,10 @@ def delete_rows(connection: Connection, names: Collection[str]) -> None:
     note_pruned(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
-    for table in (intents, unreplied, withdrawn_keys, side_columns, session_routes, interactions, sessions):
+    for table in (
+        *(intents, unreplied, withdrawn_keys, side_columns, annotated, session_routes),
+        *(interactions, sessions),
+    ):
         connection.execute(delete(table).where(table.c.session_id.in_(names)))
     drop_images(connection, names)
 

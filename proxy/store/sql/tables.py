@@ -274,6 +274,30 @@ Index(
     postgresql_where=session_routes.c.claimed_by.is_not(None),
 )
 
+# What trainers told of tokens: a row for each run of tokens of a turn that one sampler drew, by trainer and step. The
+# streams are in `side_columns`. No foreign key, as for images.
+annotated = Table(
+    "annotations",
+    metadata,
+    Column("interaction_id", Text, primary_key=True),
+    Column("trainer", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("first", Integer, primary_key=True, comment="index of the first of its tokens in the output"),
+    Column("session_id", Text, nullable=False, index=True),
+    Column("server", Text, nullable=False, comment="the engine server that sampled, empty for one in the process"),
+    Column("dtype", Text, nullable=False),
+    Column("quantization", Text, nullable=False),
+    Column("version", BigInteger, nullable=False, comment="weight version of the tokens"),
+    Column("tokens", Integer, nullable=False, comment="those with a stream"),
+    Column("masked", Integer, nullable=False),
+    Column("clipped", Integer, nullable=False),
+    Column("compared", Integer, nullable=False, comment="tokens with the logprobs of both"),
+    Column("kl", Double, nullable=False, comment="summed over them"),
+    Column("log_ratio", Double, nullable=False, comment="the largest of them"),
+    Column("noted_at", Double, nullable=False, comment="Unix seconds"),
+    Index("ix_annotations_trainer", "trainer", "step"),
+)
+
 # One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
 commit_marks = Table(
     "commit_marks",

@@ -20,6 +20,7 @@ from proxy.types import (
     Message,
     PlacedImage,
     Role,
+    Sampler,
     SamplingParams,
     SessionRecord,
     Tool,
@@ -34,6 +35,7 @@ from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_text = st.text(max_size=20).filter(lambda text: "\0" not in text)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+samplers = st.builds(Sampler, plain_text, plain_text, plain_text)
 scalars = st.none() | st.booleans() | st.integers() | finite | any_text
 json_values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_text, inner, max_size=4), max_leaves=12
@@ -123,6 +125,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         completed_at=draw(st.none() | times),
         route=draw(plain_text),
         external=draw(objects),
+        samplers=tuple(draw(st.lists(st.tuples(st.integers(0, 2**20), samplers), max_size=3))),
         adapter=draw(st.none() | st.integers(0, 2**40)),
         route_kind=draw(st.sampled_from(RouteKind)),
     )
@@ -216,6 +219,7 @@ def test_every_field_has_a_column() -> None:
         "route_kind",
         "adapter",
         "external",
+        "samplers",
     }
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())

@@ -63,6 +63,7 @@ WRONG: Mapping[str, Series] = {
     "TokengroveWeightVersionsDiffer": {
         f'tokengrove_engine_server_weight_version{{{ME}, server="http://e:2"}}': "6x180"
     },
+    "TokengroveMismatch": {f'tokengrove_mismatch_named{{{ME}, trainer="t", server="http://e:2"}}': "1x180"},
     "TokengroveEnginePaused": {f"tokengrove_engine_paused{{{ME}}}": "1x180"},
     "TokengroveDatabaseDown": {f"tokengrove_database_up{{{ME}}}": "0x180"},
     "TokengroveCommitsRefused": {f"tokengrove_refused_commits_total{{{ME}}}": "0+3x180"},

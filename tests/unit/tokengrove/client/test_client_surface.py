@@ -16,6 +16,7 @@ from proxy.app import build_app
 from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
 from proxy.sessions.issued_keys import KeyKind
 from proxy.settings import Settings
+from tests.samples import sample
 from tokengrove.client import AsyncClient, AsyncSession, Client, Session, options
 from tokengrove.client.operations import Call
 
@@ -42,6 +43,13 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/trajectories/export"): lambda client, session: client.export(),
     ("POST", "/trajectories/claim"): lambda client, session: client.claim(),
     ("POST", "/trajectories/acknowledge"): lambda client, session: client.acknowledge("c"),
+    ("POST", "/trajectories/annotate"): lambda client, session: client.annotate(
+        [sample([1], [2])], 1, {}, {"loss": [0.5]}
+    ),
+    ("GET", "/trajectories/steps"): lambda client, session: client.trainer_steps(),
+    ("GET", "/trajectories/steps/{trainer}/{step}"): lambda client, session: client.trainer_step("t", 1),
+    ("GET", "/trajectories/mismatch"): lambda client, session: client.mismatch(),
+    ("GET", "/rl/sessions/{session}/annotations"): lambda client, session: client.annotations("s"),
     ("POST", "/mailbox/next"): lambda client, session: client.next_request(),
     ("POST", "/mailbox/deliver"): lambda client, session: client.deliver(interaction_id="i", text="t"),
     ("POST", "/v1/generate"): lambda client, session: client.generate([1]),
@@ -131,7 +139,7 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
     monkeypatch.setattr(Client, "_open", send)
     with Client("http://server") as client, pytest.raises(Sent):
         METHODS[endpoint](client, Session(client, KEYS))
-    names = {"session": "s", "interaction": "0", "digest": "0" * 64}
+    names = {"session": "s", "interaction": "0", "digest": "0" * 64, "trainer": "t", "step": "1"}
     assert [(call.method, call.path) for call in calls] == [(endpoint[0], endpoint[1].format(**names))]
 
 
