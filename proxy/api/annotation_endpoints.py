@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from starlette.requests import Request
 
-from proxy.api.annotation_json import read_session, sums_json, turns_json
+from proxy.api.annotation_json import read_session, read_stream, sums_json, turns_json
 from proxy.api.bodies import Bodies
 from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, key_of
@@ -32,6 +32,7 @@ from tokengrove.errors import AnnotatedOtherwise, InvalidRequest, NotFound, brie
 logger = logging.getLogger(__name__)
 
 _FIELDS = ("trainer", "step", "samples")
+_OF_A_STREAM = ("trainer", "step", "stream")
 _OF_A_SAMPLE = ("turns", "loss_mask", "streams", "scalars")
 _NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
 _MOST_SAMPLES, _MOST_NAMES, _MOST_STEP = 1024, 32, 2**53
@@ -167,10 +168,22 @@ class AnnotationEndpoints:
         )
 
     async def of_session(self, request: Request) -> JsonResponse:
-        """What trainers told of each turn of a session: streams by name, values of samples, and sums."""
+        """What trainers told of each turn of a session: streams by name, values of samples, and sums.
+
+        With `trainer`, `step` and `stream`, also the `values` of a stream, by interaction id.
+        """
         self._access.check_admin(key_of(request))
-        _query(request, ())
-        return JsonResponse({"turns": await read_session(self._recordings, request.path_params["session"])})
+        query, session = _query(request, _OF_A_STREAM), request.path_params["session"]
+        found: dict[str, Any] = {"turns": await read_session(self._recordings, session)}
+        if query:
+            if missing := [name for name in _OF_A_STREAM if name not in query]:
+                raise InvalidRequest(
+                    f"'{missing[0]}' is required: a stream has a trainer, a step and a name", param=missing[0]
+                )
+            step = _integer(query, "step")
+            assert step is not None
+            found["values"] = await read_stream(self._recordings, session, query["trainer"], step, query["stream"])
+        return JsonResponse(found)
 
 
 def _query(request: Request, known: Sequence[str]) -> Mapping[str, str]:

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from proxy.side_columns.columns import ToldName, told_by
+from proxy.side_columns.columns import ToldName, told_by, told_prefix
 from proxy.side_columns.rows import SideColumn
 from proxy.store.recordings import SessionReads
 from proxy.trajectory.mismatch import ratio_of
@@ -57,16 +55,25 @@ async def read_turn(recordings: SessionReads, turn: Interaction) -> list[dict[st
     return await asyncio.to_thread(_streams_json, told)
 
 
+async def read_stream(
+    recordings: SessionReads, session_id: str, trainer: str, step: int, name: str
+) -> dict[str, list[float | None]]:
+    """The values of a stream for each token of the outputs of a session, by interaction id."""
+    full_name = told_prefix(trainer, step) + name
+    told = await recordings.load_columns(session_id, [full_name])
+    return await asyncio.to_thread(lambda: {each: _values(columns[full_name]) for each, columns in told.items()})
+
+
+def _values(column: SideColumn) -> list[float | None]:
+    return [None if value != value else value for value in column.rows.values.tolist()]
+
+
 def _streams_json(told: Mapping[tuple[str, str, int], Mapping[ToldName, SideColumn]]) -> list[dict[str, Any]]:
     return [
         {
             "trainer": trainer,
             "step": step,
-            "streams": {
-                each.name: [None if np.isnan(value) else float(value) for value in column.rows.values]
-                for each, column in sorted(columns.items())
-                if not each.whole
-            },
+            "streams": {each.name: _values(column) for each, column in sorted(columns.items()) if not each.whole},
             "scalars": _scalars(columns),
         }
         for (_, trainer, step), columns in sorted(told.items())

@@ -64,6 +64,14 @@ async def test_the_streams_of_a_turn_have_a_value_for_each_token_of_its_output(t
             assert told["streams"] == {"entropy": values[slice(*turn["span"])]}
             assert told["scalars"] == ({"loss": 0.125} if number == 1 else {})
             assert (told["trainer"], told["step"]) == ("grpo", 7)
+        asked = {"trainer": "grpo", "step": 7, "stream": "entropy"}
+        shown = (await server.http.get("/rl/sessions/s/annotations", params=asked)).json()
+        spans = {turn["interaction_id"]: values[slice(*turn["span"])] for turn in sample["turns"]}
+        assert shown["values"] == spans
+        assert [turn["streams"] for turn in shown["turns"]] == [["entropy"]] * 2
+        assert (await server.http.get("/rl/sessions/s/annotations", params={**asked, "step": 8})).json()["values"] == {}
+        refused = await server.http.get("/rl/sessions/s/annotations", params={"trainer": "grpo"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "step")
 
 
 async def test_a_repeated_call_stores_nothing_and_another_value_is_refused(tmp_path: Path) -> None:

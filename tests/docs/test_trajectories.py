@@ -77,7 +77,7 @@ async def test_labels_turns_and_the_entry_of_a_session_are_those_of_the_page(tmp
     assert {*plain["samples"][0]} == {*listed, *arrays}
     assert {*more["samples"][0]} == {*listed, *columns("### Layout padded"), "truncated_tokens", "text"}
     of_a_turn = {name for cell, *_ in rows("An entry of `turns`") for name in names(cell)}
-    of_a_turn -= {"version"}  # of a turn that is uncertain
+    of_a_turn -= {"version", "output_start"}  # of a turn that is uncertain, or cut at its start
     assert {*plain["samples"][0]["turns"][0]} == {*of_a_turn}
     assert {*more["samples"][0]["turns"][0]} == {*of_a_turn, "messages", "tools", "text"}
     of_a_session = {name for cell, *_ in rows("`sessions` says for each session") for name in names(cell)}
