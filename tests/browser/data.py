@@ -38,6 +38,7 @@ async def fill_kinds(url: str, *, hostile: bool = True, long: bool = True) -> No
             await episodes.group(
                 feed, f"sum-{version}", rewards, version, metadata={"project": "sums", "step": version}
             )
+        await episodes.trained(feed)
         await episodes.versions(feed, first=len(spread))
         for episode in (episodes.chain, episodes.forks, episodes.failures, episodes.several_agents, episodes.marked):
             await episode(feed)

@@ -7,11 +7,14 @@ import json
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from proxy.engine.scripted.scripts import Fault, Reply
 from proxy.types import ids_of
 from tests.browser import hostile
 from tests.browser.feed import Feed
 from tests.support import assistant, call_text, function_tool, sampled, system, tool_result, until, user
+from tokengrove.client import AsyncClient
 
 TOOLS = [function_tool("run", {"command": {"type": "string"}}), function_tool("search", {"query": {"type": "string"}})]
 AGENT = system("You are an agent that mends programs. Work in small steps.")
@@ -23,6 +26,8 @@ FORKED, LONG_PATH, HOSTILE, LONG_LINES, LIVE = (
     "live/waiting",
 )
 """Ids of sessions that tests open by name."""
+TOLD = "sum-1-0"
+"""The id of a session that trainers told about."""
 LONG_TOKENS = 60_000
 """The path of the last turn of `LONG_PATH` has more tokens than this."""
 
@@ -177,6 +182,19 @@ async def group(feed: Feed, name: str, rewards: tuple[float | None, ...], versio
         if reward is not None:
             outcome = "Finished" if reward > 0 else "Failed"
             await feed.call(session, "end_session", reward=reward, outcome=outcome, metrics={"tries": number})
+
+
+async def trained(feed: Feed) -> None:
+    """What two trainers tell of the groups `sum-1` to `sum-3`, a step for each group."""
+    async with AsyncClient(app=feed.server.app) as client:
+        for step in (1, 2, 3):
+            samples = (await client.export(filter={"group_id": f"sum-{step}"})).samples
+            apart = [each.logprobs + np.sin(each.input_ids) * 0.01 * step for each in samples]
+            masked = [each.input_ids % 7 == 0 for each in samples]
+            clipped = [each.input_ids % (9 - step) == 0 for each in samples]
+            streams = {"logprobs": apart, "is_masked": masked, "is_clipped": clipped}
+            await client.annotate(samples, step, streams, {"loss": [0.5 / step] * len(samples)}, trainer="grpo")
+        await client.annotate(samples, 3, {"value": [each.logprobs / 2 for each in samples]}, trainer="critic")
 
 
 async def long_path(feed: Feed, session: str = LONG_PATH) -> None:

@@ -38,6 +38,11 @@ VIEWS = {
     "groups": View("/#/groups", "main a[href*='sum-2']"),
     "group": View("/#/groups/sum-2", "main a[href*='sum-2-0']"),
     "overview": View("/#/overview", "main canvas"),
+    "training": View("/#/training", "main canvas"),
+    "step": View("/#/training/grpo/2", "main tbody tr"),
+    "told tokens": View(
+        session(episodes.TOLD, "?turn=0&show=tokens&colour=stream&stream=grpo+1+is_masked"), "main .stream"
+    ),
     "session": View(session(episodes.FORKED), TURNS),
     "turn": View(session(episodes.FORKED, "?turn=1"), "main .turn h2"),
     "fork": View(session(episodes.FORKED, "?turn=6"), "main .turn h2"),

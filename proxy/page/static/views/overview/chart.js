@@ -10,12 +10,13 @@ const LINES = ["solid", "dashed", "dotted"];
 
 /**
  * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]. `format` writes a value, `x` where it is, and `tick`
- * the same in short, for the axis. `empty`: what is said without values. `asTable`: the numbers instead of the drawing.
+ * the same in short, for the axis. `empty`: what is said without values. `asTable`: the numbers instead of the drawing; `heading`: of its
+ * first column.
  * `drawing`: {time, points, whole, least, range}. `time` (by default): x are Unix seconds, else whole numbers. `points`:
  * mark each value. `whole`: the ticks of values are whole numbers. `least`: what their axis reaches at least (1), or
  * `range` chooses it.
  */
-export function Chart({ title, unit, series, data, format, x, tick = x, asTable = false, empty, ...drawing }) {
+export function Chart({ title, unit, series, data, format, x, tick = x, asTable = false, heading, empty, ...drawing }) {
   const [hovered, setHovered] = useState(null);
   const known = data.slice(1).some((values) => values.some((value) => value !== null));
   const named = series.map((each, place) => ({ ...each, values: data[place + 1] }));
@@ -24,7 +25,7 @@ export function Chart({ title, unit, series, data, format, x, tick = x, asTable 
     ${!known
       ? html`<p class="overview-none">${empty}</p>`
       : asTable
-        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} time=${drawing.time ?? true} />`
+        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} heading=${heading ?? (drawing.time ?? true ? "at" : "version")} />`
         : html`<div class="overview-plot" role="img" aria-label=${`${title} ${unit}. ${inWords(named, format)}`}>
             <${Plot} ...${{ series, data, format, tick, drawing, setHovered }} />
           </div>`}
@@ -51,12 +52,12 @@ function Head({ title, unit, series, format, at, x, data }) {
   </header>`;
 }
 
-function Table({ title, series, data, format, x, time }) {
+function Table({ title, series, data, format, x, heading }) {
   return html`<div class="overview-scroll" tabindex="0" role="group" aria-label=${`${title}, as a table`}>
     <table>
       <thead>
         <tr>
-          <th scope="col">${time ? "at" : "version"}</th>
+          <th scope="col">${heading}</th>
           ${series.map(({ label }) => html`<th key=${label} scope="col" class="number">${label}</th>`)}
         </tr>
       </thead>

@@ -3,13 +3,14 @@ import { html } from "../../../lib/html.js";
 import { number } from "../../../lib/format.js";
 import { turnName } from "./token_cells.js";
 import { band } from "./token_model.js";
+import { value as told } from "./stream_bands.js";
 import { escaped } from "./token_text.js";
 
 const BAND_WORDS = ["", "90% or more", "50 to 90%", "10 to 50%", "1 to 10%", "below 1%"];
 const STATE_KINDS = { trained: "good", context: "quiet", image: "quiet" };
 
-/** `at`: the index of the token. */
-export function Details({ model, at }) {
+/** `at`: the index of the token. `stream`: {words, value} of what a trainer told, if it is shown. */
+export function Details({ model, at, stream }) {
   const text = model.texts[at];
   const part = model.parts[model.partOf[at]];
   const run = model.states[model.stateOf[at]];
@@ -27,6 +28,7 @@ export function Details({ model, at }) {
     <${Fact} name="From">${turnName(part)}, ${part.kind === "output" ? "answer" : "prompt"}<//>
     <${Fact} name="State" wide><strong class=${STATE_KINDS[run.state] ?? "warn"}>${run.state}</strong>
       <span>${meaning(model, run)}</span><//>
+    ${stream && html`<${Fact} name=${stream.words} wide>${told(stream.value)}<//>`}
   </dl></section>`;
 }
 

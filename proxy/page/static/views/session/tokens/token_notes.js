@@ -3,15 +3,16 @@ import { number, plural } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
 import { link } from "../../../lib/route.js";
 import { stateCounts, tally } from "./token_model.js";
+import { bandWords } from "./stream_bands.js";
 import { escaped } from "./token_text.js";
 
 const PROBABILITY = "Probability of the sampled token";
 const BANDS = ["≥ 90%", "50–90%", "10–50%", "1–10%", "< 1%"];
 
 /** The legend of a colouring with the numbers of tokens, and the counts of the export. */
-export function Legend({ model, classOf, colouring, told }) {
+export function Legend({ model, classOf, colouring, told, ends }) {
   const counts = tally(classOf);
-  const entries = [[0, "context"], ...named(model, colouring)].filter(([at]) => counts[at] > 0);
+  const entries = [[0, "context"], ...named(model, colouring, ends)].filter(([at]) => counts[at] > 0);
   return html`<div class="tokens-legend ${colouring}">
     <span class="tokens-keys" role="list" aria-label="Colours">
       ${entries.map(([at, words, title]) => html`<span role="listitem" class="tokens-key" title=${title}>
@@ -31,7 +32,8 @@ function samplesOf({ samples, untrained_tokens: counts }) {
   return [plural(samples, "sample"), ...reasons].join(", ");
 }
 
-function named(model, colouring) {
+function named(model, colouring, ends) {
+  if (colouring === "stream") return [...bandWords(ends), [6, "nothing told"]];
   if (colouring === "logprob") return [...BANDS, "without a logprob"].map((words, at) => [at + 1, words, PROBABILITY]);
   if (colouring === "version") return versionNames(model.versions);
   const reasons = stateCounts(model).filter(([state]) => !["context", "image", "trained"].includes(state));

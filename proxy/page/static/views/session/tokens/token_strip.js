@@ -7,6 +7,7 @@ const WIDTH = 56;
 const FOUND = 9;
 const INKS = {
   logprob: ["--line", "--heat-1", "--heat-2", "--heat-3", "--heat-4", "--heat-5", "--past"],
+  stream: ["--line", "--heat-1", "--heat-2", "--heat-3", "--heat-4", "--heat-5", "--past"],
   mask: ["--line", "--c1", "--c3"],
   version: ["--line", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6"],
 };

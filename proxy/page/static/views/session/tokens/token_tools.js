@@ -10,17 +10,28 @@ const COLOURINGS = [["logprob", "Logprob"], ["mask", "Trained"], ["version", "Ve
 const LAYOUTS = ["concat", "individual", "tree"];
 
 /** `change(query)` changes the address; `go(token)` shows a token and gives it the focus; `places`: of the search. */
-export function Tools({ model, colouring, query, change, active, go, search, setSearch, places, routes }) {
+export function Tools({ model, colouring, query, change, active, go, search, setSearch, places, routes, streams }) {
   return html`<div class="tokens-tools bar">
     <fieldset class="tokens-colours"><legend class="visually-hidden">Colour by</legend>
       ${COLOURINGS.map(([value, words]) => html`<button type="button" aria-pressed=${colouring === value}
         onClick=${() => change({ colour: value })}>${words}</button>`)}
     </fieldset>
+    ${streams.choices.length > 0 && html`<${Told} streams=${streams} query=${query} change=${change} />`}
     <${Export} query=${query} change=${change} route=${routeOption(routes)} />
     <${Jumps} model=${model} active=${active} go=${go} />
     <${Search} search=${search} setSearch=${setSearch} places=${places} active=${active} go=${go}
       keep=${(find) => change({ find })} />
   </div>`;
+}
+
+/** Which stream of a trainer colours the tokens. */
+function Told({ streams, query, change }) {
+  const choose = ({ target: { value } }) => change(value ? { colour: "stream", stream: value } : { colour: null, stream: null });
+  return html`<label title="Colour by what a trainer told of the tokens">Trainer
+    <select class="tokens-told" value=${query.colour === "stream" ? (streams.chosen?.key ?? "") : ""} onChange=${choose}>
+      <option value="">–</option>
+      ${streams.choices.map(({ key, words }) => html`<option value=${key}>${words}</option>`)}
+    </select></label>`;
 }
 
 /** Which export the states are of. What is left at its default does not stand in the address. */

@@ -2,11 +2,12 @@
 import { get, inPath } from "../../../lib/api.js";
 import { html, useEffect, useMemo, useRef, useState } from "../../../lib/html.js";
 import { useLoad } from "../../../lib/load.js";
-import { Empty, Loaded } from "../../../lib/notice.js";
+import { Empty, Failure, Loaded } from "../../../lib/notice.js";
 import { replace } from "../../../lib/route.js";
 import { ColumnDetails } from "./column_details.js";
 import { useColumns } from "./token_columns.js";
 import { Details } from "./token_details.js";
+import { bandsOf, streamClasses } from "./stream_bands.js";
 import { ImageBar } from "./image_bar.js";
 import { TokenGrid } from "./token_grid.js";
 import { cellAt, imageAt, withFolds } from "./token_images.js";
@@ -14,6 +15,7 @@ import { COLOURS, classes, tokenModel } from "./token_model.js";
 import { Legend, Sections } from "./token_notes.js";
 import { tokenOptions } from "./token_options.js";
 import { find, searchable } from "./token_search.js";
+import { useStreams } from "./token_streams.js";
 import { Tools } from "./token_tools.js";
 
 const SETTLED_MS = 300;
@@ -39,8 +41,13 @@ function Tokens({ data, query, change, sessionId, routes }) {
   const { tokens } = data;
   const [unfolded, setUnfolded] = useState(() => new Set());
   const model = useMemo(() => withFolds(data.model, unfolded), [data.model, unfolded]);
-  const colouring = COLOURS.includes(query.colour) ? query.colour : "logprob";
-  const classOf = useMemo(() => classes(model, colouring), [model, colouring]);
+  const streams = useStreams({ sessionId, tokens, named: query.stream });
+  const ends = useMemo(() => streams.values && bandsOf(streams.values), [streams.values]);
+  const colouring = streams.values && query.colour === "stream" ? "stream" : COLOURS.includes(query.colour) ? query.colour : "logprob";
+  const classOf = useMemo(
+    () => (colouring === "stream" ? streamClasses(model, streams.values, ends) : classes(model, colouring)),
+    [model, colouring, streams.values],
+  );
   const [active, setActive] = useActive(model, query.at, (at) => change({ at }));
   const [hovered, setHovered] = useState(null);
   const grid = useRef(null);
@@ -64,13 +71,14 @@ function Tokens({ data, query, change, sessionId, routes }) {
   if (model.count === 0) return html`<${Empty} title="No tokens">${why}<//>`;
   return html`
     <${Tools} model=${model} colouring=${colouring} query=${query} change=${change} active=${active} go=${go}
-      search=${search} setSearch=${setSearch} places=${places} routes=${routes} />
-    <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} />
+      search=${search} setSearch=${setSearch} places=${places} routes=${routes} streams=${streams} />
+    ${streams.error && html`<${Failure} what="Loading what trainers told" error=${streams.error} />`}
+    <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} ends=${ends} />
     <${Sections} tokens=${tokens} sessionId=${sessionId} query=${query} go=${go} />
     <${TokenGrid} handle=${grid} sessionId=${sessionId} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
       places=${places} onActive=${setActive} onHover=${setHovered} onFold=${fold} />
     ${image && html`<${ImageBar} sessionId=${sessionId} image=${image} folded=${model.folds.has(image.start)} toggle=${() => fold(active)} />`}
-    <${Details} model=${model} at=${seen} />
+    <${Details} model=${model} at=${seen} stream=${streams.values && { words: streams.chosen.words, value: streams.values[seen] }} />
     <${ColumnDetails} model=${model} recorded=${tokens.recorded} page=${page} at=${seen} />`;
 }
 
