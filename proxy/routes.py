@@ -35,6 +35,7 @@ from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.repeated_calls import RepeatedCalls
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
+from proxy.api.runs import Runs
 from proxy.api.score_endpoint import ScoreEndpoint
 from proxy.api.served_model_endpoints import ServedModelEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
@@ -127,6 +128,7 @@ def routes(parts: Parts) -> list[Route]:
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
         Route("/rl/sessions", listing.index, methods=["GET"]),
         Route("/rl/groups", listing.groups, methods=["GET"]),
+        Route("/rl/runs", listing.runs, methods=["GET"]),
         Route("/rl/statistics", watch.statistics, methods=["GET"]),
         Route("/rl/events", watch.events, methods=["GET"]),
         *_annotation_routes(parts),
@@ -173,7 +175,8 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
 def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
     summaries = Summaries(recordings, Pace(lambda: turns.running.busy))
-    return ListingEndpoints(parts.sessions.access, Lists(recordings, Listing(recordings, summaries)))
+    listing = Listing(recordings, summaries)
+    return ListingEndpoints(parts.sessions.access, Lists(recordings, listing), Runs(recordings, listing))
 
 
 def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:

@@ -1,4 +1,4 @@
-"""`GET /rl/sessions` and `GET /rl/groups`: lists of recorded sessions and groups. They change and delay nothing."""
+"""`GET /rl/sessions`, `/rl/groups` and `/rl/runs`: what was recorded, in lists. They change and delay nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from proxy.api.http import JsonResponse, key_of
 from proxy.api.listing import Listing
 from proxy.api.listing_json import by_status_json, group_json, listed_json
 from proxy.api.listing_request import ParsedListing, Part, parse_groups, parse_listing
+from proxy.api.runs import Runs
 from proxy.api.session_json import record_json
 from proxy.api.summaries import Summed
 from proxy.sessions.access import Access
@@ -62,10 +63,10 @@ class Lists:
 
 
 class ListingEndpoints:
-    """Lists sessions and groups, with the admin key."""
+    """Lists sessions, groups and training runs, with the admin key."""
 
-    def __init__(self, access: Access, lists: Lists) -> None:
-        self._access, self._lists = access, lists
+    def __init__(self, access: Access, lists: Lists, runs: Runs) -> None:
+        self._access, self._lists, self._runs = access, lists, runs
 
     async def index(self, request: Request) -> JsonResponse:
         """A page of at most `limit` sessions that `filter` selects, in `order`, from the `cursor` of the page before.
@@ -79,3 +80,8 @@ class ListingEndpoints:
         """A page of groups, newest first, each with the scores of its sessions that `filter` selects."""
         self._access.check_admin(key_of(request))
         return JsonResponse(await self._lists.groups(request.query_params))
+
+    async def runs(self, request: Request) -> JsonResponse:
+        """Sums over a page of sessions, by training run and step."""
+        self._access.check_admin(key_of(request))
+        return JsonResponse(await self._runs.page(request.query_params))

@@ -115,6 +115,10 @@ class SessionReads:
         """The rows of `annotations` of a session."""
         return await self._database.read(annotated.parts_of_session, session_id)
 
+    async def sum_annotations(self, session_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """`compared`, the sum `kl` and the largest `log_ratio` of each of these sessions that a trainer told about."""
+        return await self._database.read(annotated.sums_of_sessions, session_ids)
+
     async def load_told(self, session_id: str, interaction_id: str | None = None) -> dict[str, dict[str, SideColumn]]:
         """The columns that trainers told of the turns of a session, or of one, by interaction id and name."""
         rows = await self._database.read(annotated.load_told, session_id, interaction_id)

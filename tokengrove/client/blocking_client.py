@@ -370,6 +370,22 @@ class Client(Connection):
         """
         return self.run(operations.sessions(filter, order, include))
 
+    def runs(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        run: str | None = None,
+        step: str | None = None,
+    ) -> list[dict[str, Json]]:
+        """Return figures of the sessions that `filter` selects, by training run and step.
+
+        `run`, `step`: the keys of the sessions' metadata that name them (default `experiment` and `step`). Of each:
+        `sessions`, `rewarded`, `mean_score`, `std_score`, `mean_turns`, `mean_output_tokens`, `forks`, `failed`, `kl`
+        and `largest_ratio` of what trainers told, and `worst`, the ten sessions with the lowest scores. Validation
+        sessions and withdrawn ones do not count.
+        """
+        return self.run(operations.runs(filter, run, step))
+
     def session_page(
         self,
         filter: SessionFilter | ListingFilter | None = None,

@@ -36,6 +36,7 @@ from tokengrove.client.options import (
 )
 from tokengrove.client.readers.page import Page
 from tokengrove.client.readers.read import check_readable, read_page
+from tokengrove.client.run_figures import RunFigures
 from tokengrove.client.values import (
     Acknowledged,
     Claim,
@@ -327,6 +328,20 @@ def sessions(
         cursor = page["cursor"]
         if cursor is None:
             return listed
+
+
+def runs(
+    filter: SessionFilter | ListingFilter | None, run: str | None, step: str | None
+) -> Steps[list[dict[str, Json]]]:
+    """Follow the cursor over all pages, and add them up."""
+    figures, cursor = RunFigures(), None
+    while True:
+        asked = {"filter": _as_text(filter), "run": run, "step": step, "limit": 1000, "cursor": cursor}
+        page = yield Call("GET", "/rl/runs", params=_given(asked))
+        figures.add(page["runs"])
+        cursor = page["cursor"]
+        if cursor is None:
+            return figures.figures()
 
 
 def session_page(

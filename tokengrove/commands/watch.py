@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,8 @@ import typer
 from tokengrove.commands.event_stream import Connected, Lost, follow
 from tokengrove.commands.shown_place import served
 from tokengrove.commands.shown_session import print_json
+from tokengrove.commands.trackers import StepLog, Tracker, open_runs
+from tokengrove.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from tokengrove.terminal.watched import Watched
 
 INTERRUPTED = 130
+_TRACK_EVERY_S = 10.0
+_TRACK_SHARE = 10.0
+"""How many times longer than reading the figures the pause before the next time is."""
 _SESSIONS = 40
 """Sessions to read if all may have changed; a screen shows no more."""
 
@@ -32,6 +38,12 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the figures of now and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each update.")] = False,
+    to: Annotated[
+        Tracker | None, typer.Option(help="Write the figures of training runs, by step, to this tracker instead.")
+    ] = None,
+    project: Annotated[str, typer.Option(help="With --to: the project of the tracker.")] = "tokengrove",
+    run_key: Annotated[str, typer.Option(help="With --to: the key of metadata that names the run.")] = "experiment",
+    step_key: Annotated[str, typer.Option(help="With --to: the key of metadata that has the step.")] = "step",
 ) -> None:
     """Show a server's activity, live: rates, latencies, forks, failures, rewards, and changed sessions.
 
@@ -40,9 +52,13 @@ def watch(
     """
     from rich.console import Console
 
+    if to is not None and as_json:
+        raise ConfigurationError("--to writes to a tracker: give it without --json")
     console = Console(highlight=False)
     with _ended_cleanly(), served(url, admin_key) as client:
-        if once:
+        if to is not None:
+            _track(client, StepLog(open_runs(to, project)), run_key, step_key, once=once)
+        elif once:
             _print_once(client, url, console, as_json=as_json)
         elif as_json:
             _print_json(client)
@@ -79,6 +95,26 @@ def _print_once(client: Client, url: str, console: Console, *, as_json: bool) ->
         watched.learn(statistics)
         _read_all(client, watched, 10)
         console.print(WatchView(watched, whole=True))
+
+
+def _track(client: Client, log: StepLog, run_key: str, step_key: str, *, once: bool) -> None:
+    """Write steps until Ctrl-C, which writes the steps that are not over, too."""
+
+    def write(*, final: bool) -> None:
+        for line in log.write(client.runs(run=run_key, step=step_key), final=final):
+            print(line, flush=True)
+
+    try:
+        while not once:
+            began = time.monotonic()
+            write(final=False)
+            time.sleep(max(_TRACK_EVERY_S, _TRACK_SHARE * (time.monotonic() - began)))
+        write(final=True)
+    except KeyboardInterrupt:
+        write(final=True)
+        raise
+    finally:
+        log.finish()
 
 
 def _print_json(client: Client) -> None:

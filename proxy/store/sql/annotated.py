@@ -71,6 +71,14 @@ _FORGET = Statement(
     )
 )
 _INSERT = Statement(insert(annotated))
+_OF_SESSIONS = Statement(
+    select(
+        annotated.c.session_id,
+        *(func.sum(annotated.c.compared), func.sum(annotated.c.kl), func.max(annotated.c.log_ratio)),
+    )
+    .where(Named(annotated.c.session_id))
+    .group_by(annotated.c.session_id)
+)
 _COLUMNS = annotated.c.keys()
 _THERE = Statement(select(interactions.c.id).where(Named(interactions.c.id)))
 
@@ -242,6 +250,12 @@ def parts_of_step(
 def parts_of_session(connection: Connection, session_id: str) -> list[dict[str, Any]]:
     """What trainers told of the turns of a session."""
     return _rows(connection, select(annotated).where(annotated.c.session_id == session_id))
+
+
+def sums_of_sessions(connection: Connection, session_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """`compared`, the sum `kl` and the largest `log_ratio` of each of these sessions that a trainer told about."""
+    found = _OF_SESSIONS.fetch(connection, {"names": json_list(session_ids)})
+    return {name: {"compared": compared, "kl": kl, "log_ratio": ratio} for name, compared, kl, ratio in found}
 
 
 def load_told(connection: Connection, session_id: str, interaction_id: str | None) -> list[tuple[str, StoredColumn]]:

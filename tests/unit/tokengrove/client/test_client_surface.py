@@ -27,6 +27,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/rl/start_session"): lambda client, session: client.start_session("task"),
     ("GET", "/rl/reasons"): lambda client, session: client.reasons(),
     ("GET", "/rl/sessions"): lambda client, session: client.sessions(),
+    ("GET", "/rl/runs"): lambda client, session: client.runs(),
     ("GET", "/rl/groups"): lambda client, session: client.groups(),
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
     ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),
