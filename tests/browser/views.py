@@ -38,6 +38,7 @@ VIEWS = {
     "groups": View("/#/groups", "main a[href*='sum-2']"),
     "group": View("/#/groups/sum-2", "main a[href*='sum-2-0']"),
     "overview": View("/#/overview", "main canvas"),
+    "runs": View("/#/runs?run=project", "main canvas"),
     "training": View("/#/training", "main canvas"),
     "step": View("/#/training/grpo/2", "main tbody tr"),
     "told tokens": View(

@@ -309,6 +309,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.runs.config",
         "tokengrove.server_part",
         "tokengrove.terminal",
+        "tokengrove.texts",
         "tokengrove.tree_view",
     },
     "tokengrove.demos": {"tokengrove.client", "tokengrove.errors", "tokengrove.texts", "tokengrove.tree_view"},

@@ -4,7 +4,7 @@ import { useLive } from "../lib/live.js";
 import { link } from "../lib/route.js";
 import { ThemeSwitch } from "./theme_switch.js";
 
-const TABS = [["sessions", "Sessions"], ["groups", "Groups"], ["overview", "Overview"], ["training", "Training"]];
+const TABS = [["sessions", "Sessions"], ["groups", "Groups"], ["overview", "Overview"], ["runs", "Runs"], ["training", "Training"]];
 const LIVE = { on: "live", lost: "reconnecting…", off: "" };
 const WITHIN = { session: "sessions" };
 

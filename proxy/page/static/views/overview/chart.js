@@ -1,8 +1,9 @@
 // A chart over time or another number: drawn by uPlot on a canvas, with a legend and its numbers as words or a table.
 import uPlot from "uplot";
+import { download } from "../../lib/download.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib/html.js";
 import { colour, onThemeChange } from "../../lib/theme.js";
-import { apart, inWords, rows, summary } from "./series.js";
+import { apart, csv, inWords, rows, summary } from "./series.js";
 
 const DASHES = [[], [6, 4], [2, 3]];
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
@@ -11,21 +12,23 @@ const LINES = ["solid", "dashed", "dotted"];
 /**
  * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]. `format` writes a value, `x` where it is, and `tick`
  * the same in short, for the axis. `empty`: what is said without values. `asTable`: the numbers instead of the drawing; `heading`: of its
- * first column.
+ * first column. `save`: they can be saved as CSV.
  * `drawing`: {time, points, whole, least, range}. `time` (by default): x are Unix seconds, else whole numbers. `points`:
  * mark each value. `whole`: the ticks of values are whole numbers. `least`: what their axis reaches at least (1), or
  * `range` chooses it.
  */
-export function Chart({ title, unit, series, data, format, x, tick = x, asTable = false, heading, empty, ...drawing }) {
+export function Chart({ title, unit, series, data, format, x, tick = x, asTable = false, heading, save = false, empty, ...drawing }) {
+  const first = heading ?? ((drawing.time ?? true) ? "at" : "version");
+  const saved = () => download(csv(first, series.map(({ label }) => label), data), `${title}.csv`, "text/csv");
   const [hovered, setHovered] = useState(null);
   const known = data.slice(1).some((values) => values.some((value) => value !== null));
   const named = series.map((each, place) => ({ ...each, values: data[place + 1] }));
   return html`<section class="card overview-card" aria-label=${title}>
-    <${Head} title=${title} unit=${unit} series=${named} format=${format} at=${hovered} x=${x} data=${data} />
+    <${Head} title=${title} unit=${unit} series=${named} format=${format} at=${hovered} x=${x} data=${data} save=${save && known ? saved : null} />
     ${!known
       ? html`<p class="overview-none">${empty}</p>`
       : asTable
-        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} heading=${heading ?? (drawing.time ?? true ? "at" : "version")} />`
+        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} heading=${first} />`
         : html`<div class="overview-plot" role="img" aria-label=${`${title} ${unit}. ${inWords(named, format)}`}>
             <${Plot} ...${{ series, data, format, tick, drawing, setHovered }} />
           </div>`}
@@ -33,7 +36,7 @@ export function Chart({ title, unit, series, data, format, x, tick = x, asTable 
 }
 
 /** The title and the legend, with the values that the pointer is at, else the newest. */
-function Head({ title, unit, series, format, at, x, data }) {
+function Head({ title, unit, series, format, at, x, data, save }) {
   const there = at !== null && at < data[0].length;
   return html`<header class="overview-head">
     <h2>${title} <span class="quiet small">${there ? x(data[0][at]) : unit}</span></h2>
@@ -49,6 +52,7 @@ function Head({ title, unit, series, format, at, x, data }) {
         </div>`;
       })}
     </dl>
+    ${save && html`<button type="button" class="plain small" title="Save these numbers" onClick=${save}>CSV</button>`}
   </header>`;
 }
 

@@ -82,3 +82,18 @@ export function bars(counts, without = []) {
  * uPlot makes a range of its own before it asks: a day, or up to 100.
  */
 export const apart = (room) => ({ data: [x] }, first, last) => (x.length === 1 ? [x[0] - room, x[0] + room] : [first, last]);
+
+/** The numbers of a chart as CSV. `heading`: of the first column; `labels`: of the others. */
+export function csv(heading, labels, [at, ...values]) {
+  const rows = at.map((x, index) => [x, ...values.map((each) => each[index] ?? "")]);
+  return [[heading, ...labels], ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+}
+
+// A spreadsheet takes a text that begins with one of these for a formula.
+const FORMULA = /^[=+\-@\t\r]/;
+
+function quoted(value) {
+  if (typeof value === "number") return String(value);
+  const text = FORMULA.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}

@@ -58,7 +58,7 @@ const blame = (each) =>
 
 function Charts({ steps, asTable }) {
   const drawn = useMemo(() => charted(steps), [steps]);
-  const common = { asTable, time: false, points: true, x: (at) => `step ${at}`, tick: String, heading: "step", empty: "No values." };
+  const common = { asTable, time: false, points: true, x: (at) => `step ${at}`, tick: String, heading: "step", save: true, empty: "No values." };
   return html`<div class="overview-grid">
     <${Chart} ...${common} title="Tokens" unit="by step" format=${compact} whole=${true} data=${drawn("trained", "masked", "clipped")}
       series=${[{ label: "trained", colour: "--c1" }, { label: "masked", colour: "--c3" }, { label: "clipped", colour: "--c5" }]} />
