@@ -118,7 +118,7 @@ function looks({ series, format, tick, time = true, points = false, whole = fals
   const font = "11px system-ui, sans-serif";
   const axis = { stroke: quiet, font, gap: 4, grid: { stroke: line, width: 1 }, ticks: { show: false } };
   const below = { size: 22, space: time ? 70 : 30, ...(time ? {} : { incrs: WHOLE }), grid: { show: false } };
-  const left = { size: 46, space: 22, ...(whole ? { incrs: WHOLE } : {}) };
+  const left = { size: (_, values) => Math.max(46, 10 + 6.5 * longest(values)), space: 22, ...(whole ? { incrs: WHOLE } : {}) };
   return {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
@@ -140,6 +140,8 @@ function looks({ series, format, tick, time = true, points = false, whole = fals
     ],
   };
 }
+
+const longest = (texts) => Math.max(0, ...(texts ?? []).map((text) => text.length));
 
 /** From zero to a little above the highest value, and to `least` in any case. */
 const fromZero = (least) => (_, lowest, most) => [Math.min(0, lowest ?? 0), Math.max((most ?? 0) * 1.1, least)];
