@@ -37,6 +37,8 @@ _OF_A_SAMPLE = ("turns", "loss_mask", "streams", "scalars")
 _NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
 _MOST_SAMPLES, _MOST_NAMES, _MOST_STEP = 1024, 32, 2**53
 _MOST_STEPS, _MOST_TURNS = 1000, 1000
+_MOST_HELD = 16 * 2**20
+"""The most values of a call: a stream is held for all tokens of an output."""
 _LARGEST = float(np.finfo(np.float32).max)
 _NUMBERS = frozenset({float, int, bool, type(None)})
 
@@ -251,18 +253,18 @@ def _span(value: Any, at: str) -> _Span | None:
     return _Span(name, ends[0], ends[1], optional_int(turn, "output_start", least=0, at=f"{at}.") or 0)
 
 
-def _named(given: Mapping[str, Any], field: str, at: str) -> list[tuple[str, Any]]:
-    found = given.get(field)
+def _named(given: Mapping[str, Any], what: str, at: str) -> list[tuple[str, Any]]:
+    found = given.get(what)
     if found is None:
         return []
-    named = list(expect_object(found, f"{at}.{field}").items())
+    named = list(expect_object(found, f"{at}.{what}").items())
     if len(named) > _MOST_NAMES:
-        raise InvalidRequest(f"'{at}.{field}' has more than {_MOST_NAMES} names", param=f"{at}.{field}")
+        raise InvalidRequest(f"'{at}.{what}' has more than {_MOST_NAMES} names", param=f"{at}.{what}")
     for name, _ in named:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"'{at}.{field}' has the name {brief(name)}, which is not 1 to 64 characters of A-Z a-z 0-9 _ . : @ -",
-                param=f"{at}.{field}",
+                f"'{at}.{what}' has the name {brief(name)}, which is not 1 to 64 characters of A-Z a-z 0-9 _ . : @ -",
+                param=f"{at}.{what}",
             )
     return named
 
@@ -292,6 +294,7 @@ def _scalar(value: Any, name: str) -> float:
 def _told(asked: _Asked, outputs: Mapping[str, Output]) -> Told:
     """What a call tells of each turn. Raises NotFound, InvalidRequest and AnnotatedOtherwise."""
     turns: dict[str, _Turn] = {}
+    held = 0
     for at, sample in enumerate(asked.samples):
         for span in sample.spans:
             output = _output_of(span, outputs, at)
@@ -300,7 +303,16 @@ def _told(asked: _Asked, outputs: Mapping[str, Output]) -> Told:
                 values = stream[span.start : span.end]
                 if np.isnan(values).all():
                     continue
-                whole = told.streams.setdefault(name, np.full(output.tokens, np.nan, np.float32))
+                if name not in told.streams:
+                    held += output.tokens
+                    if held > _MOST_HELD:
+                        raise InvalidRequest(
+                            f"the streams are of outputs with over {_MOST_HELD} values in all: tell of fewer samples "
+                            "in one call",
+                            param="samples",
+                        )
+                    told.streams[name] = np.full(output.tokens, np.nan, np.float32)
+                whole = told.streams[name]
                 place = whole[span.first : span.first + len(values)]
                 both = ~np.isnan(place) & ~np.isnan(values)
                 if np.any(place[both] != values[both]):

@@ -113,22 +113,23 @@ class Drawn(NamedTuple):
 
 @dataclass(slots=True)
 class Seen:
-    """The last turns of a sampler: sums and squares of the mean KL of each, and the largest log ratio."""
+    """The last turns of a sampler: the mean KL, the largest log ratio and the tokens of each.
+
+    `kl`: the mean over turns; `error`: its standard error. `version`: the largest weight version of the newest turn.
+    """
 
     turns: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_TURNS))
+    kl: float = 0.0
+    error: float = 0.0
     version: int = 0
 
-    @property
-    def kl(self) -> float:
-        """The mean over turns."""
-        return math.fsum(kl for kl, _, _ in self.turns) / len(self.turns)
-
-    @property
-    def error(self) -> float:
-        """The standard error of `kl`."""
-        mean = self.kl
-        spread = math.fsum((kl - mean) ** 2 for kl, _, _ in self.turns)
-        return math.sqrt(spread / max(len(self.turns) - 1, 1) / len(self.turns))
+    def add(self, kl: float, log_ratio: float, tokens: int) -> None:
+        """Add a turn."""
+        self.turns.append((kl, log_ratio, tokens))
+        count = len(self.turns)
+        self.kl = math.fsum([each for each, _, _ in self.turns]) / count
+        squares = math.fsum([(each - self.kl) ** 2 for each, _, _ in self.turns])
+        self.error = math.sqrt(squares / max(count - 1, 1) / count)
 
     @property
     def log_ratio(self) -> float:
@@ -136,8 +137,14 @@ class Seen:
         return max(log_ratio for _, log_ratio, _ in self.turns)
 
     @property
-    def tokens(self) -> int:
-        return sum(tokens for _, _, tokens in self.turns)
+    def least(self) -> float:
+        """What the mean is at least, but for chance."""
+        return self.kl - _ERRORS * self.error
+
+    @property
+    def most(self) -> float:
+        """What the mean is at most, but for chance."""
+        return self.kl + _ERRORS * self.error
 
 
 class Mismatch:
@@ -161,7 +168,8 @@ class Mismatch:
             key = Drawn(trainer, sampler)
             seen = self.seen.pop(key, None) or Seen()
             tokens = sum(part.compared for part in found)
-            seen.turns.append((sum(part.kl for part in found) / tokens, max(part.log_ratio for part in found), tokens))
+            kl = math.fsum([part.kl for part in found]) / tokens
+            seen.add(kl, max([part.log_ratio for part in found]), tokens)
             seen.version = max(part.version for part in found)
             self.seen[key] = seen
             if len(self.seen) > _MOST_SAMPLERS:
@@ -169,19 +177,15 @@ class Mismatch:
 
     def named(self) -> list[Drawn]:
         """The samplers to blame."""
-        return [key for key, seen in self.seen.items() if self._is_wrong(key, seen)]
+        judged = {key: seen for key, seen in self.seen.items() if len(seen.turns) >= _FEWEST_TURNS}
+        lowest: dict[str, list[float]] = {}
+        for key, seen in judged.items():
+            lowest[key.trainer] = sorted([*lowest.get(key.trainer, []), seen.most])[:2]
+        return [key for key, seen in judged.items() if self._is_wrong(seen, lowest[key.trainer])]
 
-    def _is_wrong(self, key: Drawn, seen: Seen) -> bool:
-        if len(seen.turns) < _FEWEST_TURNS:
-            return False
-        least = seen.kl - _ERRORS * seen.error
-        if least > self.limit:
+    def _is_wrong(self, seen: Seen, lowest: list[float]) -> bool:
+        """`lowest`: the two lowest of what the samplers of a trainer have at most, this one among them."""
+        if seen.least > self.limit:
             return True
-        others = [
-            other
-            for drawn, other in self.seen.items()
-            if drawn != key and drawn.trainer == key.trainer and len(other.turns) >= _FEWEST_TURNS
-        ]
-        if not others or least <= _FLOOR * self.limit:
-            return False
-        return least > _TIMES * min(other.kl + _ERRORS * other.error for other in others)
+        others = [most for most in lowest if most != seen.most]
+        return bool(others) and seen.least > max(_FLOOR * self.limit, _TIMES * others[0])

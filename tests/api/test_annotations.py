@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proxy.api import annotation_endpoints
 from tests.support import Server, says, serving, user
 from tokengrove.client import AsyncClient
 from tokengrove.errors import AnnotatedOtherwise
@@ -155,6 +156,20 @@ async def test_more_tokens_than_a_turn_sampled_are_refused(tmp_path: Path) -> No
         refused = await server.post("/trajectories/annotate", given)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "samples[0].turns")
         assert "but it sampled" in refused.json()["error"]["message"]
+
+
+async def test_a_call_that_would_hold_too_many_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        samples = await played(server)
+        given = body(samples, {"a": [1.0] * len(samples[0]["input_ids"])})
+        monkeypatch.setattr(annotation_endpoints, "_MOST_HELD", sum(samples[0]["loss_mask"]) - 1)
+        refused = await server.post("/trajectories/annotate", given)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "samples")
+        assert "fewer samples" in refused.json()["error"]["message"]
+        monkeypatch.setattr(annotation_endpoints, "_MOST_HELD", sum(samples[0]["loss_mask"]))
+        assert (await server.ok("/trajectories/annotate", given))["new"] == 2
 
 
 async def test_two_values_of_one_token_in_one_call_are_refused(tmp_path: Path) -> None:

@@ -327,7 +327,8 @@ class AsyncClient(Connection):
         (`tokens`), from the first sampled token on (`response`), or for each trained token (`trained`). Rows of the
         first two may be longer, as in padded batches.
 
-        Repeating a call is harmless. Raises AnnotatedOtherwise if another value was told of a token, step and name,
+        Samples without trained tokens are left out, with their scalars. Repeating a call is harmless. Raises
+        AnnotatedOtherwise if another value was told of a token, step and name,
         NotFound for turns that do not exist, and InvalidRequest for rows that do not fit the samples.
         """
         return await self.run(operations.annotate(bodies(samples, step, trainer, streams or {}, scalars or {}, align)))

@@ -154,6 +154,20 @@ def test_no_server_is_named_in_5000_turns_on_equal_servers(own: Noise, limit: fl
     assert limit / 50 < min(seen.kl for seen in mismatch.seen.values()) < limit / 2, "the servers are compared"
 
 
+def test_a_sampler_is_compared_with_the_best_of_the_others_of_its_trainer() -> None:
+    mismatch = Mismatch(1.0)
+    levels = {"good": 0.001, "equal": 0.001, "bad": 0.2}
+    for turn in range(60):
+        for name, kl in levels.items():
+            noise = 1e-5 * (turn % 3)
+            mismatch.add("t", [Part(0, 1, Sampler(name), 1, 0, 0, 1, kl + noise, kl)])
+        mismatch.add("other", [Part(0, 1, Sampler("alone"), 1, 0, 0, 1, 0.5, 0.5)])
+    assert mismatch.named() == [Drawn("t", Sampler("bad"))]
+    seen = mismatch.seen[Drawn("t", Sampler("bad"))]
+    assert seen.kl == pytest.approx(np.mean([kl for kl, _, _ in seen.turns]))
+    assert seen.error == pytest.approx(np.std([kl for kl, _, _ in seen.turns], ddof=1) / math.sqrt(len(seen.turns)))
+
+
 def test_few_turns_name_nobody() -> None:
     mismatch, rng = Mismatch(0.01), np.random.default_rng(0)
     for _ in range(19):
