@@ -142,6 +142,16 @@ class Scoring:
         for turn in {node.interaction.route: node.interaction for node in nodes}.values():
             await asyncio.to_thread(check_tokens, routes, turn, served.route)
         wanted = [scored_output(node, self._images) for node in nodes]
+        context = served.route.gate.info().context_length
+        for node, each in zip(nodes, wanted, strict=True):
+            if len(each.ids) >= context:  # the engine samples one token more
+                turn = node.interaction
+                raise InvalidRequest(
+                    f"the turn {turn.id} of the session {brief(turn.session_id)} has {len(each.ids)} tokens with its "
+                    f"prompt, and the teacher {brief(teacher.name)} takes {context - 1}: leave the turn out, or name a "
+                    "teacher with a longer context",
+                    param="teachers",
+                )
         task = begin_scores(
             self._turns, served.route, served.adapter, wanted, teacher.temperature, teacher.top_k, self._sender
         )

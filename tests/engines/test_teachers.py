@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,17 @@ async def test_claims_and_layouts_have_them(tmp_path: Path, reference: Path) -> 
         claimed = await server.ok("/trajectories/claim", {"export": {"teachers": [REFERENCE]}})
         for sample in claimed["samples"]:
             check(sample, "ref", reference)
+
+
+async def test_a_turn_that_the_teacher_cannot_take_is_named(tmp_path: Path, reference: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(reference, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
+    async with serving_models(tmp_path, short) as server:
+        await play(server, "s")
+        refused = await server.post("/trajectories/export", {"session_id": "s", "teachers": [REFERENCE]})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "teachers")
+        turns = [turn["id"] for turn in await server.tree("s")]
+        assert any(turn in error["message"] for turn in turns) and "takes 15" in error["message"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokengrove.client.adapters import replay
+from tokengrove.client.adapters.parts import teacher_logprobs
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.values import Sample
 
@@ -24,6 +25,7 @@ def training_samples(
     on_missing: OnMissing = "refuse",
     vocab_size: int | None = None,
     types: Any = None,
+    teacher: str | None = None,
 ) -> list[Any]:
     """Return the fields of one `TrainingSample` per sample, or with `types` the structs. L: tokens of a sample.
 
@@ -38,6 +40,9 @@ def training_samples(
     Raises InvalidRequest if a column lacks a row that a trained token needs; with `on_missing` leave_out, it is None in
     this sample. Both are None in all samples if no sample has such a column. Raises InvalidRequest without
     `vocab_size`, the number of logits, if a set is stored as the ids that it does not have.
+
+    `teacher`: the name of a teacher of the export; `ref_logprobs`, a list of L, has its logprobs, 0 for tokens that are
+    not trained. Raises InvalidRequest if a trained token has none.
     """
     experts = _experts(samples, on_missing)
     masks = _masks(samples, on_missing, vocab_size)
@@ -48,6 +53,8 @@ def training_samples(
             kinds = {"routed_experts": "RoutedExperts", "sampling_mask": "SamplingMask"}
             columns = {name: value and getattr(types, kinds[name])(**value) for name, value in columns.items()}
         fields = {**_tokens(sample, is_kept=mask is not None), "env_name": env_name, **columns}
+        if teacher is not None:
+            fields["ref_logprobs"] = teacher_logprobs(sample, teacher).tolist()
         made.append(fields if types is None else types.TrainingSample(**fields))
     return made
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tokengrove.client.adapters import replay, vision
-from tokengrove.client.adapters.parts import as_json, prompt_length, score_of
+from tokengrove.client.adapters.parts import as_json, prompt_length, score_of, teacher_logprobs
 from tokengrove.client.blocking_client import Client, Session
 from tokengrove.client.image_urls import ImageUrls
 from tokengrove.client.libraries import library
@@ -80,6 +80,7 @@ def training_batch(
     replayed: Iterable[Replayed] = (),
     vocab_size: int | None = None,
     max_support: int = 1024,
+    teacher: str | None = None,
 ) -> dict[str, Any]:
     """The batch that `GRPOTrainer._generate_and_score_completions` returns, for samples with or without images.
 
@@ -96,12 +97,19 @@ def training_batch(
     first, -1 after the last id; the logprobs are then those within the sets. Raises InvalidRequest if the samples have
     no such column, for a trained token without a set, for a set of more than `max_support` ids, and without
     `vocab_size`, the number of logits, for a set stored as the ids that it does not have.
+
+    `teacher`: the name of a teacher of the export; `ref_per_token_logps` float32 [B, C], which TRL's reference model
+    else computes with `beta`, has its logprobs, 0 for tokens that are not trained. Raises InvalidRequest if a trained
+    token has none.
     """
     torch, has_images = library("torch"), vision.has_vision(samples)
     wanted = frozenset(replayed)
     arrays = _padded(samples, pad_token_id, is_kept="kept" in wanted)
     if "experts" in wanted:
         arrays["routed_experts"] = _experts(samples, arrays["prompt_ids"].shape[1], arrays["completion_ids"].shape[1])
+    if teacher is not None:
+        scores = [teacher_logprobs(sample, teacher)[prompt_length(sample) :] for sample in samples]
+        arrays["ref_per_token_logps"] = pad_right(scores, np.float32, 0.0)
     if "kept" in wanted:
         arrays["kept_ids"] = _kept(samples, arrays["completion_ids"].shape[1], vocab_size, max_support)
     arrays["advantages"] = np.array(_advantages(samples) if advantages is None else advantages, np.float32)

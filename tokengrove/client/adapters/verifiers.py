@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokengrove.client.adapters import replay
+from tokengrove.client.adapters.parts import teacher_logprobs
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.kept_sets import KeptSets
 from tokengrove.client.tensors import Array
@@ -23,7 +24,11 @@ _UNTOLD = {"user": {"role": "user", "content": ""}, "assistant": {"role": "assis
 
 
 def message_nodes(
-    sample: Sample, *, on_missing: OnMissing = "refuse", vocab_size: int | None = None
+    sample: Sample,
+    *,
+    on_missing: OnMissing = "refuse",
+    vocab_size: int | None = None,
+    teacher: str | None = None,
 ) -> list[dict[str, Any]]:
     """Return the fields of verifiers' `MessageNode`s, as `MessageNode.model_validate` takes them, parents first.
 
@@ -39,7 +44,11 @@ def message_nodes(
     Raises InvalidRequest if a column lacks a row that a trained token needs; with `on_missing` leave_out, no node has
     it. Raises InvalidRequest without `vocab_size`, the number of logits, if a set is stored as the ids that it does not
     have.
+
+    `teacher`: the name of a teacher of the export; `reference_logprobs` of a node has its logprobs, one for each
+    trained token. Raises InvalidRequest if a trained token has none.
     """
+    scores = None if teacher is None else teacher_logprobs(sample, teacher)
     experts = replay.whole(sample, len(sample.input_ids), on_missing) if replay.has_experts([sample]) else None
     if experts is not None:
         experts = experts.astype(replay.torch_dtype([experts]))
@@ -48,7 +57,7 @@ def message_nodes(
     nodes = []
     for number, (message, sampled, part) in enumerate(_parts(sample)):
         node = {"parent": number - 1 if number else None, "message": message, "sampled": sampled}
-        nodes.append(node | _tokens(sample, part, logprobs, experts, sets, vocab_size))
+        nodes.append(node | _tokens(sample, part, logprobs, experts, sets, vocab_size) | _scores(sample, part, scores))
     return nodes
 
 
@@ -89,6 +98,12 @@ def _tokens(
         kept = np.repeat(mask, sizes)
         found["sampling_mask"] = {"ids": _encoded(ids[kept]), "counts": _encoded(sizes[mask])}
     return found
+
+
+def _scores(sample: Sample, part: slice, scores: Float32 | None) -> dict[str, Any]:
+    """The scores of a teacher of the trained tokens of a node; nothing without any."""
+    mask = sample.loss_mask[part] > 0
+    return {} if scores is None or not mask.any() else {"reference_logprobs": scores[part][mask].tolist()}
 
 
 def _encoded(values: Array) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from tokengrove.client.adapters.parts import (
     objects,
     prompt_length,
     score_of,
+    teacher_logprobs,
     token_columns,
     turn_rewards,
     weights,
@@ -136,6 +137,7 @@ def padded(
     on_too_long: OnTooLong = "refuse",
     images: vision.Images | None = None,
     on_missing: OnMissing = "refuse",
+    teacher: str | None = None,
 ) -> VerlBatch:
     """`prompts` [B, P], `responses`, `response_mask` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R],
     all int64; float32 [B, R]: `rollout_log_probs`, `rm_scores`, `returns`, `token_rewards` and, if the export has them,
@@ -156,8 +158,11 @@ def padded(
     took in token t. Rows after the last captured one, on which no trained token depends, repeat it; padding, which verl
     removes before it runs the model, is 0. Raises InvalidRequest if a row is missing that a trained token needs; with
     `on_missing` leave_out, the batch has no `routed_experts` then.
+
+    `teacher`: the name of a teacher of the export; `ref_log_prob` float32 [B, R], which verl's reference worker else
+    computes, has its logprobs, 0 for tokens that are not trained. Raises InvalidRequest if a trained token has none.
     """
-    more, has_images = token_columns(samples), vision.has_vision(samples)
+    more, has_images = _columns(samples, teacher), vision.has_vision(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
     columns = [row.columns(scores) for row in rows]
     kept = [row.sample for row in rows]
@@ -225,16 +230,28 @@ def padded_experts(
     return batch
 
 
-def jagged(samples: Sequence[Sample], *, scores: Scores = "sample", on_missing: OnMissing = "refuse") -> TensorDict:
+def _columns(samples: Sequence[Sample], teacher: str | None) -> dict[str, list[Float32]]:
+    """The further columns with one value per token, by name."""
+    of_teacher = {} if teacher is None else {"ref_log_prob": [teacher_logprobs(each, teacher) for each in samples]}
+    return {**token_columns(samples), **of_teacher}
+
+
+def jagged(
+    samples: Sequence[Sample],
+    *,
+    scores: Scores = "sample",
+    on_missing: OnMissing = "refuse",
+    teacher: str | None = None,
+) -> TensorDict:
     """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
     For samples of a vision model, `position_ids` has rows [4, L], and `multi_modal_inputs` one dict per sample.
     `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. `routed_experts`, if the
-    export has experts, has rows [L, layers, k]; `on_missing` is as in `padded`. Raises InvalidRequest without torch and
-    tensordict.
+    export has experts, has rows [L, layers, k]; `on_missing` and `teacher` are as in `padded`. Raises InvalidRequest
+    without torch and tensordict.
     """
     torch, tensordict = library("torch"), library("tensordict")
-    found, has_images = _rows(samples, token_columns(samples)), vision.has_vision(samples)
+    found, has_images = _rows(samples, _columns(samples, teacher)), vision.has_vision(samples)
     rows = [_jagged_row(row, scores) for row in found]
     if vision.has_positions(samples):
         rows = [{**row, "position_ids": _positions(of)} for row, of in zip(rows, found, strict=True)]

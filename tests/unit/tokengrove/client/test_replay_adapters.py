@@ -265,6 +265,33 @@ def test_a_teachers_logprobs_are_those_of_the_response(fields: Converter) -> Non
         fields([partly], teacher="ref")
 
 
+def test_a_teachers_logprobs_stand_where_each_trainer_reads_those_of_its_reference() -> None:
+    scores = np.array([np.nan, np.nan, -0.5, -1.5], np.float32)
+    scored = sample([1, 9], [2, 3], session="t", ref_logprobs=scores)
+    other_one = sample([1], [2], session="u", ref_logprobs=np.array([np.nan, -0.25], np.float32))
+    batch = verl.padded([scored, other_one], teacher="ref").batch["ref_log_prob"]
+    assert (batch.dtype, batch.tolist()) == (np.float32, [[-0.5, -1.5], [-0.25, 0.0]])
+    (made,) = prime_rl.training_samples([scored], teacher="ref")
+    assert made["ref_logprobs"] == [0.0, 0.0, -0.5, -1.5]
+    of_nodes = [node.get("reference_logprobs") for node in verifiers.message_nodes(scored, teacher="ref")]
+    assert of_nodes == [None, [-0.5, -1.5]]
+    assert "ref_log_prob" not in verl.padded([scored]).batch
+    assert "ref_logprobs" not in prime_rl.training_samples([scored])[0]
+    for call in (verl.padded, prime_rl.training_samples):
+        with pytest.raises(InvalidRequest, match="no teacher 'other'"):
+            call([scored], teacher="other")
+    with pytest.raises(InvalidRequest, match="no teacher 'other'"):
+        verifiers.message_nodes(scored, teacher="other")
+
+
+def test_a_teachers_logprobs_are_those_of_trls_reference_model() -> None:
+    scores = np.array([np.nan, np.nan, -0.5, -1.5], np.float32)
+    scored = sample([1, 9], [2, 3], session="t", ref_logprobs=scores)
+    batch = trl_rollout.training_batch([scored], advantages=[0.0], teacher="ref")
+    assert batch["ref_per_token_logps"].tolist() == [[-0.5, -1.5]]
+    assert "ref_per_token_logps" not in trl_rollout.training_batch([scored], advantages=[0.0])
+
+
 def test_slimes_fields_have_experts_of_all_tokens_but_the_last_and_spans_of_kept_ids() -> None:
     fields, second = slime.fields([replayed(), other()])
     assert (fields["tokens"], fields["response_length"]) == ([1, 2, 3, 4, 8, 5, 6], 5)
