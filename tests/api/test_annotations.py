@@ -108,6 +108,20 @@ async def test_streams_of_later_calls_are_added_to_the_sums(tmp_path: Path) -> N
         assert all(part["compared"] == part["tokens"] for part in found)
 
 
+async def test_values_of_tokens_that_the_loss_mask_leaves_out_are_not_stored(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        (sample,) = await played(server)
+        start, end = sample["turns"][1]["span"]
+        values = [at / 4 for at in range(len(sample["input_ids"]))]
+        only = [int(at == end - 1) for at in range(len(values))]
+        given = body([{**sample, "loss_mask": only}], {"entropy": values})
+        assert await server.ok("/trajectories/annotate", given) == {"turns": 1, "new": 1}
+        shown = (await server.http.get("/rl/sessions/s/interactions/1?include=annotations")).json()["annotations"]
+        assert shown[0]["streams"] == {"entropy": [None] * (end - 1 - start) + [values[end - 1]]}
+        assert (await server.http.get("/rl/sessions/s/interactions/0?include=annotations")).json()["annotations"] == []
+        assert [(part["first"], part["tokens"]) for part in await parts(server)] == [(0, 1)]
+
+
 async def test_a_call_with_one_wrong_sample_stores_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, says(*["one", "two"] * 2)) as server:
         samples = [*await played(server), *await played(server, "other")]
@@ -215,6 +229,21 @@ async def test_rows_of_each_alignment_reach_the_same_tokens(tmp_path: Path, alig
         with pytest.raises(AnnotatedOtherwise):
             await client.annotate([sample], 1, {"index": [values + 1]})
         assert await client.annotate([sample], 1, {"index": [values]}) == 0
+
+
+async def test_a_sample_that_trains_only_a_span_of_an_output_tells_of_its_tokens(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("a long answer of words")) as server, AsyncClient(app=server.app) as client:
+        await server.chat([user("a")])
+        await server.ok("/s/rl/mark", {"turn": 0, "trainable": True, "spans": [[2, 4], [6, 7]]})
+        await server.ok("/s/rl/end_session", {})
+        (sample,) = (await client.export(session_id="s")).samples
+        start, end = sample.turns[0]["span"]
+        assert np.flatnonzero(sample.loss_mask[start:end]).tolist() == [2, 3, 6]
+        values = np.arange(len(sample.input_ids), dtype=np.float32)
+        await client.annotate([sample], 1, {"index": [values]})
+        shown = (await server.http.get("/rl/sessions/s/interactions/0?include=annotations")).json()["annotations"]
+        (told,) = [each["streams"]["index"] for each in shown]
+        assert told == [float(start + at) if at in (2, 3, 6) else None for at in range(end - start)]
 
 
 @pytest.mark.filterwarnings("ignore:session s. 9 of 12 sampled tokens are not trained")

@@ -66,6 +66,16 @@ async def test_pages_add_up_to_the_figures_of_all_sessions(tmp_path: Path, limit
         assert [(one["score"], one["session_id"]) for one in each["worst"]] == worst
 
 
+async def test_the_ten_lowest_scores_of_a_page_are_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*["one"] * 14)) as server:
+        for at in range(14):
+            await server.chat([user("a")], f"s{at:02}")
+            await server.ok(f"/s{at:02}/rl/end_session", {"reward": (at * 5 % 14) / 14})
+        (entry,) = (await server.http.get("/rl/runs")).json()["runs"]
+        lowest = sorted(((at * 5 % 14) / 14, f"s{at:02}") for at in range(14))[:10]
+        assert [(each["score"], each["session_id"]) for each in entry["worst"]] == lowest
+
+
 async def test_other_keys_of_metadata_and_a_filter_select(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three")) as server, AsyncClient(app=server.app) as client:
         for at, metadata in enumerate(({"project": "p", "epoch": 2}, {"project": "q", "epoch": [1]}, {})):
