@@ -216,7 +216,7 @@ async def test_the_client_tells_of_samples_of_each_layout(tmp_path: Path, layout
             assert part["kl"] == pytest.approx(np.expm1(-0.25) + 0.25, rel=1e-4)
 
 
-@pytest.mark.parametrize("align", ["tokens", "response", "trained"])
+@pytest.mark.parametrize("align", ["tokens", "next", "response", "trained"])
 async def test_rows_of_each_alignment_reach_the_same_tokens(tmp_path: Path, align: Any) -> None:
     async with serving(tmp_path, says("one", "two")) as server, AsyncClient(app=server.app) as client:
         await played(server)
@@ -224,7 +224,9 @@ async def test_rows_of_each_alignment_reach_the_same_tokens(tmp_path: Path, alig
         values = np.arange(len(sample.input_ids), dtype=np.float32)
         trained = np.flatnonzero(sample.loss_mask)
         padded = np.concatenate([values, np.full(9, 77.0, np.float32)])
-        row = {"tokens": padded, "response": padded[trained[0] :], "trained": values[trained]}[align]
+        row = {"tokens": padded, "next": padded[1:], "response": padded[trained[0] :], "trained": values[trained]}[
+            align
+        ]
         await client.annotate([sample], 1, {"index": [row]}, align=align)
         with pytest.raises(AnnotatedOtherwise):
             await client.annotate([sample], 1, {"index": [values + 1]})

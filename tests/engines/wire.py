@@ -968,6 +968,13 @@ class LiveWire:
 async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[str, Any]]:
     """Serve on this event loop; yield the URL and the simulated server."""
     app = application(kind, delay_s)
+    async with served(app) as url:
+        yield url, app.state.wire
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """Serve an application on this event loop; yield its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve())
@@ -975,7 +982,7 @@ async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[s
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}", app.state.wire
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = server.force_exit = True
         await task

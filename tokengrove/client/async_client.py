@@ -324,8 +324,9 @@ class AsyncClient(Connection):
         as no value. The name `logprobs` is for the trainer's logprobs before its update, at the temperature of the
         turn, which the server compares with those that were sampled; `is_masked` and `is_clipped` are counted.
         `scalars`: by name, one number per sample. `align`: the rows have a value for each token of the sample
-        (`tokens`), from the first sampled token on (`response`), or for each trained token (`trained`). Rows of the
-        first two may be longer, as in padded batches.
+        (`tokens`), for each but the first (`next`: value t is that of token t + 1), from the first sampled token on
+        (`response`), or for each trained token (`trained`). Rows of all but the last may be longer, as in padded
+        batches. The adapters' `annotation` gives `samples`, `streams` and `align` for the batches of trainers.
 
         Samples without trained tokens are left out, with their scalars. Repeating a call is harmless. Raises
         AnnotatedOtherwise if another value was told of a token, step and name,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokengrove.client.values import Json, Sample
 from tokengrove.errors import InvalidRequest
 
-Align = Literal["tokens", "response", "trained"]
+Align = Literal["tokens", "next", "response", "trained"]
 Streams = Mapping[str, Sequence[Any] | NDArray[Any]]
 Scalars = Mapping[str, Sequence[float] | NDArray[Any]]
 _MOST_SAMPLES = 256
@@ -54,9 +54,11 @@ def _trained(values: Any, sample: Sample, align: Align, name: str) -> NDArray[np
         if found.shape != trained.shape:
             raise _unlike(name, found, f"{len(trained)} trained tokens")
         return found
-    start = _response_start(sample) if align == "response" else 0
+    start = {"tokens": 0, "next": 1, "response": _response_start(sample)}[align]
     if found.ndim != 1 or len(found) < len(sample.loss_mask) - start:
         raise _unlike(name, found, f"{len(sample.loss_mask) - start} tokens (align={align!r})")
+    if len(trained) and trained[0] < start:
+        raise InvalidRequest(f"{name!r} has no value for the first token, which is trained (align='next')", param=name)
     return found[trained - start]
 
 

@@ -5,13 +5,13 @@ Layout individual gives one entry per interaction, and its reward is the return.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from tokengrove.client.adapters import replay, vision
-from tokengrove.client.adapters.parts import messages_of, score_of, token_columns, weights
+from tokengrove.client.adapters import parts, replay, vision
+from tokengrove.client.adapters.parts import Annotation, messages_of, score_of, token_columns, weights
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.tensors import Array, to_torch
 from tokengrove.client.values import Json, Sample
@@ -81,6 +81,16 @@ def fill(samples: Sequence[Sample], kind: type[Any], *, columns: Iterable[str] =
         if "messages" in entry:
             interaction.messages, interaction.output_message_list = entry["messages"], entry["output_message_list"]
     return filled
+
+
+def annotation(samples: Sequence[Sample], batch: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from AReaL's batch, with one row per sample in their order, before the update.
+
+    Streams from float32 [B, L], whose column t is for token t + 1, as AReaL's actors compute them: `logprobs`
+    (`prox_logp`), `ref_logprobs` (`ref_logp`), `advantages`. Raises InvalidRequest without any of these.
+    """
+    names = {"prox_logp": "logprobs", "ref_logp": "ref_logprobs", "advantages": "advantages"}
+    return parts.annotation(samples, batch, names, "next")
 
 
 def routed_experts(sample: Sample, end: int, on_missing: OnMissing = "refuse") -> Array | None:

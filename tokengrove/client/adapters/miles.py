@@ -14,9 +14,12 @@ import numpy as np
 
 from tokengrove.client.adapters import replay, slime
 from tokengrove.client.adapters.replay import OnMissing
+from tokengrove.client.adapters.slime import annotation
 from tokengrove.client.kept_sets import KeptSets
 from tokengrove.client.tensors import Array
 from tokengrove.client.values import Sample
+
+__all__ = ["annotation", "fields"]
 
 
 def fields(

@@ -8,12 +8,13 @@ field for kept sets. Names, shapes and the encoding are those of `nemo_rl/utils/
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokengrove.client.adapters import replay
+from tokengrove.client.adapters import parts, replay
+from tokengrove.client.adapters.parts import Annotation
 from tokengrove.client.tensors import Array
 from tokengrove.client.values import Json, Sample
 from tokengrove.errors import InvalidRequest
@@ -33,6 +34,16 @@ def output_items(sample: Sample) -> list[dict[str, Any]]:
     """
     experts = signed(sample)
     return [_item(sample, turn["span"], experts) for turn in sample.turns if _is_trained(sample, turn)]
+
+
+def annotation(samples: Sequence[Sample], train_data: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from the `train_data` of GRPO with one row per sample in their order.
+
+    Streams from [B, L]: `logprobs` (`prev_logprobs`), `ref_logprobs` (`reference_policy_logprobs`), `advantages`.
+    Raises InvalidRequest without any of these.
+    """
+    names = {"prev_logprobs": "logprobs", "reference_policy_logprobs": "ref_logprobs", "advantages": "advantages"}
+    return parts.annotation(samples, train_data, names, "tokens")
 
 
 def signed(sample: Sample) -> Array | None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from tokengrove.client.token_streams import Align
 from tokengrove.client.values import Float32, Json, Sample
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest, brief
 
 Sessions = Mapping[str, Mapping[str, Json]]
 """`Export.sessions`: by session id, the entry with the session's metadata and metrics."""
@@ -108,6 +109,48 @@ def _trained(sample: Sample, value: float) -> Float32:
 
 def _or_zeros(values: Float32 | None, length: int) -> Float32:
     return np.zeros(length, np.float32) if values is None else values
+
+
+class Annotation(TypedDict):
+    """Arguments of `client.annotate`."""
+
+    samples: list[Sample]
+    streams: dict[str, list[Any]]
+    align: Align
+
+
+def annotation(
+    samples: Sequence[Sample],
+    batch: Mapping[str, Any],
+    names: Mapping[str, str],
+    align: Align,
+    ids: tuple[Sequence[Any], Sequence[Any]] | None = None,
+) -> Annotation:
+    """The columns of a trainer's batch as streams. `names`: the stream of each column of the batch that is known.
+
+    `ids`: those of the samples and those of the rows, which may be in another order, fewer, or repeated, as when a
+    trainer fills up a batch; without, the rows are those of the samples, and rows after the last are padding. Raises
+    InvalidRequest if the batch has none of the columns, for a row of another sample, and for too few rows.
+    """
+    columns = {name: batch[column] for column, name in names.items() if batch.get(column) is not None}
+    if not columns:
+        raise InvalidRequest(f"the batch has none of {', '.join(names)}", param="batch")
+    rows = list(range(len(samples)))
+    if ids is not None:
+        places = dict(zip(ids[0], samples, strict=True))
+        found: dict[Any, int] = {}
+        for row, each in enumerate(ids[1]):
+            found.setdefault(each, row)
+        if unknown := [each for each in found if each not in places]:
+            raise InvalidRequest(
+                f"the batch has a row of {brief(unknown[0])}, which is not among the samples", param="batch"
+            )
+        samples, rows = [places[each] for each in found], list(found.values())
+    for name, column in columns.items():
+        if len(column) <= max(rows, default=-1):
+            raise InvalidRequest(f"{name!r} has {len(column)} rows, and there are {len(samples)} samples", param=name)
+    streams = {name: [column[row] for row in rows] for name, column in columns.items()}
+    return {"samples": list(samples), "streams": streams, "align": align}
 
 
 def weights(samples: Sequence[Sample]) -> Float32:

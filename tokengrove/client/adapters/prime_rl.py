@@ -7,13 +7,13 @@ and of `orchestrator/trajectories.py`, `trainer/batch.py` and `trainer/rl/data.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokengrove.client.adapters import replay
-from tokengrove.client.adapters.parts import teacher_logprobs
+from tokengrove.client.adapters import parts, replay
+from tokengrove.client.adapters.parts import Annotation, teacher_logprobs
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.values import Sample
 
@@ -57,6 +57,17 @@ def training_samples(
             fields["ref_logprobs"] = teacher_logprobs(sample, teacher).tolist()
         made.append(fields if types is None else types.TrainingSample(**fields))
     return made
+
+
+def annotation(samples: Sequence[Sample], rows: Mapping[str, Sequence[Any]]) -> Annotation:
+    """Arguments of `client.annotate` from values of prime-rl's trainer, one row of L per sample in their order.
+
+    prime-rl packs samples into one row, so cut it at their lengths first. Streams: `logprobs` (`trainer_logprobs`),
+    `entropy`, `is_masked`, `importance_weight` (`importance_ratio`). Raises InvalidRequest without any of these.
+    """
+    names = {name: name for name in ("entropy", "is_masked")}
+    names = {"trainer_logprobs": "logprobs", "importance_ratio": "importance_weight", **names}
+    return parts.annotation(samples, rows, names, "tokens")
 
 
 def _tokens(sample: Sample, *, is_kept: bool) -> dict[str, Any]:

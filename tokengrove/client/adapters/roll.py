@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokengrove.client.adapters import vision
+from tokengrove.client.adapters import parts, vision
 from tokengrove.client.adapters.parts import (
+    Annotation,
     Sessions,
     as_json,
     group_of,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 # The columns that ROLL writes to its table of trajectories; the key is misspelt in ROLL.
 _TABLE = ("COLUMMNS_CONFIG", [[name, "string"] for name in ("trajectory_data", "messages", "tools", "exp_name")])
 
+# The streams of the columns that ROLL's trainer computes (roll/pipeline/agentic/agentic_pipeline.py).
+_TOLD = {"old_log_probs": "logprobs", "ref_log_probs": "ref_logprobs", "advantages": "advantages"}
+
 
 @dataclass(frozen=True, slots=True)
 class RollFields:
@@ -63,9 +67,9 @@ class RollFields:
 
     `non_tensor_batch`: `env_ids`, `group_ids`, `tags`, `exp_name` (metadata `env_id`, `group_id`, `tag`, `exp_name` of
     the session, else its id, its group, its task and the argument), `traj_id` (metadata `traj_id`, else the session),
-    `traj_group_id` (the group), `step` and `state_hash` (`step_N` if the agent set none, as ROLL's proxy does),
-    `step_scores`, `episode_scores` (of the session), and as JSON text `messages`, `tools` (empty unless the export
-    included messages) and `trajectory_data`.
+    `traj_group_id` (the group), `interaction_id`, `step` and `state_hash` (`step_N` if the agent set none, as ROLL's
+    proxy does), `step_scores`, `episode_scores` (of the session), and as JSON text `messages`, `tools` (empty unless
+    the export included messages) and `trajectory_data`.
 
     `meta_info`: `metrics` are means over the sessions of a tag, `env/TAG/NAME`: ROLL's metrics and those of the
     sessions. ROLL's `latency/pure_inf_*` and `latency/proxy_ovh_*` need `first_token_at`.
@@ -131,6 +135,18 @@ def steps(
     scores = [sample.reward for sample in samples] if discounted else step_scores
     rows = _rows(samples, scores, sessions, episode_scores or {})
     return _fields(rows, step_scores, exp_name, sequence_length, pad_token_id, first_token_at or {})
+
+
+def annotation(samples: Sequence[Sample], data: Any) -> Annotation:
+    """Arguments of `client.annotate` from a DataProto or `RollFields` of these samples, before the actor's update.
+
+    Rows are found by `interaction_id`, so ROLL may have reordered, repeated or removed them. Streams from float32
+    [B, L - 1]: `logprobs` (`old_log_probs`), `ref_logprobs` (`ref_log_probs`), `advantages`. Raises InvalidRequest for
+    a row of another sample, and without any of these.
+    """
+    batch = dict(data.batch.items())
+    ids = [sample.interaction_id for sample in samples], data.non_tensor_batch["interaction_id"].tolist()
+    return parts.annotation(samples, batch, _TOLD, "next", ids)
 
 
 def placeholder(session_id: str, group_id: str | None = None, pad_token_id: int = 0) -> Sample:
@@ -273,6 +289,7 @@ def _names(rows: Sequence[_Row], exp_name: str) -> dict[str, NDArray[Any]]:
         "traj_id": [row.traj_id for row in rows],
         "traj_group_id": groups,
         "step": [row.place for row in rows],
+        "interaction_id": [row.sample.interaction_id for row in rows],
         "state_hash": [row.state for row in rows],
         "episode_scores": [row.episode_score for row in rows],
         "messages": [as_json(messages_of(row.sample)) for row in rows],

@@ -7,14 +7,14 @@ values are those of SkyRL 0.4.0: `skyrl/train/generators/base.py`, `skyrl/train/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokengrove.client.adapters import replay
-from tokengrove.client.adapters.parts import prompt_length
+from tokengrove.client.adapters import parts, replay
+from tokengrove.client.adapters.parts import Annotation, prompt_length
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.kept_sets import KeptSets
 from tokengrove.client.tensors import Array
@@ -58,6 +58,23 @@ def generator_output(
         "rollout_sample_support": support,
         "is_last_step": None,
     }
+
+
+def annotation(samples: Sequence[Sample], batch: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from a `TrainingInputBatch` with one row per sample in their order.
+
+    Streams from [B, R]: `logprobs` (`action_log_probs`), `ref_logprobs` (`base_action_log_probs`), `advantages`. The
+    response of a row is where its `response_mask` is 1, on the left or on the right. Rows after the last sample are
+    padding. Raises InvalidRequest without any of these.
+    """
+    names = {"action_log_probs": "logprobs", "base_action_log_probs": "ref_logprobs", "advantages": "advantages"}
+    masks = batch["response_mask"]
+    rows = {
+        column: [row[mask > 0] for row, mask in zip(batch[column], masks, strict=True)]
+        for column in names
+        if batch.get(column) is not None
+    }
+    return parts.annotation(samples, rows, names, "response")
 
 
 def _logprobs(sample: Sample, *, is_kept: bool) -> Float32:

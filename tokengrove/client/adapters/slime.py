@@ -7,13 +7,13 @@ August 2026. slime has no value for a missing row of experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tokengrove.client.adapters import replay
-from tokengrove.client.adapters.parts import group_of, prompt_length, teacher_logprobs
+from tokengrove.client.adapters import parts, replay
+from tokengrove.client.adapters.parts import Annotation, group_of, prompt_length, teacher_logprobs
 from tokengrove.client.adapters.replay import OnMissing
 from tokengrove.client.values import Sample
 
@@ -54,6 +54,19 @@ def fields(
         made |= {"rollout_top_p_token_ids": ids, "rollout_top_p_token_offsets": offsets}
         made["rollout_log_probs"] = replay.sampled_logprobs(sample)[start:].tolist()
     return found
+
+
+def annotation(samples: Sequence[Sample], rollout_data: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from the `rollout_data` of an actor that trains some of these samples.
+
+    Rows are found by `sample_indices`, which are the `index` of `fields`. Streams from lists of [R]: `logprobs`
+    (`log_probs`), `ref_logprobs` (`ref_log_probs`), `entropy`, `advantages`. Raises InvalidRequest for an index of no
+    sample, and without any of these.
+    """
+    names = {name: name for name in ("entropy", "advantages")}
+    names = {"log_probs": "logprobs", "ref_log_probs": "ref_logprobs", **names}
+    ids = range(len(samples)), list(rollout_data["sample_indices"])
+    return parts.annotation(samples, rollout_data, names, "response", ids)
 
 
 def base(samples: Sequence[Sample], on_missing: OnMissing, teacher: str | None = None) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tokengrove.client.adapters.parts import known_score, of_agent
+from tokengrove.client.adapters import parts
+from tokengrove.client.adapters.parts import Annotation, known_score, of_agent
 from tokengrove.client.blocking_client import Client
 from tokengrove.client.libraries import library
 from tokengrove.client.options import SessionFilter
@@ -66,6 +67,20 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
         trained = [member for member in members if member.loss_mask.any()]
         rows += [kind(**_fields(each, compared[_rollout(each)], spread), group_id=group_id) for each in trained]
     return rows
+
+
+def annotation(samples: Iterable[Sample], batch: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from values of the trainer, one row for each of `rollout_samples(samples)`.
+
+    Streams from [B, L - 1], whose column t is for token t + 1: `logprobs` (`log_probs`), `entropy` (`entropies`),
+    `importance_weight` (`importance_sampling_ratio`). Raises InvalidRequest without any of these.
+    """
+    names = {"log_probs": "logprobs", "entropies": "entropy", "importance_sampling_ratio": "importance_weight"}
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[_group(sample)].append(sample)
+    rows = [member for members in groups.values() for member in members if member.loss_mask.any()]
+    return parts.annotation(rows, batch, names, "next")
 
 
 def _refuse_images(sample: Sample) -> None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tokengrove.client.adapters import replay, vision
-from tokengrove.client.adapters.parts import as_json, prompt_length, score_of, teacher_logprobs
+from tokengrove.client.adapters import parts, replay, vision
+from tokengrove.client.adapters.parts import Annotation, as_json, prompt_length, score_of, teacher_logprobs
 from tokengrove.client.blocking_client import Client, Session
 from tokengrove.client.image_urls import ImageUrls
 from tokengrove.client.libraries import library
@@ -117,6 +117,26 @@ def training_batch(
     batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
     batch["num_items_in_batch"] = batch["tool_mask"].sum()
     return {**batch, **_media(samples, arrays["prompt_ids"].shape[1], torch)} if has_images else batch
+
+
+def annotation(samples: Sequence[Sample], batch: Mapping[str, Any]) -> Annotation:
+    """Arguments of `client.annotate` from a batch with one row per sample in their order, as `training_batch` makes it.
+
+    Streams from [B, C]: `logprobs` (`per_token_logps`, else `old_per_token_logps` unless these are the sampler's own),
+    `ref_logprobs` (`ref_per_token_logps`), `importance_weight` (`importance_sampling_ratio`), `entropy` (`entropies`).
+    Raises InvalidRequest without any of these.
+    """
+    found = dict(batch)
+    old = found.pop("old_per_token_logps", None)
+    if old is not None and old is not batch.get("sampling_per_token_logps"):
+        found.setdefault("per_token_logps", old)
+    names = {
+        "per_token_logps": "logprobs",
+        "ref_per_token_logps": "ref_logprobs",
+        "importance_sampling_ratio": "importance_weight",
+        "entropies": "entropy",
+    }
+    return parts.annotation(samples, found, names, "response")
 
 
 def _experts(samples: Sequence[Sample], prompt: int, completion: int) -> Array:

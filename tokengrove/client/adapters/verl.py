@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tokengrove.client.adapters import replay, vision
+from tokengrove.client.adapters import parts, replay, vision
 from tokengrove.client.adapters.parts import (
+    Annotation,
     Sessions,
     agent_time,
     answer_times,
@@ -57,6 +58,15 @@ _OF_ALL = ("response_mask", "rollout_log_probs", "rm_scores")
 # The fields of verl's AgentLoopMetrics, and the columns of verl's datasets that metadata may have.
 _SECONDS = ("generate_sequences", "tool_calls", "compute_score")
 _TIMED = (*_SECONDS, "num_preempted")
+# The streams of the columns that verl's trainer computes (verl/trainer/ppo/ray_trainer.py, rollout_corr_helper.py).
+_TOLD = {
+    "old_log_probs": "logprobs",
+    "entropys": "entropy",
+    "ref_log_prob": "ref_logprobs",
+    "advantages": "advantages",
+    "rollout_is_weights": "importance_weight",
+    "is_masked": "is_masked",
+}
 _OF_DATASETS = ("data_source", "ability", "reward_model", "agent_name")
 
 
@@ -181,6 +191,24 @@ def padded(
     lengths = [(_length(row.prompt), _length(row.response)) for row in rows]
     about = {"metrics": metrics, "timing": timing(metrics, lengths), "reward_extra_keys": keys}
     return VerlBatch(batch, {**_others(kept), **others}, about)
+
+
+def annotation(samples: Sequence[Sample], data: Any) -> Annotation:
+    """Arguments of `client.annotate` from a DataProto or a `VerlBatch` of these samples, before the actor's update.
+
+    Rows are found by `interaction_id`, so verl may have reordered, repeated or removed them. Streams from float32
+    [B, R]: `logprobs` (`old_log_probs`), `entropy` (`entropys`), `ref_logprobs` (`ref_log_prob`), `advantages`,
+    `importance_weight` (`rollout_is_weights`) and `is_masked` from `response_mask`, which rejection sampling changes.
+    Tokens that `padded` cut off have no values. Raises InvalidRequest for a row of another sample, and without any of
+    these.
+    """
+    batch = dict(data.batch.items())
+    width = batch["responses"].shape[1]
+    samples = [replace(each, loss_mask=each.loss_mask[: prompt_length(each) + width]) for each in samples]
+    if "response_mask" in batch:
+        batch["is_masked"] = batch["response_mask"] == 0
+    ids = [sample.interaction_id for sample in samples], data.non_tensor_batch["interaction_id"].tolist()
+    return parts.annotation(samples, batch, _TOLD, "response", ids)
 
 
 def tensors(
