@@ -256,6 +256,14 @@ class LeftOut(Explained):
     WITHDRAWN = "withdrawn", "was withdrawn, and is not named"
 
 
+class Unmerged(Explained):
+    """Why tokens with equal ids, after equal ids, are apart in a sequence of layout forest."""
+
+    IMAGES = "images", "stand for different images"
+    EXPERTS = "experts", "have different experts (`experts: equal`)"
+    SAMPLED = "sampled", "were sampled, and each is trained with its own sample"
+
+
 class Unrecomputable(Explained):
     """Why the logprobs of an answer differ from a trainer's. If several hold, the first in this order is reported."""
 

@@ -25,7 +25,7 @@ from proxy.api.headers import headers_of
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
-from proxy.api.teacher_columns import Teachers
+from proxy.api.teacher_columns import Scoring, Teachers
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.export_formats.image_table import ImageEntry, Pieces, WantedImage
@@ -38,11 +38,13 @@ from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.telemetry.groups import ExportMetrics
 from proxy.telemetry.http_request import request_of
-from proxy.trajectory.advantages import Groups, group_of
+from proxy.trajectory.advantages import Group, Groups, group_of
+from proxy.trajectory.forest import Packer
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.routes import by_route
 from proxy.trajectory.sample_maker import Decode
+from proxy.trajectory.sample_row import SampleRow
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
@@ -171,21 +173,15 @@ class ExportEndpoint:
         """Encode the page piece by piece in threads, with turns running in between."""
         options, begun, samples = wanted.options, time.perf_counter(), 0
         scoring = self._teachers.begin(options.teachers, sender)
+        packer = None if options.forest is None else Packer(options)
         try:
-            for record in page:
-                taught = await scoring.columns(record, options)
-                session_samples, entry = await self._pace.work(self._session(record, options, groups, taught))
-                entry |= scoring.told(record)
-                if (
-                    session_samples.dropped
-                    and options.padding is not None
-                    and options.padding.on_too_long is TooLong.REFUSE
-                ):
-                    raise _too_long(record, session_samples)  # it grew since the check: abort the stream
-                samples += len(session_samples.rows)
-                async for piece in self._pieces(encoding.add(session_samples.rows, entry), options):
-                    yield piece
-            async for piece in self._pieces(encoding.finish(end), options):
+            async with aclosing(self._laid_out(page, options, groups, scoring, packer)) as laid_out:
+                async for rows, entry in laid_out:
+                    samples += len(rows)
+                    async for piece in self._pieces(encoding.add(rows, entry), options):
+                        yield piece
+            told = {} if packer is None else {"forest": packer.counts()}
+            async for piece in self._pieces(encoding.finish({**told, **end}), options):
                 yield piece
         finally:
             scoring.end()
@@ -196,6 +192,32 @@ class ExportEndpoint:
         # A session that was active when it was read may have ended since, with turns that this export lacks.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
             self._recordings.note_exported(ended)
+
+    async def _laid_out(
+        self,
+        page: Sequence[SessionRecord],
+        options: LayoutOptions,
+        groups: Groups,
+        scoring: Scoring,
+        packer: Packer | None,
+    ) -> AsyncGenerator[tuple[Sequence[SampleRow], dict[str, Any]]]:
+        """Samples, and the entry of each session. With a `packer`, sequences come with the last of their sessions."""
+        last: dict[str, Any] | None = None
+        for record in page if packer is None else _by_group(page):
+            taught = await scoring.columns(record, options)
+            session_samples, entry = await self._pace.work(self._session(record, options, groups, taught))
+            entry |= scoring.told(record)
+            if session_samples.dropped and _refuses(options):
+                raise _too_long(record, session_samples, options)  # it grew since the check: abort the stream
+            if packer is None:
+                yield session_samples.rows, entry
+                continue
+            made = await self._pace.work(asyncio.to_thread(packer.add, record, session_samples.paths))
+            if last is not None:
+                yield made, last
+            last = entry
+        if packer is not None and last is not None:
+            yield await self._pace.work(asyncio.to_thread(packer.finish)), last
 
     async def _pieces(self, pieces: Pieces, options: LayoutOptions) -> AsyncIterator[bytes]:
         """The bytes that an encoder makes. The images that it wants are read and sent to it."""
@@ -253,12 +275,12 @@ class ExportEndpoint:
 
     async def _check_fits(self, page: Sequence[SessionRecord], options: LayoutOptions, groups: Groups) -> None:
         """Check that all samples fit, before the first byte: after it, the request cannot be refused."""
-        if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
+        if not _refuses(options):
             return
         for record in page:
             session_samples, _ = await self._pace.work(self._session(record, replace(options, columns=()), groups))
             if session_samples.dropped:
-                raise _too_long(record, session_samples)
+                raise _too_long(record, session_samples, options)
 
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
         """The sessions of the page, plus one if there is a next page. Raises SessionNotFound for an unknown id."""
@@ -280,6 +302,21 @@ class ExportEndpoint:
 def check_encoder(wanted: ParsedExport) -> None:
     """Raise UnsupportedParameter if the library of the format is not installed."""
     encoder(wanted.format, wanted.options).close()
+
+
+def _by_group(page: Sequence[SessionRecord]) -> list[SessionRecord]:
+    """The sessions of each group one after the other, in the order of their first."""
+    found: dict[Group, list[SessionRecord]] = {}
+    for record in page:
+        found.setdefault(group_of(record.session_id, record.group_id), []).append(record)
+    return [record for members in found.values() for record in members]
+
+
+def _refuses(options: LayoutOptions) -> bool:
+    """Whether the export is refused if a sample does not fit."""
+    if options.padding is not None:
+        return options.padding.on_too_long is TooLong.REFUSE
+    return options.forest is not None and not options.drops_long
 
 
 def _add(
@@ -333,7 +370,13 @@ async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage
         raise
 
 
-def _too_long(record: SessionRecord, session_samples: SessionSamples) -> InvalidRequest:
+def _too_long(record: SessionRecord, session_samples: SessionSamples, options: LayoutOptions) -> InvalidRequest:
+    if options.forest is not None:
+        return InvalidRequest(
+            f"{session_samples.dropped} samples of session {brief(record.session_id)} have more than 'max_tokens' "
+            "tokens; raise it, or set 'on_too_long' to drop",
+            param="max_tokens",
+        )
     return InvalidRequest(
         f"{session_samples.dropped} samples of session {brief(record.session_id)} do not fit 'prompt_length' and "
         "'response_length'; "

@@ -21,6 +21,7 @@ from tokengrove.options.export import (
     SAMPLE_GROUPS,
     Drift,
     ExportFormat,
+    Forest,
     Images,
     Layout,
     Padding,
@@ -40,6 +41,7 @@ SAMPLE_OPTIONS = options_of(*SAMPLE_GROUPS)
 """The fields that determine how samples are made."""
 _EXPORT = options_of(*EXPORT_GROUPS)
 _PADDED = options_of(Padding)
+_FOREST = options_of(Forest)
 TOKEN_OPTIONS = {name: each for name, each in _EXPORT.items() if each.about.get("tokens")}
 """The fields that affect the states of tokens."""
 _VALIDATION = {Validation.SKIP: False, Validation.INCLUDE: None, Validation.ONLY: True}
@@ -103,7 +105,7 @@ def query_fields(chosen: StoredFilter, *, named: bool) -> dict[str, Any]:
 
 def check_together(name: ExportFormat, options: LayoutOptions) -> None:
     """Raise UnsupportedParameter for an option that the format cannot represent."""
-    if name is ExportFormat.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
+    if name is ExportFormat.AREAL and options.layout in (Layout.TREE, Layout.PADDED, Layout.FOREST):
         raise UnsupportedParameter(
             "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
             param="layout",
@@ -175,6 +177,8 @@ def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFor
         routes=page.route,
         reward=_reward(samples),
         padding=_padding(given, layout),
+        forest=_forest(given, layout),
+        drops_long=given.get("on_too_long") is TooLong.DROP,
         freshness=Freshness(chosen.min_version, chosen.max_version_span),
         outline=page.outline,
     )
@@ -202,7 +206,8 @@ def _reward(samples: SampleOptions) -> MainReward:
 
 def _padding(given: Mapping[str, Any], layout: Layout) -> Padding | None:
     if layout is not Layout.PADDED:
-        refuse(given, _PADDED, "applies only with layout padded")
+        own = _PADDED if layout is not Layout.FOREST else [name for name in _PADDED if name != "on_too_long"]
+        refuse(given, own, "applies only with layout padded")
         return None
     for name in ("prompt_length", "response_length"):
         if name not in given:
@@ -211,6 +216,18 @@ def _padding(given: Mapping[str, Any], layout: Layout) -> Padding | None:
     if padding.on_too_long is not TooLong.TRUNCATE:
         refuse(given, ("keep",), "applies only with 'on_too_long': truncate")
     return padding
+
+
+def _forest(given: Mapping[str, Any], layout: Layout) -> Forest | None:
+    if layout is not Layout.FOREST:
+        refuse(given, _FOREST, "applies only with layout forest")
+        return None
+    if given.get("on_too_long") is TooLong.TRUNCATE:
+        message = "layout forest cannot truncate samples: set 'on_too_long' to refuse or drop"
+        raise InvalidRequest(message, param="on_too_long")
+    if "on_too_long" in given and given.get("max_tokens") is None:
+        raise InvalidRequest("'on_too_long' needs 'max_tokens', the most tokens of a sequence", param="on_too_long")
+    return made_of(Forest, given)
 
 
 def _query_value(text: str, option: Option) -> Any:

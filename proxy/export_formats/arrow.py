@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, Fields, Outgoing, dumps
 from proxy.export_formats.image_table import AUTO, ImageEntry, ImageTable, Pieces, described, given
-from proxy.trajectory.columns import Column
+from proxy.trajectory.columns import FOREST_LABELS, Column
 from proxy.trajectory.sample_row import Columns, Labels, SampleRow
 from tokengrove.errors import UnsupportedParameter, how_to_get
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FILES = "image_files"
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
-_JSON_LABELS = ("sampling", "turns", "replay")
+_JSON_LABELS = ("sampling", "turns", "replay", "rows")
 # A batch or row group is written at this size in bytes: readers load one at a time, and memory here holds one.
 _GROUP_BYTES = 8 << 20
 # Columns with few distinct values in long runs, for which dictionary encoding is small.
@@ -51,12 +51,12 @@ class RecordBatches:
         self._columns = columns
         self._rows: list[tuple[Labels, Columns]] = []
         self._size = 0
-        labels = {name: pa.string() for name in (*_TEXTS, "sampling", "turns")}
         places = {name: pa.int64() for name in ("start", "length", "width", "height")}
         place = pa.struct({"digest": pa.string(), **places, "detail": pa.string()})
-        labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
-        labels |= {"logprobs_of": pa.string(), "rewarded": pa.bool_(), "score": pa.float64()}
+        labels = {} if set(FOREST_LABELS) <= set(more_labels) else _row_labels()
         rare = {"truncated_tokens": pa.int64(), "images": pa.list_(place), _FILES: pa.list_(file_kind())}
+        rare |= {"group_ids": pa.list_(pa.string())}
+        rare |= dict.fromkeys(("tokens", "row_tokens", "repeated_tokens"), pa.int64())
         labels |= {name: rare.get(name, pa.string()) for name in more_labels}
         arrays = {column.name: _kind(column) for column in columns}
         self.schema: pa.Schema = pa.schema(list((labels | arrays).items()))
@@ -82,6 +82,15 @@ class RecordBatches:
         arrays = [pa.array([each[name] for each in labels], kind) for name, kind in self._labels.items()]
         arrays += [_lists(column, [each.get(column.name) for each in found]) for column in self._columns]
         return pa.record_batch(arrays, schema=self.schema)
+
+
+def _row_labels() -> dict[str, pa.DataType]:
+    """The types of the labels that rows of all layouts have, but for sequences of layout forest."""
+    import pyarrow as pa
+
+    labels = {name: pa.string() for name in (*_TEXTS, "sampling", "turns")}
+    labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
+    return labels | {"logprobs_of": pa.string(), "rewarded": pa.bool_(), "score": pa.float64()}
 
 
 def _flat(labels: Labels) -> Labels:
@@ -193,7 +202,7 @@ class ParquetEncoder:
         self._entries: list[Entry] = []
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
-        names = {column.name for column in columns} | set(_TEXTS)
+        names = self._batches.schema.names
         self._writer = parquet.ParquetWriter(
             self._outgoing,
             self._batches.schema,

@@ -12,6 +12,9 @@ from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import MROPE
 from tokengrove.options.export import Images, Include, Layout, Padding
 
+FOREST_LABELS = ("group_ids", "rows", "tokens", "row_tokens", "repeated_tokens")
+"""The labels of a sequence of layout forest. Other layouts have those of `sample_row.row_labels`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -37,6 +40,8 @@ _I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.fl
 def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
     """All columns of rows under these options, in order; optional columns are last."""
     layout, padding = options.layout, options.padding
+    if options.forest is not None:
+        return _forest(options)
     own = _tree() if layout is Layout.TREE else _tokens() if padding is None else _padded(padding)
     compared = [Column("advantages", _F32, 1)] if options.advantages is not None else []
     steps = [Column("step_advantages", _F32)] if options.step_advantages is not None else []
@@ -64,9 +69,12 @@ def _side(shape: SideShape, width: int | None) -> Iterable[Column]:
 
 def text_labels(options: LayoutOptions) -> tuple[str, ...]:
     """The labels that only some options add to a row."""
+    side, images = bool(options.columns), options.images is not Images.NONE
+    if options.forest is not None:
+        told = {**dict.fromkeys(FOREST_LABELS, True), "images": images, "replay": side}
+        return tuple(name for name, asked in told.items() if asked)
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
-    truncated, images = options.padding is not None, options.images is not Images.NONE
-    told = {"truncated_tokens": truncated, "text": text, "images": images, "replay": bool(options.columns)}
+    told = {"truncated_tokens": options.padding is not None, "text": text, "images": images, "replay": side}
     told["route"] = options.labels_route
     return tuple(name for name, asked in told.items() if asked)
 
@@ -89,6 +97,23 @@ def _tree() -> Iterable[Column]:
         Column("position_ids", _I32),
         *(Column(name, _I32) for name in nodes),
         *(Column(name, _F32) for name in ("node_rewards", "node_returns")),
+    )
+
+
+def _forest(options: LayoutOptions) -> tuple[Column, ...]:
+    compared = [Column("advantages", _F32), Column("row_advantages", _F32)] if options.advantages is not None else []
+    steps = [Column("step_advantages", _F32)] if options.step_advantages is not None else []
+    ends = ("row_rewards", "row_raw_rewards", "row_weights")
+    return (
+        *(each for each in _tokens() if each.name != "attention_mask"),
+        *(Column(name, _I32) for name in ("row_ids", "parent", "tin", "tout", "position_ids", "row_ends")),
+        *(Column(name, _F32) for name in ("rewards", *ends)),
+        *compared,
+        *steps,
+        *([Column(MROPE, _I64, lines=3)] if options.mrope else []),
+        *(column for shape in options.columns for column in _side(shape, None)),
+        Column("token_rewards", _F32, optional=True),
+        Column("unmasked_logprobs", _F32, optional=True),
     )
 
 

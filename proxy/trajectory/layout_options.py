@@ -16,7 +16,7 @@ from proxy.side_columns.columns import SideShape
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.token_arrays import BoolArray, IntArray, token_versions
 from proxy.types import Interaction
-from tokengrove.options.export import Padding, SampleOptions
+from tokengrove.options.export import Forest, Padding, SampleOptions
 from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
 
@@ -70,8 +70,9 @@ class LayoutOptions(SampleOptions):
 
     `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
     None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if
-    and only if the layout is padded. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's
-    positions. `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
+    and only if the layout is padded, `forest` if it is forest; `drops_long`: samples that do not fit a sequence of
+    it are dropped. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's positions.
+    `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
     the side columns that samples have. `shows`: the kinds of them that are wanted, whether any is stored or not.
     `labels_route`: tables have a column for the route.
     """
@@ -81,6 +82,8 @@ class LayoutOptions(SampleOptions):
     routes: frozenset[str] | None = None
     reward: MainReward = RAW
     padding: Padding | None = None
+    forest: Forest | None = None
+    drops_long: bool = False
     freshness: Freshness = ANY_VERSION
     outline: bool = False
     mrope: bool = False

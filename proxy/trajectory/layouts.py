@@ -75,7 +75,7 @@ def _lay_out_route(
 ) -> SessionSamples:
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
-    shows = options.images is not Images.NONE
+    shows = options.images is not Images.NONE or options.forest is not None
     side = SideSource(options.columns, columns)
     maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows, positions=positions, side=side)
     session_samples = _SessionLayout(scored, options, _ledger(scored, options), maker).laid()
@@ -126,7 +126,7 @@ class _SessionLayout:
                 return self._individual()
             case Layout.TREE:
                 return self._tree()
-            case Layout.CONCAT | Layout.PADDED:
+            case Layout.CONCAT | Layout.PADDED | Layout.FOREST:
                 return self._concat()
 
     def _individual(self) -> SessionSamples:
@@ -157,8 +157,8 @@ class _SessionLayout:
     def _concat(self) -> SessionSamples:
         """One sample per leaf, in order of `seq`. A token is trained in the first sample that has it.
 
-        Samples that are stale, unrewarded or longer than the padded lengths are left out and counted; a later sample
-        may train their tokens. Truncation comes first.
+        Samples that are stale, unrewarded or longer than the padded lengths (or a sequence) are left out and counted; a
+        later sample may train their tokens. Truncation comes first.
         """
         samples: list[PathSample | PaddedSample] = []
         refused: Counter[Untrained] = Counter()
@@ -184,6 +184,10 @@ class _SessionLayout:
             self._leave_out(path_nodes(leaf, drift), Untrained.UNREWARDED)
             return Untrained.UNREWARDED
         path = path_to(leaf, drift)
+        most = None if self.options.forest is None else self.options.forest.max_tokens
+        if most is not None and len(path.ids) > most:
+            self._leave_out(path.nodes, Untrained.TOO_LONG)
+            return Untrained.TOO_LONG
         window = None if padding is None else window_of(path, padding)
         if padding is not None and window is None:
             self._leave_out(path.nodes, Untrained.TOO_LONG)

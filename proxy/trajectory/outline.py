@@ -28,9 +28,13 @@ def outline(row: SampleRow) -> Labels:
     """The labels of a row, its columns without per-token entries, and `tokens` and `runs` instead of the other columns.
 
     `tokens`: the number of tokens. `runs`: lists [start, end, kind, turn] that cover all tokens. `turn`: the index in
-    `turns` of the turn that sampled the tokens, or whose prompt added them; None: no turn.
+    `turns` of the turn that sampled the tokens, or whose prompt added them; None: no turn. In layout forest, it is the
+    index in `rows` of the sample that trains the tokens; None: they are context.
     """
     labels, columns = row.labels(), row.columns()
+    if "row_ids" in columns:
+        rest = {name: values for name, values in columns.items() if name.startswith("row_") and name != "row_ids"}
+        return {**labels, **rest, "runs": _runs_of_rows(columns["row_ids"])}
     rest = {name: values for name, values in columns.items() if name not in _OF_TOKENS}
     return {**labels, **rest, "tokens": len(columns["input_ids"]), "runs": runs(labels["turns"], columns)}
 
@@ -53,6 +57,15 @@ def runs(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, NDArray[Any]]
         [start, end, _KINDS[kinds[start]].value, None if owners[start] < 0 else int(owners[start])]
         for start, end in equal_runs(owners * len(_KINDS) + kinds)
     ]
+
+
+def _runs_of_rows(rows: NDArray[Any]) -> list[list[Any]]:
+    found = []
+    for start, end in equal_runs(rows):
+        row = int(rows[start])
+        kind = RunKind.CONTEXT if row < 0 else RunKind.TRAINED
+        found.append([start, end, kind.value, None if row < 0 else row])
+    return found
 
 
 def _prompts(

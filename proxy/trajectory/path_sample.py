@@ -67,6 +67,10 @@ class PathSample:
         return replace(self, weighting=replace(self.weighting, weight=weight))
 
     def labels(self) -> Labels:
+        return self.about({**image_labels(self.images), **side_labels(self.side(), self.expected)})
+
+    def about(self, places: Labels | None = None) -> Labels:
+        """Its labels. `places`: those of its images and side columns, which a sequence of layout forest has instead."""
         last = self.last
         labels = {
             **row_labels(self.session, self.placements, self.purpose),
@@ -74,8 +78,7 @@ class PathSample:
             "finish_reason": last.finish_reason.value if last.finish_reason else None,
             "sampling": last.sampling.to_json(),
             "masked_tokens": self.masked_tokens,
-            **image_labels(self.images),
-            **side_labels(self.side(), self.expected),
+            **(places or {}),
             "turns": [self._turn(placed) for placed in self.placements],
         }
         return labels if self.text is None else {**labels, "text": self.text}

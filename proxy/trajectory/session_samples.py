@@ -12,6 +12,7 @@ from functools import partial
 
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.ledger import Ledger
+from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.sample_row import Labels, MadeRows, SampleRow
 from proxy.types import Interaction
 from tokengrove.options.export import Layout
@@ -39,6 +40,11 @@ class SessionSamples:
     entry: Labels = field(default_factory=dict)
     warnings: Sequence[str] = ()
 
+    @property
+    def paths(self) -> list[PathSample]:
+        """The rows that are paths: all of them in layouts individual, concat and forest."""
+        return [row for row in self.rows if isinstance(row, PathSample)]
+
     def counts(self, options: LayoutOptions) -> Labels:
         """Counts for the session's entry in the export: tokens that are trained, tokens that are not, and why."""
         sampled, untrained = self.ledger.sampled(), self.ledger.untrained()
@@ -49,7 +55,7 @@ class SessionSamples:
             "warnings": [*warnings(sampled, untrained), *self.warnings],
             "masked_tokens": self.masked_tokens,
         }
-        if options.padding is not None:
+        if options.padding is not None or (options.forest is not None and options.forest.max_tokens is not None):
             counts["dropped_samples"] = self.dropped
         if options.freshness.is_asked:
             counts["stale_turns" if options.layout is Layout.TREE else "stale_samples"] = self.stale

@@ -207,9 +207,7 @@ def export(
         asked = {**body, **_given({"cursor": cursor})}
         call = Call("POST", "/trajectories/export", asked, extra_timeout_s=wait_s, raw=True, repeat=Repeat.READS)
         page = yield from _page(call, name)
-        result.samples.extend(page.samples)
-        result.sessions.update(page.sessions)
-        result.images.update(page.images)
+        result.extend(page.export)
         if cursor is None:
             result = replace(result, left_out=page.end.get("left_out", {}))
         cursor = page.end["cursor"]

@@ -371,12 +371,17 @@ class SampleOptions(TypedDict, total=False):
     `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
     `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
     `pad_token_id`: Token id of the padding. Default: 0.
-    `on_too_long`: What to do with samples that do not fit. Default: refuse.
+    `on_too_long`: What to do with samples that do not fit, also in layout forest, which cannot truncate them. Default:
+        refuse.
     `keep`: Part of a truncated response to keep. Default: head.
+    `max_tokens`: Most tokens of a sequence. Several groups are packed into one; a group that does not fit becomes
+        several, which repeat context. In tokens. Default: one sequence per group.
+    `merge`: Which samples may share tokens. Default: group.
+    `experts`: The experts of tokens that samples share. Default: first.
     `format`: Format of the samples. Default: json; for `tokengrove export` as the file is named, or jsonl in a folder.
     """
 
-    layout: Literal["individual", "concat", "tree", "padded"]
+    layout: Literal["individual", "concat", "tree", "padded", "forest"]
     discount: float
     credit: Literal["tree", "linear"]
     drift: Literal["fork", "mask"]
@@ -399,6 +404,9 @@ class SampleOptions(TypedDict, total=False):
     pad_token_id: int
     on_too_long: Literal["refuse", "drop", "truncate"]
     keep: Literal["head", "tail", "middle"]
+    max_tokens: int
+    merge: Literal["group", "all"]
+    experts: Literal["first", "equal"]
     format: Format
 
 
@@ -435,13 +443,16 @@ class TokenOptions(TypedDict, total=False):
         only these tokens. Default: drop.
     `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
     `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
-    `on_too_long`: What to do with samples that do not fit. Default: refuse.
+    `on_too_long`: What to do with samples that do not fit, also in layout forest, which cannot truncate them. Default:
+        refuse.
     `keep`: Part of a truncated response to keep. Default: head.
+    `max_tokens`: Most tokens of a sequence. Several groups are packed into one; a group that does not fit becomes
+        several, which repeat context. In tokens. Default: one sequence per group.
     """
 
     filter: SessionFilter
     route: str | Sequence[str]
-    layout: Literal["individual", "concat", "tree", "padded"]
+    layout: Literal["individual", "concat", "tree", "padded", "forest"]
     drift: Literal["fork", "mask"]
     train: Train
     reward_name: str
@@ -454,6 +465,7 @@ class TokenOptions(TypedDict, total=False):
     response_length: int
     on_too_long: Literal["refuse", "drop", "truncate"]
     keep: Literal["head", "tail", "middle"]
+    max_tokens: int
 
 
 class ClaimOptions(TypedDict, total=False):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from tokengrove.client.forest import PackedSequence
+
 Json = Any
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -156,13 +158,29 @@ class Export:
     """All pages of an export. `sessions`: an entry per session id, which also lists the missing parts of the session.
 
     `left_out`: the number of matching sessions that were left out, by reason: `validation`. `images`: images by digest,
-    with `images="bytes"` or `multi_modal_inputs`.
+    with `images="bytes"` or `multi_modal_inputs`. In layout forest, `sequences` replace the samples, and `forest` has
+    counts: `sequences`, `rows`, `row_tokens`, `tokens`, `merged_tokens`, `repeated_tokens`, `unmerged_tokens`.
     """
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
     left_out: Mapping[str, int] = field(default_factory=dict)
     images: dict[str, ImageBytes] = field(default_factory=dict, repr=False)
+    sequences: list[PackedSequence] = field(default_factory=list)
+    forest: dict[str, Json] = field(default_factory=dict)
+
+    def extend(self, page: Export) -> None:
+        """Append another page."""
+        self.samples.extend(page.samples)
+        self.sessions.update(page.sessions)
+        self.images.update(page.images)
+        self.sequences.extend(page.sequences)
+        for name, value in page.forest.items():
+            counts = self.forest.setdefault(name, {} if isinstance(value, Mapping) else 0)
+            if isinstance(value, Mapping):
+                counts |= {reason: counts.get(reason, 0) + count for reason, count in value.items()}
+            else:
+                self.forest[name] = counts + value
 
     def image(self, digest: str) -> ImageBytes:
         """Return an image of the samples. Raises InvalidRequest if the export was made without `images="bytes"`."""
@@ -394,14 +412,16 @@ def _batch(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
 
 
 _INT32 = ("input_ids", "loss_mask", "versions", "turn_ids", "node_offsets", "node_parents", "node_positions")
+_FOREST = ("row_ids", "parent", "tin", "tout", "row_ends")
 _INT64 = ("prompts", "responses", "response_mask", "prompt_lengths", "response_lengths")
 _FLOAT32 = (
     *("logprobs", "rewards", "raw_rewards", "weight", "advantages", "step_advantages", "token_rewards"),
     "unmasked_logprobs",
     *("rollout_log_probs", "rm_scores", "node_rewards", "node_returns"),
+    *("row_rewards", "row_raw_rewards", "row_weights", "row_advantages"),
 )
 _DTYPES: dict[str, Any] = {
-    **dict.fromkeys(_INT32, np.int32),
+    **dict.fromkeys((*_INT32, *_FOREST), np.int32),
     **dict.fromkeys(_INT64, np.int64),
     **dict.fromkeys(_FLOAT32, np.float32),
     "attention_mask": np.bool_,
@@ -415,17 +435,22 @@ def sample_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None
 
     `images`: the table of the export. The sample keeps only its own images, so that a pickled sample has no others.
     """
-    position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
-    dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
-    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
+    arrays = arrays_of(entry)
     sequences: dict[str, Any] = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
     placed = entry.get("images") or ()
     sequences["images"] = tuple({key: value for key, value in each.items() if value is not None} for each in placed)
+    sequences["image_table"] = own_images(sequences["images"], images or {})
+    return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def arrays_of(entry: Mapping[str, Json]) -> dict[str, NDArray[Any]]:
+    """The arrays of a sample or a sequence, with their dtypes and shapes."""
+    position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
+    dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
+    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
     if MROPE in arrays:
         arrays[MROPE] = arrays[MROPE].reshape(3, -1)  # flat in npz and safetensors
-    arrays |= _side(entry)
-    sequences["image_table"] = _own(sequences["images"], images or {})
-    return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+    return arrays | _side(entry)
 
 
 def _side(entry: Mapping[str, Json]) -> dict[str, NDArray[Any]]:
@@ -445,10 +470,11 @@ def _side(entry: Mapping[str, Json]) -> dict[str, NDArray[Any]]:
 
 def with_images(sample: Sample, images: Mapping[str, ImageBytes]) -> Sample:
     """The sample with its own images from the export's table."""
-    return replace(sample, image_table=_own(sample.images, images))
+    return replace(sample, image_table=own_images(sample.images, images))
 
 
-def _own(placed: Sequence[Mapping[str, Json]], table: Mapping[str, ImageBytes]) -> dict[str, ImageBytes]:
+def own_images(placed: Sequence[Mapping[str, Json]], table: Mapping[str, ImageBytes]) -> dict[str, ImageBytes]:
+    """The images of a sample from the export's table."""
     return {image["digest"]: table[image["digest"]] for image in placed if image["digest"] in table}
 
 

@@ -11,6 +11,7 @@ from tokengrove.options.session import SESSIONS, Credit, Purpose, RewardScope, S
 from tokengrove.options.start import Replay
 
 SAMPLES, TRAIN, PADDED = "How samples are made", "What is trained", "Layout padded"
+FOREST = "Layout forest"
 # A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
 _MAX_LENGTH = 1 << 20
 
@@ -19,14 +20,16 @@ class Layout(StrEnum):
     """How a session becomes samples.
 
     `individual`: one per interaction. `concat`: one per leaf, aligned turns joined. `tree`: one per session, each node
-    once, for attention over shared prefixes. `padded`: concat at fixed lengths, as in verl's batches. `step` and `traj`
-    are other names of the first two.
+    once, for attention over shared prefixes. `padded`: concat at fixed lengths, as in verl's batches. `forest`: the
+    samples of concat in packed sequences, in which the samples of a group share the tokens that they begin with. `step`
+    and `traj` are other names of the first two.
     """
 
     INDIVIDUAL = "individual"
     CONCAT = "concat"
     TREE = "tree"
     PADDED = "padded"
+    FOREST = "forest"
 
     @classmethod
     def _missing_(cls, value: object) -> Layout | None:
@@ -124,6 +127,21 @@ class TooLong(StrEnum):
     TRUNCATE = "truncate"
 
 
+class Merge(StrEnum):
+    """The samples that may share tokens: those of a group, or all samples of a page."""
+
+    GROUP = "group"
+    ALL = "all"
+
+
+class Experts(StrEnum):
+    """The experts of a token that samples share: those of the first sample that recorded them; or only tokens with
+    equal experts are shared."""
+
+    FIRST = "first"
+    EQUAL = "equal"
+
+
 class Keep(StrEnum):
     """The part of a truncated response to keep: its first, last or middle tokens."""
 
@@ -195,8 +213,32 @@ class Padding:
         tokens=True,
     )
     pad_token_id: int = option(0, "Token id of the padding.", least=0, panel=PADDED)
-    on_too_long: TooLong = option(TooLong.REFUSE, "What to do with samples that do not fit.", panel=PADDED, tokens=True)
+    on_too_long: TooLong = option(
+        TooLong.REFUSE,
+        "What to do with samples that do not fit, also in layout forest, which cannot truncate them.",
+        panel=PADDED,
+        tokens=True,
+    )
     keep: Keep = option(Keep.HEAD, "Part of a truncated response to keep.", panel=PADDED, tokens=True)
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The options of layout forest."""
+
+    max_tokens: int | None = option(
+        None,
+        "Most tokens of a sequence. Several groups are packed into one; a group that does not fit becomes several, "
+        "which repeat context.",
+        unit="tokens",
+        least=1,
+        most=_MAX_LENGTH,
+        panel=FOREST,
+        otherwise="one sequence per group",
+        tokens=True,
+    )
+    merge: Merge = option(Merge.GROUP, "Which samples may share tokens.", panel=FOREST)
+    experts: Experts = option(Experts.FIRST, "The experts of tokens that samples share.", panel=FOREST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +419,7 @@ class PageOptions:
     )
 
 
-SAMPLE_GROUPS = (SampleOptions, Padding, FormatOptions)
+SAMPLE_GROUPS = (SampleOptions, Padding, Forest, FormatOptions)
 """What an export and the export of a claim have in common."""
 EXPORT_GROUPS = (PageOptions, *SAMPLE_GROUPS)
 """All options of an export."""

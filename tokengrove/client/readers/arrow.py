@@ -19,7 +19,7 @@ from tokengrove.client.values import Json, by_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_JSON_LABELS = ("sampling", "turns", "replay")
+_JSON_LABELS = ("sampling", "turns", "replay", "rows")
 
 
 def read_arrow(source: Source) -> Page:

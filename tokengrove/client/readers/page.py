@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from tokengrove.client.forest import PackedSequence, sequence_of
 from tokengrove.client.images import ImageTable, table_of
 from tokengrove.client.values import Export, Json, Sample, by_id, sample_of
 
@@ -28,10 +29,12 @@ class Page:
     sessions: dict[str, dict[str, Json]]
     end: Mapping[str, Json]
     images: ImageTable = field(default_factory=dict)
+    sequences: list[PackedSequence] = field(default_factory=list)
 
     @property
     def export(self) -> Export:
-        return Export(self.samples, self.sessions, images=self.images)
+        forest = dict(self.end.get("forest", {}))
+        return Export(self.samples, self.sessions, images=self.images, sequences=self.sequences, forest=forest)
 
 
 def page_of(answer: Mapping[str, Json], images: ImageTable | None = None) -> Page:
@@ -41,8 +44,9 @@ def page_of(answer: Mapping[str, Json], images: ImageTable | None = None) -> Pag
     """
     table = table_of(answer.get("images", {})) if images is None else images
     end = {name: value for name, value in answer.items() if name not in ("samples", "sessions", "images")}
-    samples = [sample_of(entry, table) for entry in answer["samples"]]
-    return Page(samples, by_id(answer["sessions"]), end, table)
+    samples = [sample_of(entry, table) for entry in answer["samples"] if "tin" not in entry]
+    sequences = [sequence_of(entry, table) for entry in answer["samples"] if "tin" in entry]
+    return Page(samples, by_id(answer["sessions"]), end, table, sequences)
 
 
 def without_images(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

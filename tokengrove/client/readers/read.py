@@ -40,10 +40,7 @@ def read(source: bytes | str | Path, format: str) -> Export:
         return read_page(source, format).export
     whole = Export([], {})
     for file in _files(Path(source), format):
-        page = read_page(file, format)
-        whole.samples.extend(page.samples)
-        whole.sessions.update(page.sessions)
-        whole.images.update(page.images)
+        whole.extend(read_page(file, format).export)
     return whole
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tokengrove.client.forest import PackedSequence, sequence_of
 from tokengrove.client.images import ImageTable, table_of
 from tokengrove.client.readers.page import Page, Source, content, page_of, parsed
-from tokengrove.client.values import Json, by_id, sample_of, with_images
+from tokengrove.client.values import Json, Sample, by_id, own_images, sample_of, with_images
 
 
 def read_json(source: Source) -> Page:
@@ -24,13 +26,17 @@ def read_jsonl(source: Source) -> Page:
 
     A file may contain samples only.
     """
-    samples, last = [], None
+    samples: list[Sample] = []
+    sequences: list[PackedSequence] = []
+    last = None
     images: ImageTable = {}
     for line in _lines(source):
         entry = parsed(line)
         if last is not None:
             raise ValueError("a line follows the last one")
-        if "input_ids" in entry:
+        if "tin" in entry:
+            sequences.append(sequence_of(entry))
+        elif "input_ids" in entry:
             samples.append(sample_of(entry))
         elif "image" in entry:
             images |= table_of({entry.pop("image"): entry})
@@ -41,7 +47,8 @@ def read_jsonl(source: Source) -> Page:
     last = last or {"sessions": []}
     if images:
         samples = [with_images(sample, images) for sample in samples]
-    return Page(samples, by_id(last.pop("sessions")), last, images)
+        sequences = [replace(each, image_table=own_images(each.images, images)) for each in sequences]
+    return Page(samples, by_id(last.pop("sessions")), last, images, sequences)
 
 
 def _lines(source: Source) -> Iterator[bytes]:

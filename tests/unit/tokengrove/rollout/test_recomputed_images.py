@@ -15,11 +15,13 @@ import pytest
 
 from proxy.serving import server
 from proxy.settings import Settings
-from tests.recomputed import MOST, difference, logprobs
+from tests.recomputed import MOST, difference, logprobs, model_of
 from tests.support import default_url
 from tests.vision import KINDS, image_url, png, text_part
 from tokengrove.client import Client, Export
 from tokengrove.client.adapters import areal, roll, trl_rollout, verl
+from tokengrove.client.forest import model_inputs, token_logprobs
+from tokengrove.client.values import MROPE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
@@ -29,21 +31,30 @@ GREATER = 0.01
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def exported(
+def exports(
     request: pytest.FixtureRequest, vision_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Export]]:
-    """A session of three turns with pictures in the first and the last, and one without; with advantages."""
+) -> Iterator[tuple[Path, Export, Export]]:
+    """A session of three turns with pictures in the first and the last, and one without; with advantages.
+
+    The second export is of layout forest, and has a session with the same pictures too.
+    """
     folder = vision_folders[request.param]
     url = default_url(tmp_path_factory.mktemp("seeing"))
     settings = Settings(port=0, model=str(folder), engine="transformers", database_url=url, log_level="warning")
     with server.serving(settings) as address, Client(address) as client:
         pictures = [[image_url(png(64, 48, 1)), text_part("What is it?")], "And?", [image_url(png(90, 120, 2))]]
-        for name, told in (("seen", pictures), ("blind", ["Hi", "And?"])):
+        for name, told in (("seen", pictures), ("blind", ["Hi", "And?"]), ("again", pictures)):
             with client.session("t", session_id=name, group_id="g") as session:
                 talk(session, told)
                 session.set_reward(float(name == "seen"))
         how: Any = {"layout": "concat", "multi_modal_inputs": True, "images": "bytes", "advantages": "grpo"}
-        yield folder, client.export(session_ids=["seen", "blind"], **how)
+        forest = client.export(session_ids=["seen", "blind", "again"], **{**how, "layout": "forest"})
+        yield folder, client.export(session_ids=["seen", "blind"], **how), forest
+
+
+@pytest.fixture(scope="module")
+def exported(exports: tuple[Path, Export, Export]) -> tuple[Path, Export]:
+    return exports[:2]
 
 
 def talk(session: Any, contents: list[Any]) -> None:
@@ -133,3 +144,16 @@ def test_trl(exported: tuple[Path, Export]) -> None:
         mm_token_type_ids=batch["mm_token_type_ids"],
     )
     assert batch["num_images"] == [2, 0] and batch["advantages"].tolist() != [0.0, 0.0]
+
+
+def test_packed_sequences(exports: tuple[Path, Export, Export]) -> None:
+    folder, _, forest = exports
+    assert sum(len(each.images) for each in forest.sequences) == 3, "both sessions share the first picture"
+    for sequence in forest.sequences:
+        inputs: dict[str, Any] = model_inputs(sequence)
+        if MROPE in sequence.extra:
+            inputs["position_ids"] = torch.tensor(sequence.extra[MROPE])[:, None]
+        inputs |= {name: torch.tensor(values) for name, values in (sequence.multi_modal_inputs or {}).items()}
+        with torch.no_grad():
+            found = token_logprobs(model_of(folder)(**inputs).logits[0], sequence).numpy()
+        assert difference(found, sequence.logprobs, sequence.loss_mask) < MOST
