@@ -260,8 +260,8 @@ class Unmerged(Explained):
     """Why tokens with equal ids, after equal ids, are apart in a sequence of layout forest."""
 
     IMAGES = "images", "stand for different images"
-    EXPERTS = "experts", "have different experts (`experts: equal`)"
     SAMPLED = "sampled", "were sampled, and each is trained with its own sample"
+    EXPERTS = "experts", "have different experts (`experts: equal`)"
 
 
 class Unrecomputable(Explained):
@@ -316,6 +316,7 @@ BY_FIELD: Mapping[str, Question] = {
     "untrained_tokens": Question("Why a token is not trained (untrained_tokens): the token", Untrained),
     "left_out": Question("Why a session is left out of an export (left_out): it", LeftOut),
     "logprobs_of": Question("Which distribution logprobs are of (logprobs_of): it is", LogprobsOf),
+    "unmerged_tokens": Question("Why equal tokens of samples are apart in layout forest: they", Unmerged),
     "recomputable": Question("Why logprobs cannot be computed again (recomputable): they", Unrecomputable),
 }
 """The words by the field of an answer that has them."""

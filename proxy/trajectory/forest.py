@@ -125,9 +125,9 @@ def tree_of(rows: Sequence[PathSample], experts: Experts) -> RowTree:
     steps: dict[Unmerged, Callable[[Sequence[PathSample], Sequence[Keys]], list[Keys]]] = {}
     if any(row.images for row in rows):
         steps[Unmerged.IMAGES] = _with_images
+    steps[Unmerged.SAMPLED] = _with_sampled
     if experts is Experts.EQUAL:
         steps[Unmerged.EXPERTS] = _with_experts
-    steps[Unmerged.SAMPLED] = _with_sampled
     order, shared = _walked(keys)
     unmerged = Counter[str]()
     for reason, change in steps.items():
@@ -149,7 +149,11 @@ def _with_images(rows: Sequence[PathSample], keys: Sequence[Keys]) -> list[Keys]
 
 
 def _with_experts(rows: Sequence[PathSample], keys: Sequence[Keys]) -> list[Keys]:
-    """Keys that are equal where the keys and the rows of experts are equal; a missing row is equal to another one."""
+    """Keys that are equal where the keys and the rows of experts are equal; a missing row is equal to another one.
+
+    A sampled token whose experts differ between branches, as those of the last token of an answer may, is there twice:
+    once trained, once as context.
+    """
     found = [row.side().get(EXPERTS) for row in rows]
     parts = [each.values.reshape(len(each), -1) for each in found if each is not None]
     if len(parts) < len(rows):

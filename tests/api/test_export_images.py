@@ -22,8 +22,9 @@ from tests.api.test_export import always
 from tests.support import Server, assistant, says, serving, tiny_renderer, user
 from tests.vision import image_file, image_url, noting_loops, png, text_part
 from tokengrove.client.async_client import AsyncClient
+from tokengrove.client.export import Export
 from tokengrove.client.readers.read import read
-from tokengrove.client.values import Export, Sample
+from tokengrove.client.values import Sample
 
 RED, WIDE = (100, 80, 1), (700, 280, 2)
 FILES = {file.digest: file for file in (image_file(*RED), image_file(*WIDE))}

@@ -49,6 +49,17 @@ def test_a_group_shows_its_spread_and_its_sessions_side_by_side(url: str, opened
     expect(page).to_have_url(re.compile(r"#/session/sum-2-3$"))
 
 
+def test_a_group_tells_how_many_tokens_its_samples_share(url: str, opened: Open) -> None:
+    page = opened(f"{url}/#/groups/sum-2")
+    wait(page)
+    body = {"filter": {"group_id": "sum-2", "validation": "include"}, "layout": "forest"}
+    counts = httpx.post(f"{url}/trajectories/export", json=body).json()["forest"]
+    assert counts["merged_tokens"] > 0
+    page.get_by_role("button", name="Count shared tokens").click()
+    told = f"{counts['rows']} samples of {counts['row_tokens']:,} tokens; {counts['tokens']:,} with shared tokens once"
+    expect(page.get_by_text(told)).to_be_visible()
+
+
 def test_a_group_that_is_not_there_says_so(url: str, opened: Open) -> None:
     page = opened(f"{url}/#/groups/nobody")
     expect(page.get_by_role("heading", name="There is no such group")).to_be_visible()

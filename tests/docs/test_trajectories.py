@@ -14,8 +14,8 @@ from proxy.trajectory.layout_options import LayoutOptions
 from tests.docs.pages import ROOT
 from tests.exports import entries
 from tests.support import Server, says, serving, user
-from tokengrove.options.export import Baseline, Layout, Padding
-from tokengrove.reasons import Unrecomputable, Untrained
+from tokengrove.options.export import Baseline, Forest, Layout, Padding
+from tokengrove.reasons import Unmerged, Unrecomputable, Untrained
 
 PAGE = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")
 P, R = 3, 5
@@ -42,6 +42,7 @@ def columns(heading: str) -> dict[str, tuple[str, int | None]]:
     return {names(name)[0]: (dtype, WIDTHS.get(shape)) for name, dtype, shape, _ in rows(heading)}
 
 
+OF_ROWS = {"row_advantages": ("float32", None)}
 OPTIONAL = columns("### Columns that options add")
 
 
@@ -51,11 +52,16 @@ def test_the_columns_of_a_layout_are_those_of_the_page(layout: Layout) -> None:
     options = LayoutOptions(
         layout=layout, padding=padding, advantages=Baseline.GRPO, step_advantages=Baseline.LEAVE_ONE_OUT
     )
-    options = replace(options, multi_modal_inputs=True, mrope=True)
+    forest = Forest() if layout is Layout.FOREST else None
+    options = replace(options, multi_modal_inputs=True, mrope=True, forest=forest)
     real = {column.name: (column.dtype.name, column.width) for column in columns_of(options)}
     listed = columns("### Layout padded") if padding else columns("### Layouts individual and concat")
     if layout is Layout.TREE:
         listed |= columns("### Layout tree")
+    if forest:
+        listed = columns("### Layout forest") | OPTIONAL
+        assert real == {**{name: (dtype, None) for name, (dtype, _) in listed.items()}, **OF_ROWS}
+        return
     rare = dict.fromkeys(["token_rewards", "unmasked_logprobs"], ("float32", P + R)) if padding else {}
     rare |= {"mrope_position_ids": ("int64", P + R)} if padding else {}
     assert real == {**listed, **OPTIONAL, **rare}
@@ -70,12 +76,16 @@ async def test_labels_turns_and_the_entry_of_a_session_are_those_of_the_page(tmp
         answer = await server.answer([user("q")])
         await server.answer([user("q"), {"role": "assistant", **answer}, user("r")])
         plain = await exported(server, layout="concat")
+        forest = await exported(server, layout="forest")
         padded = {"layout": "padded", "prompt_length": 64, "response_length": 64, "on_too_long": "drop"}
         more = await exported(server, **padded, include=["text", "messages"], filter={"min_version": 0})
     listed = [name for cell, *_ in rows("## Labels of a sample") for name in names(cell)]
     arrays = {*columns("### Layouts individual and concat")}
     assert {*plain["samples"][0]} == {*listed, *arrays}
     assert {*more["samples"][0]} == {*listed, *columns("### Layout padded"), "truncated_tokens", "text"}
+    labels = [name for cell, *_ in rows("A sequence has these labels") for name in names(cell)]
+    columns_of_forest = {*columns("### Layout forest")}
+    assert {*forest["samples"][0]} == {*labels, *columns_of_forest} - {"images", "replay"}
     of_a_turn = {name for cell, *_ in rows("An entry of `turns`") for name in names(cell)}
     of_a_turn -= {"version", "output_start"}  # of a turn that is uncertain, or cut at its start
     assert {*plain["samples"][0]["turns"][0]} == {*of_a_turn}
@@ -87,5 +97,6 @@ async def test_labels_turns_and_the_entry_of_a_session_are_those_of_the_page(tmp
 
 
 def test_the_page_lists_every_reason_in_its_order() -> None:
-    for heading, reasons in (("### Recomputable", Unrecomputable), ("### What is not trained", Untrained)):
+    tables = {"### Recomputable": Unrecomputable, "### What is not trained": Untrained}
+    for heading, reasons in {**tables, "before them, are equal. They": Unmerged}.items():
         assert [name for cell, *_ in rows(heading) for name in names(cell)] == list(reasons)

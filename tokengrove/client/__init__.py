@@ -10,16 +10,15 @@ samples = Client(url).export(session_id=session.session_id).samples
 
 from tokengrove.client.async_client import AsyncClient, AsyncSession
 from tokengrove.client.blocking_client import Client, Session
+from tokengrove.client.export import Claim, Export
 from tokengrove.client.images import ImageBytes
 from tokengrove.client.readers.read import read
 from tokengrove.client.server_events import ServerEvent
 from tokengrove.client.unreachable import ServerUnreachable
 from tokengrove.client.values import (
     Acknowledged,
-    Claim,
     EngineServer,
     EngineState,
-    Export,
     Generated,
     Sample,
     SessionTree,

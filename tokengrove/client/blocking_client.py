@@ -13,6 +13,7 @@ import httpx
 from tokengrove.client import operations
 from tokengrove.client.asgi import ASGIApp
 from tokengrove.client.certificates import trusted
+from tokengrove.client.export import Claim, Export
 from tokengrove.client.http_clients import (
     AGENT_TIMEOUT_S,
     Library,
@@ -46,10 +47,8 @@ from tokengrove.client.token_streams import Align, Scalars, Streams, bodies
 from tokengrove.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from tokengrove.client.values import (
     Acknowledged,
-    Claim,
     EngineServer,
     EngineState,
-    Export,
     Generated,
     Json,
     Number,

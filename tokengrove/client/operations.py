@@ -17,6 +17,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from tokengrove.client.exit_reason import exit_reason
+from tokengrove.client.export import Claim, Export, claim_of
 from tokengrove.client.options import (
     ClaimOptions,
     Delivery,
@@ -39,16 +40,13 @@ from tokengrove.client.readers.read import check_readable, read_page
 from tokengrove.client.run_figures import RunFigures
 from tokengrove.client.values import (
     Acknowledged,
-    Claim,
     EngineServer,
     EngineState,
-    Export,
     Generated,
     Json,
     Number,
     SessionTree,
     TokenScores,
-    claim_of,
     engine_of,
     generated_of,
     scores_of,

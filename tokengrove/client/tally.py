@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tokengrove.client.forest import PackedSequence
 from tokengrove.client.readers.page import Page
 from tokengrove.client.values import Sample
 
@@ -23,7 +24,8 @@ class Tally:
     `forks`: samples beyond one per session; in layout tree, leaves beyond one; in layout individual, turns that neither
     start nor continue a conversation.
     `unaligned`: turns whose prompt could not be joined with the previous turn.
-    `dropped`, `cut`: in layout padded, samples that did not fit and tokens that were cut off.
+    `dropped`, `cut`: in layout padded, samples that did not fit and tokens that were cut off. `sequences`: in layout
+    forest, those that the samples are packed into; `row_tokens`: the tokens that the samples have alone.
     `masked`: sampled tokens that are in no sample as they were sampled.
     `unrewarded`: sessions without a reward; `left_out`: sessions without samples, because they have no reward, are live
     or failed.
@@ -39,6 +41,8 @@ class Tally:
     size: int = 0
     uncounted: str | None = None
     samples: int = 0
+    sequences: int = 0
+    row_tokens: int = 0
     tokens: int = 0
     trained: int = 0
     forks: int = 0
@@ -55,7 +59,11 @@ class Tally:
     def count(self, page: Page, layout: str) -> None:
         """Add the counts of one page."""
         samples, entries = page.samples, page.sessions.values()
-        self.samples += len(samples)
+        self.samples += len(samples) + sum(len(each.rows) for each in page.sequences)
+        self.sequences += len(page.sequences)
+        self.row_tokens += sum(each.row_tokens for each in page.sequences)
+        self.tokens += sum(map(len, page.sequences))
+        self.trained += sum(int(each.loss_mask.sum()) for each in page.sequences)
         self.tokens += sum(int(sample.attention_mask.sum()) for sample in samples)
         self.trained += sum(int(sample.loss_mask.sum()) for sample in samples)
         self.scores += [entry["score"] for entry in entries if entry["score"] is not None]
@@ -69,6 +77,7 @@ class Tally:
             self.warnings += [f"session {name}: {text}" for text in entry["warnings"]]
         self.cut += sum(sample.extra.get("truncated_tokens", 0) for sample in samples)
         self.forks += _branches(page) if layout in _INDIVIDUAL else _beyond_one(samples)
+        self.forks += sum(len(each.rows) for each in page.sequences) - len(_sessions(page.sequences))
 
     @property
     def nothing(self) -> str:
@@ -95,6 +104,9 @@ class Tally:
         mean = sum(self.scores) / len(self.scores) if self.scores else None
         yield "samples", str(self.samples)
         yield "tokens", str(self.tokens)
+        if self.sequences:
+            shared = 1 - self.tokens / max(self.row_tokens, 1)
+            yield "sequences", f"{self.sequences}; {self.row_tokens} tokens in the samples, {shared:.0%} fewer in these"
         yield "trained tokens", str(self.trained)
         yield "mean reward", "none" if mean is None else f"{mean:.4f}"
         if self.unrewarded or self.left_out:
@@ -119,6 +131,10 @@ class Tally:
 def _branches(page: Page) -> int:
     reasons = [entry["reasons"] for entry in page.sessions.values()]
     return sum(count for counts in reasons for reason, count in counts.items() if reason not in _EXPECTED)
+
+
+def _sessions(sequences: list[PackedSequence]) -> set[str]:
+    return {row["session_id"] for each in sequences for row in each.rows}
 
 
 def _beyond_one(samples: list[Sample]) -> int:

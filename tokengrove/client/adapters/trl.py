@@ -22,9 +22,10 @@ import numpy as np
 from tokengrove.client.adapters import parts
 from tokengrove.client.adapters.parts import Annotation, known_score, of_agent
 from tokengrove.client.blocking_client import Client
+from tokengrove.client.export import Claim
 from tokengrove.client.libraries import library
 from tokengrove.client.options import SessionFilter
-from tokengrove.client.values import Claim, Sample
+from tokengrove.client.values import Sample
 from tokengrove.errors import InvalidRequest, ProxyError
 
 _EPSILON = 1e-8

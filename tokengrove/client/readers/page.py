@@ -12,9 +12,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from tokengrove.client.export import Export
 from tokengrove.client.forest import PackedSequence, sequence_of
 from tokengrove.client.images import ImageTable, table_of
-from tokengrove.client.values import Export, Json, Sample, by_id, sample_of
+from tokengrove.client.values import Json, Sample, by_id, sample_of
 
 Source = bytes | Path
 """The bytes of an answer, or the file that contains them."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from zipfile import BadZipFile
 
+from tokengrove.client.export import Export
 from tokengrove.client.libraries import library
 from tokengrove.client.readers.arrays import read_npz, read_safetensors
 from tokengrove.client.readers.arrow import read_arrow, read_parquet
 from tokengrove.client.readers.page import Page, Source
 from tokengrove.client.readers.text import read_areal, read_json, read_jsonl
-from tokengrove.client.values import Export
 from tokengrove.errors import InvalidRequest
 
 READERS: dict[str, Callable[[Source], Page]] = {

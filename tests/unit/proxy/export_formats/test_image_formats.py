@@ -19,9 +19,9 @@ from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.types import ImageFile, Interaction, PlacedImage, SessionRecord
 from tests.interactions import interaction
+from tokengrove.client.export import Export
 from tokengrove.client.images import ImageBytes, concatenated
 from tokengrove.client.readers.read import read, read_page
-from tokengrove.client.values import Export
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.export import ExportFormat, Images, Layout, Padding
 

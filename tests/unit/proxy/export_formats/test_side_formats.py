@@ -15,8 +15,8 @@ from proxy.trajectory.layouts import lay_out
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 from tests.side_columns import SHAPES, columns_of_all
+from tokengrove.client.export import Export
 from tokengrove.client.readers.read import read
-from tokengrove.client.values import Export
 from tokengrove.options.export import ExportFormat, Layout, Padding
 
 LAYOUTS = {

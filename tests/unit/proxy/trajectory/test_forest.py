@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.side_columns.columns import EXPERTS, KEPT
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.forest import Packer
 from proxy.trajectory.forest_sample import ForestSample
@@ -20,9 +21,10 @@ from proxy.trajectory.routes import by_route
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, PlacedImage, SessionRecord
 from tests.interactions import interaction
+from tests.side_columns import SHAPES, columns_of_all
 from tokengrove.client.forest import PackedSequence, attention_mask, sequence_of
 from tokengrove.client.values import Sample, sample_of
-from tokengrove.options.export import Baseline, Forest, Layout, Merge
+from tokengrove.options.export import Baseline, Experts, Forest, Layout, Merge
 
 PLACEHOLDER = 9
 Session = tuple[SessionRecord, list[Interaction]]
@@ -203,6 +205,37 @@ def test_values_of_samples_are_spread_over_the_tokens_that_they_train(found: lis
         for name in ("advantages", "step_advantages", "rewards", "logprobs"):
             assert not columns[name][context].any()
         assert (columns["row_ids"][context] == -1).all()
+
+
+@given(sessions(), st.sampled_from(Experts), st.data())
+def test_each_token_has_the_side_columns_of_a_sample_with_it(
+    found: list[Session], experts: Experts, data: st.DataObject
+) -> None:
+    """Its experts are those of the first sample that recorded them, or equal in all samples that share it."""
+    forest, columns = Forest(merge=Merge.ALL, experts=experts), {}
+    for number, (_, turns) in enumerate(found):
+        kind = data.draw(st.integers(0, 1)) if number else 0
+        columns |= columns_of_all(turns, {each.id: [at for at in range(9) if kind and at % 3 == 2] for each in turns})
+    options = replace(options_of(forest), columns=SHAPES)
+    packer, made = Packer(options), []
+    for record, turns in found:
+        made += packer.add(record, lay_out(record, turns, options, Groups(), columns=columns).paths)
+    for each in [*made, *packer.finish()]:
+        sequence = as_client(each)
+        recorded: dict[int, list[Any]] = {}
+        for row, path in zip(each.rows, each.paths, strict=True):
+            side = row.side()
+            for at, (token, values) in enumerate(zip(path.tolist(), side[EXPERTS].values, strict=True)):
+                if not side[EXPERTS].missing[at]:
+                    recorded.setdefault(token, []).append(values)
+            trained = np.flatnonzero(row.arrays.loss_mask)
+            counts = sequence.extra["kept_counts"]
+            np.testing.assert_array_equal(counts[path[trained]], side[KEPT].counts[trained])  # type: ignore[index]
+        for token, values in enumerate(sequence.extra[EXPERTS]):
+            ways = recorded.get(token, [np.full_like(values, 255)])
+            np.testing.assert_array_equal(values, ways[0])
+            if experts is Experts.EQUAL:
+                assert all((one == ways[0]).all() for one in ways)
 
 
 def chat(session: str, prompt: Sequence[int], output: Sequence[int], group: str = "g") -> Session:

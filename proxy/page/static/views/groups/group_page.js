@@ -1,8 +1,9 @@
 // One group: how its scores and returns are distributed, and its sessions side by side.
 import { Status } from "../../lib/badge.js";
+import { post } from "../../lib/api.js";
 import { Age } from "../../lib/clock.js";
 import { compact, duration, number, plural } from "../../lib/format.js";
-import { html, useMemo } from "../../lib/html.js";
+import { html, useMemo, useState } from "../../lib/html.js";
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { link, replace } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
@@ -45,11 +46,34 @@ export function GroupPage({ name, query }) {
                 ${ORDERS.map(([key, word]) => html`<option key=${key} value=${key} selected=${key === order}>${word}</option>`)}
               </select>
             </label>
+            <${SharedTokens} key=${name} name=${name} />
             <a class="push small" href=${link("sessions", "", { group: name })}>In the list of sessions</a>
           </div>
           ${!group.whole && html`<p class="quiet small" role="status">${group.loading ? "Loading more sessions…" : `The first ${number(MOST)} sessions; the list of sessions has all.`}</p>`}
           <${VirtualTable} class="group-table" label="Sessions of the group" columns=${columns} rows=${shown} keyOf=${keyOf} total=${group.entry?.sessions} />`}
   </section>`;
+}
+
+/** How many tokens layout forest saves in this group: counted when asked, because it reads all tokens. */
+function SharedTokens({ name }) {
+  const [found, show] = useState(null);
+  const count = async () => {
+    show({ counting: true });
+    const body = { filter: { group_id: name, validation: "include" }, layout: "forest", outline: true };
+    try {
+      const answer = await post("/trajectories/export", body);
+      show((await answer.json()).forest);
+    } catch (error) {
+      show({ error });
+    }
+  };
+  if (found?.error) return html`<${Failure} what="Counting shared tokens" error=${found.error} retry=${count} />`;
+  if (found?.rows === undefined)
+    return html`<button class="small" disabled=${found?.counting} onClick=${count}>Count shared tokens</button>`;
+  const { rows, row_tokens: all, tokens, merged_tokens: merged } = found;
+  const percent = all ? Math.round((100 * merged) / all) : 0;
+  return html`<span class="quiet small" role="status" title="Layout forest has the tokens that samples of a group begin with once">
+    ${plural(rows, "sample")} of ${number(all)} tokens; ${number(tokens)} with shared tokens once (${percent} % fewer)</span>`;
 }
 
 function Nothing({ group }) {
