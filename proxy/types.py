@@ -16,7 +16,7 @@ from proxy.telemetry.timeline import Timeline
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.options.start import Delivery
-from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
+from tokengrove.reasons import Echo, Evidence, FinishReason, LogprobsOf, Reason, Segment, Status
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -326,7 +326,8 @@ class TurnRequest:
     models; `pinned`: the adapter version that it names (`policy@7`). `reasoning_fields`: the fields of the Messages API
     that configure reasoning, as sent, for external models. `further_prompts`: prompts
     of the same request after this one, each for a turn of its own. `score_prompt`: the reply has the logprobs of the
-    prompt, which are in `prompt_logprobs` in the form of the API before the turn begins.
+    prompt, which are in `prompt_logprobs` in the form of the API before the turn begins. `thread`: the client's own
+    name of the conversation.
 
     Headers set some of the fields (`api.client_hints`), then the session does (`turns.defaults`); after that, the
     request does not change.
@@ -374,6 +375,7 @@ class TurnRequest:
     further_prompts: tuple[Ids | PromptText, ...] = field(default=(), compare=False, repr=False)
     score_prompt: bool = False
     prompt_logprobs: Mapping[str, Sequence[Json]] = field(default_factory=dict, compare=False, repr=False)
+    thread: Thread | None = None
 
 
 class Continued(NamedTuple):
@@ -397,6 +399,25 @@ class Parsing(NamedTuple):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     prompt_ids: Ids | None = None
+
+
+class Thread(NamedTuple):
+    """A client's own name of a conversation that goes on over compactions, and that of the thread that began it."""
+
+    id: str
+    parent: str | None = None
+
+
+class Lineage(NamedTuple):
+    """The earlier turns that a conversation came from, by id (`trajectory.lineage`)."""
+
+    sources: tuple[str, ...]
+    kind: Segment
+    evidence: Evidence
+
+    def to_json(self) -> dict[str, Json]:
+        """The lineage as JSON."""
+        return {"from": list(self.sources), "kind": self.kind.value, "evidence": self.evidence.value}
 
 
 class Sampler(NamedTuple):
@@ -435,7 +456,8 @@ class Interaction:
     `adapter`: the version of the LoRA adapter that sampled it; None: the base model. `versions` count per route. A turn
     of kind `external` has no tokens; `external`: the `model` that answered, in its own words, and its counts of tokens,
     as far as it told them. `samplers`: what sampled the output, each with the index of its first token; empty if
-    nothing is known of it.
+    nothing is known of it. `thread`, `lineage`: of a root, the client's thread, and which earlier turns the
+    conversation came from; None if nothing shows any.
     """
 
     id: str
@@ -494,6 +516,8 @@ class Interaction:
     adapter: int | None = None
     external: Mapping[str, Json] = field(default_factory=dict)
     samplers: tuple[tuple[int, Sampler], ...] = ()
+    thread: Thread | None = None
+    lineage: Lineage | None = None
 
     @property
     def prompt_tokens(self) -> int:

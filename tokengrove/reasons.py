@@ -174,11 +174,32 @@ class Note(Explained):
         "external",
         "the `model` of another server that answered, in its own words, and the counts of tokens it told",
     )
+    LINEAGE = "lineage", "which earlier turns the conversation came `from`, its `kind`, and the `evidence`"
+    THREAD = "thread", "the `id` of the client's thread, and of its `parent`, as its headers name them"
     SAMPLED_BY = (
         "sampled_by",
         "which engine server sampled the tokens from index `start` of the output on, with the `dtype` and the "
         "`quantization` of its weights, as far as the engine tells them",
     )
+
+
+class Segment(Explained):
+    """How a conversation of a session came about: from no earlier one, or how from one."""
+
+    NEW = "new", "came from no earlier conversation of its session"
+    COMPACTION = "compaction", "goes on after the history was replaced, by a summary or by fewer messages"
+    SUMMARY = "summary", "asks for a summary, in a conversation of its own"
+    SUBAGENT = "subagent", "is the work of a sub-agent that the turn called"
+    RESET = "reset", "begins again in the same thread of the client, and nothing shows how"
+
+
+class Evidence(Explained):
+    """What shows that a conversation came from an earlier one. All but the last are inferred from texts and ids."""
+
+    SUMMARY = "summary", "a message contains the text of the summary"
+    CALL = "call", "the user's message is an argument of the tool call"
+    CALL_IDS = "call_ids", "its messages have ids of tool calls of the turn"
+    THREAD = "thread", "the client names the thread in a header"
 
 
 class Differs(Explained):
@@ -316,6 +337,8 @@ BY_FIELD: Mapping[str, Question] = {
     "untrained_tokens": Question("Why a token is not trained (untrained_tokens): the token", Untrained),
     "left_out": Question("Why a session is left out of an export (left_out): it", LeftOut),
     "logprobs_of": Question("Which distribution logprobs are of (logprobs_of): it is", LogprobsOf),
+    "lineage": Question("How a conversation came from an earlier one (lineage): it", Segment),
+    "evidence": Question("What shows it (evidence of lineage)", Evidence),
     "unmerged_tokens": Question("Why equal tokens of samples are apart in layout forest: they", Unmerged),
     "recomputable": Question("Why logprobs cannot be computed again (recomputable): they", Unrecomputable),
 }

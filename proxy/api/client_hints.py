@@ -2,9 +2,10 @@
 
 Malformed client headers are ignored, never refused.
 
-Codex        x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request
-Claude Code  x-claude-code-agent-id is sent only by sub-agents
-opencode     x-parent-session-id is sent only by sub-agents
+Codex        x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request;
+             thread-id and x-codex-parent-thread-id are threads
+Claude Code  x-claude-code-agent-id is sent only by sub-agents; it is equal over compactions
+opencode     x-parent-session-id is sent only by sub-agents; x-session-id is equal over compactions
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import orjson
 from proxy.api.headers import Headers
 from proxy.protocols.fields import check_text
 from proxy.trajectory.purpose import purpose_of_prompt
-from proxy.types import TurnRequest
+from proxy.types import Thread, TurnRequest
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Purpose
 
+_LONGEST = 200
+"""The most characters of the name of a thread. More are cut off."""
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 
@@ -31,7 +34,22 @@ def add_headers(asked: TurnRequest, headers: Headers, agent: str | None) -> None
     asked.idempotency_key = headers.get(b"idempotency-key")
     asked.state_hash = headers.get(b"x-tokengrove-state-hash")
     asked.purpose = _purpose(headers, asked)
+    asked.thread = _thread(headers)
     asked.agent = headers.get(b"x-tokengrove-agent") or (agent and check_text(agent, "agent"))
+
+
+def _thread(headers: Headers) -> Thread | None:
+    """The thread that the headers of a known client name. Claude Code's main agent has no name but its session."""
+    if (name := headers.get(b"thread-id")) is not None:
+        parent = headers.get(b"x-codex-parent-thread-id")
+    elif headers.get(b"x-claude-code-session-id") is not None:
+        name = headers.get(b"x-claude-code-agent-id") or ""
+        parent = (headers.get(b"x-claude-code-parent-agent-id") or "") if name else None
+    elif (name := headers.get(b"x-session-id")) is not None:
+        parent = headers.get(b"x-parent-session-id")
+    else:
+        return None
+    return Thread(name[:_LONGEST], parent if parent is None else parent[:_LONGEST])
 
 
 def _purpose(headers: Headers, asked: TurnRequest) -> str | None:

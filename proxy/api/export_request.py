@@ -174,6 +174,7 @@ def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFor
         **resolved,
         purposes=chosen.purpose,
         agents=chosen.agent,
+        segments=chosen.lineage,
         routes=page.route,
         reward=_reward(samples),
         padding=_padding(given, layout),

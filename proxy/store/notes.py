@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.types import Interaction, Sampler
+from proxy.types import Interaction, Lineage, Sampler, Thread
 from tokengrove.errors import short
 from tokengrove.options.model import RouteKind
-from tokengrove.reasons import Echo, LogprobsOf
+from tokengrove.reasons import Echo, Evidence, LogprobsOf, Segment
 
 
 def notes_of(node: Interaction) -> dict[str, Any]:
@@ -48,6 +48,10 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["external"] = dict(node.external)
     if node.samplers:
         notes["sampled_by"] = [_sampler_json(start, sampler) for start, sampler in node.samplers]
+    if node.thread is not None:
+        notes["thread"] = {name: value for name, value in node.thread._asdict().items() if value is not None}
+    if node.lineage is not None:
+        notes["lineage"] = node.lineage.to_json()
     return notes
 
 
@@ -72,8 +76,18 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
             (each["start"], Sampler(**{name: each[name] for name in Sampler._fields if name in each}))
             for each in notes.get("sampled_by", ())
         ),
-        **route_fields(notes),
+        "thread": Thread(**notes["thread"]) if "thread" in notes else None,
+        **step_fields(notes),
     }
+
+
+def step_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that scores are computed from: those of the route, and the lineage."""
+    told = notes.get("lineage")
+    if told is None:
+        return route_fields(notes)
+    lineage = Lineage(tuple(told["from"]), Segment(told["kind"]), Evidence(told["evidence"]))
+    return {**route_fields(notes), "lineage": lineage}
 
 
 def _sampler_json(start: int, sampler: Sampler) -> dict[str, Any]:

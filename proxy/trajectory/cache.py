@@ -6,7 +6,7 @@ when the node is placed, so concurrent requests that continue the same parent be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -104,6 +104,15 @@ class InteractionCache:
     def caller(self, call_id: str) -> Node | None:
         """The node whose answer made a tool call. Call ids are unique in a session."""
         return self._by_call.get(call_id)
+
+    def called(self, call_id: str) -> Interaction | None:
+        """The turn whose answer made a tool call."""
+        node = self._by_call.get(call_id)
+        return None if node is None else node.interaction
+
+    def newest(self) -> Iterator[Interaction]:
+        """The committed turns, newest first."""
+        return (node.interaction for node in reversed(self.nodes.values()) if node.interaction.seq >= 0)
 
     def ending(self, key: int) -> Sequence[Node]:
         """The nodes whose conversation, answer included, has the key `key`; the latest is last."""

@@ -19,6 +19,7 @@ from proxy.types import Interaction
 from tokengrove.options.export import Forest, Padding, SampleOptions
 from tokengrove.options.model import RouteKind
 from tokengrove.options.start import Replay
+from tokengrove.reasons import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,18 @@ ANY_VERSION = Freshness()
 class LayoutOptions(SampleOptions):
     """How the samples of an export are made.
 
-    `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes` and `agents`
-    None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding` is set if
-    and only if the layout is padded, `forest` if it is forest; `drops_long`: samples that do not fit a sequence of
-    it are dropped. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's positions.
-    `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
+    `discount`, `credit` and `reward_scope` None: use the session's. `unrewarded` None: zero. `purposes`, `agents` and
+    `segments` None: select all turns. `routes`: the routes whose turns are samples; None: the trained ones. `padding`
+    is set if and only if the layout is padded, `forest` if it is forest; `drops_long`: samples that do not fit a
+    sequence of it are dropped. `outline`: runs of tokens replace the arrays. `mrope`: samples have the model's
+    positions. `placeholders`: the ids of tokens that stand for images; sampled placeholders are not trained. `columns`:
     the side columns that samples have. `shows`: the kinds of them that are wanted, whether any is stored or not.
     `labels_route`: tables have a column for the route.
     """
 
     purposes: frozenset[str] | None = None
     agents: frozenset[str] | None = None
+    segments: frozenset[Segment] | None = None
     routes: frozenset[str] | None = None
     reward: MainReward = RAW
     padding: Padding | None = None

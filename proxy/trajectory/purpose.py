@@ -72,17 +72,24 @@ _LONGEST_KEPT = 100_000  # characters; longer system prompts are searched each t
 def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     """The purpose that a prompt states by a phrase of a known client; None if it has no such phrase.
 
-    Of the user messages, only the last counts, and only if nothing follows it: a tool result may quote any phrase.
+    Of the user messages, only the last counts, and only if nothing but notes of the system follow it, as in Claude
+    Code: a tool result may quote any phrase.
     """
     wanted = Role.SYSTEM
     system = "\n".join([message.content for message in messages if message.role is wanted])
     look = _purpose_of_system if len(system) <= _LONGEST_KEPT else _purpose_of_system.__wrapped__
     stated = look(system)
-    if stated is None and messages and messages[-1].role is Role.USER:
-        text = messages[-1].content.lower()
+    last = _last_said(messages)
+    if stated is None and last is not None and last.role is Role.USER:
+        text = last.content.lower()
         if text.startswith(_SUMMARY_PROMPTS) or any(line in text for line in _SUMMARY_LINES):
             return Purpose.SUMMARY
     return stated
+
+
+def _last_said(messages: Sequence[Message]) -> Message | None:
+    """The last message that is not a system message."""
+    return next((message for message in reversed(messages) if message.role is not Role.SYSTEM), None)
 
 
 @lru_cache(maxsize=_KEPT_SYSTEMS)

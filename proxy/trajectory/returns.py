@@ -2,8 +2,10 @@
 
 Credit `tree`: `return(i) = reward(i) + discount * mean(return(c) for complete children c of i)`, from the leaves to the
 roots. Credit `linear`: `return(i) = reward(i) + discount * return(i + 1)` in order of completion, as AReaL's individual
-export computes it. Turns of another route earn nothing from it. A missing reward counts as 0. An example from AReaL's
-documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns 0.81, 0.9 and 1.0.
+export computes it. Credit `lineage`: as `tree`, but the children of a turn are also the first turns of conversations
+that go on from it, and the turn after the last one of a sub-agent is the one that continues the call
+(`trajectory.lineage`). Turns of another route earn nothing from it. A missing reward counts as 0. An example from
+AReaL's documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns 0.81, 0.9 and 1.0.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from proxy.types import Lineage
 from tokengrove.options.session import Credit
-from tokengrove.reasons import Status
+from tokengrove.reasons import Segment, Status
 
 
 class Rewarded(Protocol):
@@ -29,6 +32,8 @@ class Rewarded(Protocol):
     def reward(self) -> float | None: ...
     @property
     def route(self) -> str: ...
+    @property
+    def lineage(self) -> Lineage | None: ...
 
 
 def compute_returns(
@@ -43,7 +48,13 @@ def compute_returns(
     """
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     rewards = {i.id: (i.reward if main is None else main.get(i.id)) or 0.0 for i in complete}
-    return _linear(complete, rewards, discount) if credit is Credit.LINEAR else _tree(complete, rewards, discount)
+    match credit:
+        case Credit.LINEAR:
+            return _linear(complete, rewards, discount)
+        case Credit.LINEAGE:
+            return _lineage(complete, rewards, discount)
+        case Credit.TREE:
+            return _tree(complete, rewards, discount)
 
 
 def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
@@ -57,6 +68,51 @@ def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: 
         if interaction.parent_id is not None:
             children[interaction.parent_id].append(returns[interaction.id])
     return returns
+
+
+def _lineage(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
+    after = _following(complete)
+    returns: dict[str, float] = {}
+    begun: set[str] = set()
+    waiting = [turn.id for turn in complete]
+    while waiting:  # deepest first, without recursion: a conversation may have thousands of turns
+        name = waiting[-1]
+        below = [each for each in after.get(name, ()) if each not in returns and each not in begun]
+        if name not in returns and below and name not in begun:
+            begun.add(name)
+            waiting += below
+            continue
+        waiting.pop()
+        if name not in returns:
+            known = [returns[each] for each in after.get(name, ()) if each in returns]
+            returns[name] = rewards[name] + discount * (sum(known) / len(known) if known else 0.0)
+    return {turn.id: returns[turn.id] for turn in complete}
+
+
+def _following(complete: Sequence[Rewarded]) -> dict[str, list[str]]:
+    """The turns after each turn: children, conversations that go on from it, or what a sub-agent's answer was for."""
+    children: dict[str, list[str]] = defaultdict(list)
+    callers: dict[str, str | None] = {}
+    after: dict[str, list[str]] = defaultdict(list)
+    for turn in complete:  # sources and parents come before
+        if turn.parent_id is not None:
+            children[turn.parent_id].append(turn.id)
+            after[turn.parent_id].append(turn.id)
+            callers[turn.id] = callers.get(turn.parent_id)
+            continue
+        lineage = turn.lineage
+        sources = [] if lineage is None else [name for name in lineage.sources if name in callers]
+        if lineage is not None and lineage.kind is Segment.SUBAGENT:
+            callers[turn.id] = sources[0] if sources else None
+            continue
+        callers[turn.id] = callers[sources[0]] if sources else None
+        for name in sources:
+            after[name].append(turn.id)
+    for turn in complete:
+        caller = callers[turn.id]
+        if caller is not None and not after.get(turn.id):
+            after[turn.id] = list(children[caller])
+    return after
 
 
 def _linear(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.lineage import segments_of, sources_of
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.scores import Compared, SessionScores, State, score_session
@@ -17,7 +18,7 @@ from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
 from proxy.types import Interaction, SessionRecord
 from tokengrove.options.export import Unrewarded
-from tokengrove.options.session import Outcome, RewardScope, SessionStatus
+from tokengrove.options.session import Credit, Outcome, RewardScope, SessionStatus
 from tokengrove.reasons import LeftOut
 
 
@@ -82,6 +83,10 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
     complete = [node.interaction for node in nodes.values()]
     main = options.reward.of(complete, record.metrics, purposes)
     selected = frozenset(name for name, node in nodes.items() if _is_selected(node, purposes[name], options))
+    if options.segments is not None:
+        kinds = segments_of(complete)
+        selected = frozenset(name for name in selected if kinds[name] in options.segments)
+    credit = options.credit or record.credit
     chosen = chosen_turns(nodes, purposes, options.train)
     scores = score_session(
         nodes,
@@ -90,6 +95,7 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
         main,
         drift=options.drift,
         scope=options.reward_scope or record.reward_scope,
+        sources=sources_of(complete) if credit is Credit.LINEAGE else {},
         given=None if options.reward.replaces(complete, record.metrics) else record.score,
         unrewarded=options.unrewarded or Unrewarded.ZERO,
     )
@@ -100,7 +106,7 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
         nodes=nodes,
         purposes=purposes,
         main=main,
-        returns=compute_returns(interactions, discount, options.credit or record.credit, main),
+        returns=compute_returns(interactions, discount, credit, main),
         selected=selected,
         chosen=chosen,
         scores=scores,

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.trajectory.paths import leaves, path_nodes
@@ -31,6 +32,9 @@ Peer = tuple[str | None] | None
 
 State = tuple[str, Peer]
 """The key of turns that are compared as steps: the hash of the messages before them, and their peers."""
+
+
+NO_SOURCES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Compared(NamedTuple):
@@ -72,7 +76,7 @@ class SessionScores:
             case RewardScope.SESSION:
                 return self.score
             case RewardScope.PATH:
-                return _mean([self.paths[end] for end in ends])
+                return _mean([self.paths[end] for end in self._last(ends)])
             case RewardScope.AGENT:
                 return _mean([self.agents[agent] for agent in self._agents(ends)])
 
@@ -82,7 +86,8 @@ class SessionScores:
             case RewardScope.SESSION:
                 found = [Compared(self.score, None)] if self.compared else []
             case RewardScope.PATH:
-                found = [Compared(self.paths[end], self.peer_of(end)) for end in ends if end in self.compared]
+                ended = [end for end in self._last(ends) if end in self.compared]
+                found = [Compared(self.paths[end], self.peer_of(end)) for end in ended]
             case RewardScope.AGENT:
                 agents = [agent for agent in self._agents(ends) if agent in self.compared_agents]
                 found = [Compared(self.agents[agent], (agent,)) for agent in agents]
@@ -104,6 +109,12 @@ class SessionScores:
         """The peers that this session's scores have in its group: its agents, or None for all scores."""
         return [(agent,) for agent in self._agents(self.through)] if self.by_agent else [None]
 
+    def _last(self, ends: Iterable[str]) -> list[str]:
+        """The ends of the paths that go on from paths with these ends over conversations, each once."""
+        return list(
+            dict.fromkeys(last for end in ends for last in ((end,) if end in self.paths else self.through[end]))
+        )
+
     def _agents(self, ends: Iterable[str]) -> list[str | None]:
         """The agents of these turns, each once."""
         return list(dict.fromkeys(self.agent_of[end] for end in ends))
@@ -123,12 +134,14 @@ def score_session(
     scope: RewardScope | None,
     given: float | None,
     unrewarded: Unrewarded,
+    sources: Mapping[str, Sequence[str]] = NO_SOURCES,
 ) -> SessionScores:
     """Score a session by the `main` rewards of its turns, by id. `nodes` are in order of `seq`.
 
     `selected`: the turns that the filter keeps. `chosen`: the turns that `train` selects. `scope`: the scope that the
     export or the session's start sets. `given`: the score of the whole session; None: the sum of the main rewards on
-    the paths that end with a selected turn or, if none of them is set, of all turns.
+    the paths that end with a selected turn or, if none of them is set, of all turns. `sources`: the turns that
+    conversations go on from, by the id of their first turn; paths then go on over conversations.
     """
     ends = leaves(list(nodes.values()), selected, drift)
     paths = {end.interaction.id: [node.interaction.id for node in path_nodes(end, drift)] for end in ends}
@@ -137,6 +150,13 @@ def score_session(
         for name in names:
             through[name].append(end)
     sums = {end: total(main[name] for name in names) for end, names in paths.items()}
+    if sources:
+        paths = _over_lineage(paths, sources)
+        through = defaultdict(list)
+        for end, names in paths.items():
+            for name in names:
+                through[name].append(end)
+        sums = {end: total(main[name] for name in names) for end, names in paths.items()}
     whole = total(main[name] for name in through)
     score = total(main.values()) if whole is None else whole
     answers, tree_decides = rewarded_answers(nodes, main), scope is None and given is None
@@ -163,6 +183,25 @@ def score_session(
         agent_of=agent_of,
         answers=answers if tree_decides else RewardedAnswers(),
     )
+
+
+def _over_lineage(paths: Mapping[str, list[str]], sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The paths that no conversation goes on from, each with the turns of the paths that it came from."""
+    before = {name: names[at:] for names in paths.values() for at, name in enumerate(names)}
+    followed = {name for names in sources.values() for name in names}
+    found = {}
+    for end in paths:
+        if end in followed:
+            continue
+        names: dict[str, None] = {}
+        waiting = [end]
+        while waiting:
+            own = before.get(waiting.pop(), [])
+            new = [name for name in own if name not in names]
+            names |= dict.fromkeys(new)
+            waiting += [source for name in new for source in sources.get(name, ())]
+        found[end] = list(names)
+    return found
 
 
 def total(rewards: Iterable[float | None]) -> float | None:

@@ -13,6 +13,7 @@ from math import fsum, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.lineage import lineages_of
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.routes import trained_turns
 from proxy.trajectory.scored_session import scored_session
@@ -118,7 +119,8 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
 
     `unaligned` counts interactions whose prompt does not begin with their parent's tokens; `reasons` counts complete
     interactions by reason. `routes`: the kind of each route and the number of its complete turns; absent without a
-    table of models. Turns of kind external are not in samples, because they have no tokens.
+    table of models. Turns of kind external are not in samples, because they have no tokens. `lineage`: which earlier
+    turns conversations came from; absent if none did.
     """
     counts = {status: sum(i.status is status for i in interactions) for status in Status}
     complete = [i for i in interactions if i.status is Status.COMPLETE]
@@ -127,6 +129,7 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         reasons[interaction.reason.value] = reasons.get(interaction.reason.value, 0) + 1
     lost = begun_not_ended + counts[Status.FAILED] + counts[Status.ABORTED]
     routes = _routes(interactions)
+    lineage = lineages_of(complete)
     return {
         "session_id": record.session_id,
         "group_id": record.group_id,
@@ -145,6 +148,7 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "metrics": dict(record.metrics),
         "metadata": dict(record.metadata),
         **({"routes": routes} if routes else {}),
+        **({"lineage": lineage} if lineage else {}),
     }
 
 

@@ -27,6 +27,7 @@ from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
+from proxy.trajectory.lineage import lineage_of
 from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
@@ -113,6 +114,8 @@ class Commits:
         """Place a turn in the tree and commit it. Return None if another replica has changed the session."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
+        if prompt.match.parent is None and session.cache.nodes:
+            interaction.lineage = lineage_of(interaction, session.cache.newest(), session.cache.called)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
         session.cache.reserve(node)
         try:

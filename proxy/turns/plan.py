@@ -216,6 +216,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         asked=reply_options_of(request),
         best_effort=plan.best_effort,
         samplers=plan.samplers,
+        thread=request.thread if parent is None else None,
         prefill=0 if request.prefill is None else len(request.prefill.content),
         created_at=time.time(),
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MARK = "PLAN:"
+MAIN_TASK, SUB_TASK = "PARENT-TASK", "SUBAGENT-TASK"
 """What stands in front of a plan; `planned` has its format."""
 RESULT = "21 degrees and sunny in"
 SCHEMA = {

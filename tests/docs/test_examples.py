@@ -107,6 +107,17 @@ def test_the_student_comes_closer_to_the_teacher_that_scores_its_answers(seed: i
 
 @pytest.mark.engines
 @pytest.mark.timeout(600)
+def test_packed_sequences_train_as_samples_do_with_fewer_tokens() -> None:
+    printed = run("train_forest.py", timeout=540)
+    found = re.findall(r"reward (\S+)  rows (\d+) tokens \S+ s  forest (\d+) tokens \S+ s  apart (\S+)", printed)
+    assert len(found) == 40
+    assert all(int(rows) > 4 * int(forest) and float(apart) < 1e-2 for _, rows, forest, apart in found)
+    rewards = [float(reward) for reward, *_ in found]
+    assert rewards[0] < 0.5 and sum(rewards[-5:]) / 5 > 0.8
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
 def test_the_policy_learns_nothing_from_shuffled_rewards() -> None:
     printed = run("two_players.py", "--shuffle-rewards", "--steps", "12", timeout=540)
     assert 0.4 < final_win_rate(printed) < 0.6  # of 400 games: four standard deviations

@@ -91,7 +91,7 @@ async def test_labels_turns_and_the_entry_of_a_session_are_those_of_the_page(tmp
     assert {*plain["samples"][0]["turns"][0]} == {*of_a_turn}
     assert {*more["samples"][0]["turns"][0]} == {*of_a_turn, "messages", "tools", "text"}
     of_a_session = {name for cell, *_ in rows("`sessions` says for each session") for name in names(cell)}
-    of_a_session -= {"group_members", "unrewarded_samples", "agent_scores", "episode_score", "teachers"}
+    of_a_session -= {"group_members", "unrewarded_samples", "agent_scores", "episode_score", "teachers", "lineage"}
     assert {*entries(more)["s"]} == of_a_session - {"stale_turns"}
     assert {*entries(plain)["s"]} == of_a_session - {"dropped_samples", "stale_samples", "stale_turns"}
 

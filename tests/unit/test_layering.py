@@ -340,7 +340,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.rollout.episodes",
         "tokengrove.rollout.sandboxes",
     },
-    "tokengrove.options": {"tokengrove.errors"},
+    "tokengrove.options": {"tokengrove.errors", "tokengrove.reasons"},
     "tokengrove.reasons": set(),
     "tokengrove.roll": {
         "tokengrove.roll.config",

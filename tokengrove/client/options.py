@@ -223,7 +223,7 @@ class SessionOptions(TypedDict, total=False):
     sampling: Mapping[str, Json]
     limits: Limits
     discount: float
-    credit: Literal["tree", "linear"]
+    credit: Literal["tree", "linear", "lineage"]
     reward_scope: Literal["session", "path", "agent"]
     grant_capacity: bool
     delivery: Literal["queue", "runner"]
@@ -281,6 +281,7 @@ class SessionFilter(TypedDict, total=False):
         sessions are named.
     `purpose`: Only turns of these purposes.
     `agent`: Only turns of these agents.
+    `lineage`: Only turns of conversations that came about in these ways.
     `min_version`: Only samples whose trained tokens all have at least this weight version.
     `max_version_span`: Only samples whose trained tokens span at most this many weight versions.
     """
@@ -296,6 +297,7 @@ class SessionFilter(TypedDict, total=False):
     validation: Literal["skip", "include", "only"]
     purpose: str | Sequence[str]
     agent: str | Sequence[str]
+    lineage: str | Sequence[str]
     min_version: int
     max_version_span: int
 
@@ -383,7 +385,7 @@ class SampleOptions(TypedDict, total=False):
 
     layout: Literal["individual", "concat", "tree", "padded", "forest"]
     discount: float
-    credit: Literal["tree", "linear"]
+    credit: Literal["tree", "linear", "lineage"]
     drift: Literal["fork", "mask"]
     train: Train
     include: str | Sequence[str]

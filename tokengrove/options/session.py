@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tokengrove.options.option import Conditions, NumberCondition, option
+from tokengrove.reasons import Segment
 
 SESSIONS = "Which sessions and turns"
 
@@ -28,10 +29,12 @@ class Outcome(StrEnum):
 
 
 class Credit(StrEnum):
-    """How a reward flows back: to the ancestors in the tree, or to all interactions completed earlier."""
+    """How a reward flows back: to the ancestors in the tree, to all interactions completed earlier, or to the ancestors
+    in the tree and in the conversations that it came from (`lineage`)."""
 
     TREE = "tree"
     LINEAR = "linear"
+    LINEAGE = "lineage"
 
 
 class RewardScope(StrEnum):
@@ -91,13 +94,16 @@ class StoredFilter:
 class SessionFilter(StoredFilter):
     """Which sessions, turns and samples to select, in exports and claims.
 
-    `purpose` and `agent` select turns. `min_version` and `max_version_span` leave out samples that are too stale to
-    train on; an export with `stale: mask` masks tokens older than `min_version` instead. These four apply to samples,
-    so a claim takes them only together with `export`.
+    `purpose`, `agent` and `lineage` select turns. `min_version` and `max_version_span` leave out samples that are too
+    stale to train on; an export with `stale: mask` masks tokens older than `min_version` instead. These five apply to
+    samples, so a claim takes them only together with `export`.
     """
 
     purpose: frozenset[Purpose] | None = option(None, "Only turns of these purposes.", panel=SESSIONS)
     agent: frozenset[str] | None = option(None, "Only turns of these agents.", panel=SESSIONS)
+    lineage: frozenset[Segment] | None = option(
+        None, "Only turns of conversations that came about in these ways.", panel=SESSIONS
+    )
     min_version: int | None = option(
         None, "Only samples whose trained tokens all have at least this weight version.", least=0, panel=SESSIONS
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from proxy.store.notes import note_fields, notes_of, route_fields
+from proxy.store.notes import note_fields, notes_of, step_fields
 from proxy.store.sql import checksums, codec
 from proxy.types import (
     Api,
@@ -260,7 +260,7 @@ def step_of(row: Row) -> Interaction:
         trainable=bool(row["trainable"]),
         created_at=row["created_at"],
         completed_at=row["completed_at"],
-        **route_fields(codec.decode_json(row["notes"], {})),
+        **step_fields(codec.decode_json(row["notes"], {})),
     )
 
 

@@ -14,7 +14,7 @@ from tokengrove.errors import InvalidRequest
 
 FILTERS = (
     "group_id, task_id, status, outcome, since, metadata, metrics, rewarded, validation, "
-    "purpose, agent, min_version, max_version_span"
+    "purpose, agent, lineage, min_version, max_version_span"
 )
 
 

@@ -17,12 +17,14 @@ from proxy.types import (
     Api,
     ImagePart,
     Interaction,
+    Lineage,
     Message,
     PlacedImage,
     Role,
     Sampler,
     SamplingParams,
     SessionRecord,
+    Thread,
     Tool,
     ToolCall,
     ids_of,
@@ -30,11 +32,14 @@ from proxy.types import (
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import Credit, Outcome, SessionStatus
-from tokengrove.reasons import Echo, FinishReason, LogprobsOf, Reason, Status
+from tokengrove.reasons import Echo, Evidence, FinishReason, LogprobsOf, Reason, Segment, Status
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_text = st.text(max_size=20).filter(lambda text: "\0" not in text)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+lineages = st.builds(
+    Lineage, st.lists(plain_text, max_size=2).map(tuple), st.sampled_from(Segment), st.sampled_from(Evidence)
+)
 samplers = st.builds(Sampler, plain_text, plain_text, plain_text)
 scalars = st.none() | st.booleans() | st.integers() | finite | any_text
 json_values = st.recursive(
@@ -127,6 +132,8 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         external=draw(objects),
         samplers=tuple(draw(st.lists(st.tuples(st.integers(0, 2**20), samplers), max_size=3))),
         adapter=draw(st.none() | st.integers(0, 2**40)),
+        thread=draw(st.none() | st.builds(Thread, plain_text, names)),
+        lineage=draw(st.none() | lineages),
         route_kind=draw(st.sampled_from(RouteKind)),
     )
 
