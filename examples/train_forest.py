@@ -2,8 +2,8 @@
 
 The agent reads a page of rules, answers, and then answers two other questions from the same point, so its session
 forks. The sessions of a group share the rules, and both branches share the first answer. Each step trains two copies of
-the model from the same weights: one on the samples, one on the sequences, with the attention of their trees. Both end
-at the same weights, but the sequences have a fifth of the tokens. The second is served: on two cores the mean reward
+the model from the same weights: one on the samples, one on the sequences, with the attention of their trees. Their
+gradients are equal, but the sequences have a fifth of the tokens. The second is served: on two cores the mean reward
 rises from about 0.3 to above 0.9 in 40 steps, in about a minute. Run it from a checkout:
 
     python examples/train_forest.py
@@ -92,17 +92,24 @@ def loss_of_sequence(model: Any, export: Export) -> torch.Tensor:
 
 
 class Learner:
-    """A copy of the model, and how it computes its loss. `seconds`: those of its last step."""
+    """A copy of the model, and how it computes its loss.
+
+    `gradient`: that of the first pass of its last step, of all weights; `seconds`: those of the step.
+    """
 
     def __init__(self, model: Any, loss: Callable[[Any, Export], torch.Tensor]) -> None:
         self.model, self._loss, self.seconds = copy.deepcopy(model), loss, 0.0
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, eps=1e-5)
+        self.gradient = torch.zeros(0)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE)
 
     def learn(self, export: Export) -> None:
         begun = time.perf_counter()
-        for _ in range(PASSES):
+        for number in range(PASSES):
             self._optimizer.zero_grad()
             self._loss(self.model, export).backward()
+            if number == 0:
+                found = [each.grad.reshape(-1) for each in self.model.parameters() if each.grad is not None]
+                self.gradient = torch.cat(found).clone()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._optimizer.step()
         self.seconds = time.perf_counter() - begun
@@ -113,9 +120,8 @@ class Learner:
         self._optimizer.load_state_dict(other._optimizer.state_dict())
 
     def apart(self, other: Learner) -> float:
-        """The largest difference of a weight."""
-        pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
-        return max((one - two).abs().max().item() for one, two in pairs)
+        """The norm of the difference of the gradients, as a share of their norm."""
+        return ((self.gradient - other.gradient).norm() / self.gradient.norm()).item()
 
 
 async def train(url: str, folder: Path, steps: int) -> None:
@@ -140,7 +146,7 @@ async def train(url: str, folder: Path, steps: int) -> None:
             print(
                 f"step {step:2}  mean reward {sum(rewards) / len(rewards):.2f}  "
                 f"rows {counts['row_tokens']} tokens {rows.seconds:.2f} s  "
-                f"forest {counts['tokens']} tokens {forest.seconds:.2f} s  apart {rows.apart(forest):.1e}",
+                f"forest {counts['tokens']} tokens {forest.seconds:.2f} s  gradients apart {rows.apart(forest):.1e}",
                 flush=True,
             )
 

@@ -227,6 +227,8 @@ def test_every_field_has_a_column() -> None:
         "adapter",
         "external",
         "samplers",
+        "thread",
+        "lineage",
     }
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
