@@ -329,7 +329,7 @@ def _add(
         for route, turns in by_route(steps[record.session_id]).items():
             scored = scored_session(record, turns, options)
             group, scores = group_of(record.session_id, record.group_id, route), scored.values()
-            groups.add(group, scores, scored.steps())
+            groups.add(group, scores, scored.steps(), scored.rewards())
             if scores:
                 groups.note_scope(group, scored.scores.scope, record.session_id)
 

@@ -29,6 +29,7 @@ from tokengrove.options.export import (
     SampleOptions,
     Stale,
     TooLong,
+    TurnCredit,
     Unrewarded,
 )
 from tokengrove.options.option import Option, options_of
@@ -113,7 +114,7 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
     if options.outline and options.teachers:
         raise UnsupportedParameter("'outline' has no scores of teachers; leave out 'teachers'", param="teachers")
     taken = [column.name for column in columns_of(replace(options, mrope=True))]
-    check_teachers(options.teachers, (*taken, "advantages", "step_advantages"))
+    check_teachers(options.teachers, (*taken, "advantages", "step_advantages", "turn_advantages"))
     if options.outline and options.replay:
         raise UnsupportedParameter("'outline' has no recorded columns; leave out 'replay'", param="replay")
     if options.outline and options.images is Images.BYTES:
@@ -123,7 +124,8 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
     if name is ExportFormat.SAFETENSORS and options.include:
         others = ", ".join(each for each in ExportFormat if each is not ExportFormat.SAFETENSORS)
         raise UnsupportedParameter(f"'include' does not work with format {name}; use one of {others}", param="include")
-    compared = "advantages" if options.advantages else "step_advantages" if options.step_advantages else None
+    names = ("advantages", "step_advantages", "turn_advantages")
+    compared = next((each for each in names if getattr(options, each) is not None), None)
     if name is ExportFormat.AREAL and compared is not None:
         raise UnsupportedParameter(
             f"format areal has no '{compared}': AReaL's trainer computes its own; choose another 'format'",
@@ -162,7 +164,9 @@ def _layout_options(given: Mapping[str, Any], page: PageOptions, name: ExportFor
     if samples.stale is Stale.MASK and chosen.min_version is None:
         message = "'stale': mask needs 'filter.min_version', the oldest version to train; give it, or leave out 'stale'"
         raise InvalidRequest(message, param="stale")
-    compares = samples.advantages is not None or samples.step_advantages is not None
+    compares = any(each is not None for each in (samples.advantages, samples.step_advantages, samples.turn_advantages))
+    if "step_weight" in given and samples.turn_advantages is not TurnCredit.GIGPO:
+        raise InvalidRequest("'step_weight' applies only with 'turn_advantages': gigpo", param="step_weight")
     areal = "style" in given or name is ExportFormat.AREAL
     resolved = {
         **vars(samples),

@@ -19,7 +19,7 @@ from proxy.trajectory.scored_session import ScoredSession
 from proxy.trajectory.scores import Compared, Peer, State
 from proxy.trajectory.token_arrays import Placement
 from proxy.types import Interaction
-from tokengrove.options.export import Baseline
+from tokengrove.options.export import Baseline, TurnCredit
 from tokengrove.options.session import RewardScope
 
 # Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
@@ -62,21 +62,31 @@ def group_of(session_id: str, group_id: str | None, route: str = "") -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Statistics of all groups: `scores` by group and peers, and returns of steps (`states`) by group and state.
+    """Statistics of all groups: `scores` and `rewards` of turns by group and peers, and returns of steps (`states`) by
+    group and state.
 
     `scopes`: for each group, the reward scopes of its compared sessions, each with the id of its first session.
     """
 
     scores: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
     states: dict[tuple[Group, State], RunningStatistics] = field(default_factory=dict)
+    rewards: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
     scopes: dict[Group, dict[RewardScope, str]] = field(default_factory=dict)
 
-    def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[State, float]]) -> None:
-        """Add one session: its scores, and the state and return of each of its steps."""
+    def add(
+        self,
+        group: Group,
+        scores: Iterable[Compared],
+        steps: Iterable[tuple[State, float]],
+        rewards: Iterable[Compared] = (),
+    ) -> None:
+        """Add one session: its scores, the state and return of each of its steps, and the rewards of its turns."""
         for score, peer in scores:
             self.scores.setdefault((group, peer), RunningStatistics()).add(score or 0.0)
         for state, value in steps:
             self.states.setdefault((group, state), RunningStatistics()).add(value)
+        for reward, peer in rewards:
+            self.rewards.setdefault((group, peer), RunningStatistics()).add(reward or 0.0)
 
     def note_scope(self, group: Group, scope: RewardScope, session_id: str) -> None:
         """Record the reward scope of a session that the group compares."""
@@ -111,6 +121,7 @@ class Comparison:
     scored: ScoredSession
     groups: Groups
     options: LayoutOptions
+    _process: dict[str, float] = field(default_factory=dict, init=False)
 
     def weighting(self, places: Sequence[Placement], ends: Sequence[str]) -> Weighting:
         """The score and advantages of a sample on the paths with these `ends`. Its weight is set later, when all
@@ -121,7 +132,30 @@ class Comparison:
             advantage = self.groups.advantage(self._group, scores.values(ends), options.advantages)
         if options.step_advantages is not None:
             steps = tuple(self._step_advantage(place.interaction, options.step_advantages) for place in places)
-        return Weighting(scope=scores.scope, score=scores.of(ends), advantage=advantage, steps=steps)
+        turns = None if options.turn_advantages is None else self._turn_advantages(places, ends)
+        return Weighting(scope=scores.scope, score=scores.of(ends), advantage=advantage, steps=steps, turns=turns)
+
+    def _turn_advantages(self, places: Sequence[Placement], ends: Sequence[str]) -> tuple[float, ...]:
+        """The advantage of each turn of a sample (`TurnCredit`)."""
+        baseline = self.options.advantages or Baseline.GRPO
+        if self.options.turn_advantages is TurnCredit.PROCESS:
+            returns = self._process_returns(baseline)
+            return tuple(returns.get(place.interaction.id, 0.0) for place in places)
+        episode = self.groups.advantage(self._group, self.scored.scores.values(ends), baseline)
+        steps = [self._step_advantage(place.interaction, baseline) for place in places]
+        return tuple(episode + self.options.step_weight * step for step in steps)
+
+    def _process_returns(self, baseline: Baseline) -> dict[str, float]:
+        """The returns of the session's turns, where each reward is replaced by its advantage in the group."""
+        if self._process:
+            return self._process
+        compared: dict[str, float] = {}
+        for name, reward in self.scored.main.items():
+            spread = self.groups.rewards.get((self._group, self.scored.scores.peer_of(name)))
+            if reward is not None and spread is not None:
+                compared[name] = spread.advantage(reward, baseline)
+        self._process.update(self.scored.returns_of(compared))
+        return self._process
 
     def entry(self) -> Labels:
         """The labels of the session's score in its entry in the export."""

@@ -44,7 +44,7 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
         return _forest(options)
     own = _tree() if layout is Layout.TREE else _tokens() if padding is None else _padded(padding)
     compared = [Column("advantages", _F32, 1)] if options.advantages is not None else []
-    steps = [Column("step_advantages", _F32)] if options.step_advantages is not None else []
+    steps = _of_turns(options)
     ends = [Column(name, _F32, 1) for name in ("rewards", "raw_rewards", "weight")]
     width = None if padding is None else padding.prompt_length + padding.response_length
     rare = (
@@ -54,6 +54,11 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
     positions = [Column(MROPE, _I64, width, lines=3)] if options.mrope else []
     side = (column for shape in options.columns for column in _side(shape, width))
     return (*own, *ends, *compared, *steps, *positions, *side, *rare)
+
+
+def _of_turns(options: LayoutOptions) -> list[Column]:
+    asked = {"step_advantages": options.step_advantages, "turn_advantages": options.turn_advantages}
+    return [Column(name, _F32) for name, how in asked.items() if how is not None]
 
 
 def side_names(options: LayoutOptions) -> list[str]:
@@ -102,7 +107,7 @@ def _tree() -> Iterable[Column]:
 
 def _forest(options: LayoutOptions) -> tuple[Column, ...]:
     compared = [Column("advantages", _F32), Column("row_advantages", _F32)] if options.advantages is not None else []
-    steps = [Column("step_advantages", _F32)] if options.step_advantages is not None else []
+    steps = _of_turns(options)
     ends = ("row_rewards", "row_raw_rewards", "row_weights")
     return (
         *(each for each in _tokens() if each.name != "attention_mask"),

@@ -7,6 +7,7 @@ end; its values, such as its advantage, are spread over the tokens that it train
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -103,8 +104,9 @@ class ForestSample:
 
     def columns(self) -> Columns:
         """int32 [T]: input_ids, loss_mask, versions, turn_ids (in the row), row_ids, parent, tin, tout, position_ids.
-        float32 [T]: logprobs, rewards (of the row) and, if requested, advantages and step_advantages; token_rewards and
-        unmasked_logprobs as in rows. int32 [R]: row_ends. float32 [R]: row_rewards, row_raw_rewards, row_weights.
+        float32 [T]: logprobs, rewards (of the row) and, if requested, advantages, step_advantages and turn_advantages;
+        token_rewards and unmasked_logprobs as in rows. int32 [R]: row_ends. float32 [R]: row_rewards, row_raw_rewards,
+        row_weights.
         """
         found: Columns = {
             "input_ids": self._appended(lambda row: row.arrays.input_ids),
@@ -173,11 +175,18 @@ class ForestSample:
             found["advantages"] = self._of_rows(of_rows, np.float32, 0.0)
             found["row_advantages"] = np.array(of_rows, np.float32)
         if self._options.step_advantages is not None:
-            found["step_advantages"] = np.zeros(self._length, np.float32)
-            for row, path, _ in self._laid():
-                trained = row.arrays.loss_mask > 0
-                steps = np.array(row.weighting.steps, np.float32)
-                found["step_advantages"][path[trained]] = steps[row.arrays.turn_ids[trained]]
+            found["step_advantages"] = self._of_turns([row.weighting.steps or () for row in self.rows])
+        if self._options.turn_advantages is not None:
+            found["turn_advantages"] = self._of_turns([row.weighting.turns or () for row in self.rows])
+        return found
+
+    def _of_turns(self, values: Sequence[Sequence[float]]) -> FloatArray:
+        """The value of the turn that sampled each trained token, float32 [T]; 0 on context."""
+        found = np.zeros(self._length, np.float32)
+        for own, (row, path, _) in zip(values, self._laid(), strict=True):
+            trained = row.arrays.loss_mask > 0
+            if len(own):
+                found[path[trained]] = np.array(own, np.float32)[row.arrays.turn_ids[trained]]
         return found
 
     def _rare(self) -> Columns:
@@ -215,9 +224,9 @@ class ForestSample:
 
 
 def _steps(row: PathSample) -> Labels:
-    """The advantage of each turn, if requested."""
-    steps = row.weighting.steps
-    return {} if steps is None else {"step_advantages": list(steps)}
+    """The advantages of each turn, if requested."""
+    found = {"step_advantages": row.weighting.steps, "turn_advantages": row.weighting.turns}
+    return {name: list(values) for name, values in found.items() if values is not None}
 
 
 def _mrope(row: PathSample) -> NDArray[np.int64]:

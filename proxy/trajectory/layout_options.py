@@ -103,7 +103,7 @@ class LayoutOptions(SampleOptions):
     @property
     def compares(self) -> bool:
         """Whether samples get advantages, which depend on other sessions."""
-        return self.advantages is not None or self.step_advantages is not None
+        return any(each is not None for each in (self.advantages, self.step_advantages, self.turn_advantages))
 
     @property
     def reads_purposes(self) -> bool:

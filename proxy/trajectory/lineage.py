@@ -143,18 +143,49 @@ def lineages_of(turns: Sequence[Interaction]) -> list[dict[str, Any]]:
     `turns`: the complete ones, in order of `seq`. Conversations with the same `first` are one lineage; that of a
     sub-agent begins with its own first turn.
     """
-    first: dict[str, str] = {}
-    found = []
+    first = _firsts(turns)
+    return [
+        {"interaction_id": turn.id, "first": first[turn.id], **turn.lineage.to_json()}
+        for turn in turns
+        if turn.lineage is not None
+    ]
+
+
+def newest_segments(turns: Sequence[Interaction], most: int) -> set[str]:
+    """The ids of the turns of the newest conversations of each lineage, at most `most` each. Those that only ask for a
+    summary do not count, and are among them if what follows from them is."""
+    first, begun = _firsts(turns), _begun(turns)
+    roots = {turn.id: turn for turn in turns if turn.parent_id is None}
+    newest: dict[str, list[str]] = {}
+    for root in reversed(roots.values()):
+        own = newest.setdefault(first[root.id], [])
+        counted = sum(not _asks(roots[each]) for each in own)
+        if (counted <= most and own) if _asks(root) else counted < most:
+            own.append(root.id)
+    kept = {name for own in newest.values() for name in own}
+    return {turn.id for turn in turns if begun[turn.id] in kept}
+
+
+def _asks(root: Interaction) -> bool:
+    return root.lineage is not None and root.lineage.kind is Segment.SUMMARY
+
+
+def _begun(turns: Sequence[Interaction]) -> dict[str, str]:
+    """The first turn of the conversation of each turn, by id."""
+    found: dict[str, str] = {}
     for turn in turns:
-        if turn.parent_id is not None:
-            first[turn.id] = first.get(turn.parent_id, turn.id)
-            continue
+        found[turn.id] = turn.id if turn.parent_id is None else found.get(turn.parent_id, turn.id)
+    return found
+
+
+def _firsts(turns: Sequence[Interaction]) -> dict[str, str]:
+    """The first turn of the lineage of each turn, by id."""
+    found: dict[str, str] = {}
+    for turn in turns:
         lineage = turn.lineage
         goes_on = lineage is not None and lineage.kind is not Segment.SUBAGENT
-        sources = [name for name in lineage.sources if name in first] if goes_on and lineage is not None else []
-        first[turn.id] = first[sources[0]] if sources else turn.id
-        if lineage is not None:
-            found.append({"interaction_id": turn.id, "first": first[turn.id], **lineage.to_json()})
+        above = [turn.parent_id] if turn.parent_id else lineage.sources if lineage is not None and goes_on else ()
+        found[turn.id] = next((found[name] for name in above if name in found), turn.id)
     return found
 
 

@@ -175,7 +175,7 @@ class PaddedSample:
 
 
 _OPTIONAL = ("token_rewards", "unmasked_logprobs")
-_UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages")
+_UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages", "turn_advantages")
 
 
 def window_of(path: Path, padding: Padding) -> Window | None:

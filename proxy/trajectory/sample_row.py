@@ -55,7 +55,7 @@ class Weighting:
     `weight`: 1 / (number of samples of its session with a trained token), or 0 for a sample without one, so a session
     counts once in a weighted mean. `score`: the score of its session, path or agent, by `scope`; None: nothing was
     rewarded. `advantage`: the advantage of the score within the group. `steps`: one value per turn, the advantage of
-    the turn's return among steps of equal state.
+    the turn's return among steps of equal state. `turns`: one value per turn, its advantage by `turn_advantages`.
     """
 
     weight: float = 0.0
@@ -63,18 +63,21 @@ class Weighting:
     score: float | None = None
     advantage: float | None = None
     steps: tuple[float, ...] | None = None
+    turns: tuple[float, ...] | None = None
 
     def labels(self) -> Labels:
         """`rewarded`, `score` and `reward_scope`."""
         return {"rewarded": self.score is not None, "score": self.score, "reward_scope": self.scope}
 
     def columns(self) -> Columns:
-        """float32: `weight` [1]; if requested, `advantages` [1] and `step_advantages` [turns]."""
+        """float32: `weight` [1]; if requested, `advantages` [1], `step_advantages` and `turn_advantages` [turns]."""
         found: Columns = {"weight": scalar(self.weight)}
         if self.advantage is not None:
             found["advantages"] = scalar(self.advantage)
         if self.steps is not None:
             found["step_advantages"] = np.array(self.steps, np.float32)
+        if self.turns is not None:
+            found["turn_advantages"] = np.array(self.turns, np.float32)
         return found
 
 

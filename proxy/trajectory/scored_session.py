@@ -41,6 +41,19 @@ class ScoredSession:
     chosen: frozenset[str]
     scores: SessionScores
     left_out: LeftOut | None
+    discount: float
+    credit: Credit
+
+    def rewards(self) -> Iterator[Compared]:
+        """The rewards of turns, each with the peers that it is compared with; none if the session is left out."""
+        for name, reward in self.main.items():
+            if reward is not None and self.left_out is None:
+                yield Compared(reward, self.scores.peer_of(name))
+
+    def returns_of(self, rewards: Mapping[str, float]) -> dict[str, float]:
+        """The returns of the turns if they had these rewards, by id; a missing one counts as 0."""
+        turns = [node.interaction for node in self.nodes.values()]
+        return compute_returns(turns, self.discount, self.credit, rewards)
 
     def values(self) -> list[Compared]:
         """The scores that the session adds to its group: its own, or its paths' or agents'; none if it is left out."""
@@ -111,6 +124,8 @@ def scored_session(record: SessionRecord, interactions: Sequence[Interaction], o
         chosen=chosen,
         scores=scores,
         left_out=_left_out(record, scores) if options.unrewarded is Unrewarded.SKIP else None,
+        discount=discount,
+        credit=credit,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.trajectory.lineage import newest_segments
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
 from tokengrove.options.export import TrainedLogprobs, TrainSelection, TurnSelection
@@ -17,10 +18,13 @@ from tokengrove.reasons import LogprobsOf, Untrained
 def chosen_turns(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
     """Ids of the interactions of trained routes that `train` selects, marked trainable or not. `purposes` are by id."""
     continued = {id(node.parent) for node in nodes.values()}
+    turns = [node.interaction for node in nodes.values()]
+    newest = None if train.max_segments is None else newest_segments(turns, train.max_segments)
     return frozenset(
         name
         for name, node in nodes.items()
         if node.interaction.route_kind is RouteKind.POLICY
+        and (newest is None or name in newest)
         and name not in train.exclude
         and (train.purposes is None or purposes[name] in train.purposes)
         and (train.agents is None or node.interaction.agent in train.agents)

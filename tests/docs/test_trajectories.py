@@ -14,7 +14,7 @@ from proxy.trajectory.layout_options import LayoutOptions
 from tests.docs.pages import ROOT
 from tests.exports import entries
 from tests.support import Server, says, serving, user
-from tokengrove.options.export import Baseline, Forest, Layout, Padding
+from tokengrove.options.export import Baseline, Forest, Layout, Padding, TurnCredit
 from tokengrove.reasons import Unmerged, Unrecomputable, Untrained
 
 PAGE = (ROOT / "docs" / "trajectories.md").read_text(encoding="utf-8")
@@ -52,6 +52,7 @@ def test_the_columns_of_a_layout_are_those_of_the_page(layout: Layout) -> None:
     options = LayoutOptions(
         layout=layout, padding=padding, advantages=Baseline.GRPO, step_advantages=Baseline.LEAVE_ONE_OUT
     )
+    options = replace(options, turn_advantages=TurnCredit.GIGPO)
     forest = Forest() if layout is Layout.FOREST else None
     options = replace(options, multi_modal_inputs=True, mrope=True, forest=forest)
     real = {column.name: (column.dtype.name, column.width) for column in columns_of(options)}

@@ -255,6 +255,7 @@ class Train(TypedDict, total=False):
     `exclude`: Do not train the interactions with these ids.
     `constrained`: Also train what was sampled under a grammar: forced tool calls and JSON answers.
     `logprobs`: Turns to train by their `logprobs_of`: any, or only those whose logprobs are by the rule. Default: any.
+    `max_segments`: Train only the newest conversations of each lineage, at most this many. Default: all.
     """
 
     turns: Literal["all", "last"] | Sequence[int]
@@ -263,6 +264,7 @@ class Train(TypedDict, total=False):
     exclude: str | Sequence[str]
     constrained: bool
     logprobs: Literal["any", "rule"]
+    max_segments: int
 
 
 class SessionFilter(TypedDict, total=False):
@@ -370,6 +372,9 @@ class SampleOptions(TypedDict, total=False):
         only these tokens. Default: drop.
     `advantages`: Add a column of advantages within each group.
     `step_advantages`: Add a column of advantages among the turns of a group with the same `state_hash`.
+    `turn_advantages`: Add a column with an advantage of each turn: gigpo, from its sample and its state; process, from
+        rewards of turns.
+    `step_weight`: The weight of the state's advantage in `turn_advantages`: gigpo. Default: 1.
     `prompt_length`: Length of prompts, padded on the left. Layout padded needs it. In tokens.
     `response_length`: Length of responses, padded on the right. Layout padded needs it. In tokens.
     `pad_token_id`: Token id of the padding. Default: 0.
@@ -401,6 +406,8 @@ class SampleOptions(TypedDict, total=False):
     stale: Literal["drop", "mask"]
     advantages: Literal["grpo", "leave_one_out"]
     step_advantages: Literal["grpo", "leave_one_out"]
+    turn_advantages: Literal["gigpo", "process"]
+    step_weight: float
     prompt_length: int
     response_length: int
     pad_token_id: int

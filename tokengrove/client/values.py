@@ -115,6 +115,11 @@ class Sample:
         return self.extra.get("step_advantages")
 
     @property
+    def turn_advantages(self) -> Float32 | None:
+        """The advantage of each turn, float32 [turns]; None if the export was made without `turn_advantages`."""
+        return self.extra.get("turn_advantages")
+
+    @property
     def route(self) -> str | None:
         """The route that sampled it; None from a server without a table of models."""
         return self.extra.get("route")
@@ -331,7 +336,16 @@ _INT32 = ("input_ids", "loss_mask", "versions", "turn_ids", "node_offsets", "nod
 _FOREST = ("row_ids", "parent", "tin", "tout", "row_ends")
 _INT64 = ("prompts", "responses", "response_mask", "prompt_lengths", "response_lengths")
 _FLOAT32 = (
-    *("logprobs", "rewards", "raw_rewards", "weight", "advantages", "step_advantages", "token_rewards"),
+    *(
+        "logprobs",
+        "rewards",
+        "raw_rewards",
+        "weight",
+        "advantages",
+        "step_advantages",
+        "turn_advantages",
+        "token_rewards",
+    ),
     "unmasked_logprobs",
     *("rollout_log_probs", "rm_scores", "node_rewards", "node_returns"),
     *("row_rewards", "row_raw_rewards", "row_weights", "row_advantages"),

@@ -97,6 +97,20 @@ class Baseline(StrEnum):
     LEAVE_ONE_OUT = "leave_one_out"
 
 
+class TurnCredit(StrEnum):
+    """How each turn gets an advantage of its own, over forks and, with `credit: lineage`, over conversations.
+
+    `gigpo`: A_E + w * A_S, the advantage of the sample's score in its group and that of the turn's return among the
+    turns of equal state, w = `step_weight`; Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978),
+    equation 8. `process`: the return of the turn, where each reward r is replaced by its advantage among all rewards of
+    turns in the group; Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300), section 4.1.3, with `discount` 1. Both
+    compare by the formula that `advantages` names, else `grpo`.
+    """
+
+    GIGPO = "gigpo"
+    PROCESS = "process"
+
+
 class TurnSelection(StrEnum):
     """`all` turns, or only the `last` ones: those that no turn continues."""
 
@@ -182,6 +196,15 @@ class TrainSelection:
         panel=TRAIN,
         flag="train_logprobs",
         note="[Logprobs of vLLM](train.md#logprobs-of-vllm).",
+    )
+    max_segments: int | None = option(
+        None,
+        "Train only the newest conversations of each lineage, at most this many.",
+        least=1,
+        panel=TRAIN,
+        flag="train_max_segments",
+        otherwise="all",
+        note="[Lineage](concepts.md#lineage).",
     )
 
 
@@ -356,6 +379,16 @@ class SampleOptions:
     advantages: Baseline | None = option(None, "Add a column of advantages within each group.", panel=SAMPLES)
     step_advantages: Baseline | None = option(
         None, "Add a column of advantages among the turns of a group with the same `state_hash`.", panel=SAMPLES
+    )
+    turn_advantages: TurnCredit | None = option(
+        None,
+        "Add a column with an advantage of each turn: gigpo, from its sample and its state; process, from rewards of "
+        "turns.",
+        panel=SAMPLES,
+        note="[Advantages of turns](concepts.md#advantages-of-turns).",
+    )
+    step_weight: float = option(
+        1.0, "The weight of the state's advantage in `turn_advantages`: gigpo.", least=0.0, most=1e6, panel=SAMPLES
     )
 
 

@@ -88,8 +88,9 @@ def turn_rewards(sample: Sample) -> list[float]:
 def token_columns(samples: Sequence[Sample]) -> dict[str, list[Float32]]:
     """The values per token of each sample, float32 [L], by name.
 
-    `returns`: those of the turns; `token_rewards`: as set, else 0; if any sample has them, `advantages` (of the sample)
-    and `step_advantages` (of the turns). All except the token rewards are 0 outside the trained tokens.
+    `returns`: those of the turns; `token_rewards`: as set, else 0; if any sample has them, `advantages` (of the
+    sample), `step_advantages` and `turn_advantages` (of the turns). All except the token rewards are 0 outside the
+    trained tokens.
     """
     found = {
         "returns": [sample.returns for sample in samples],
@@ -97,9 +98,10 @@ def token_columns(samples: Sequence[Sample]) -> dict[str, list[Float32]]:
     }
     if any(sample.advantage is not None for sample in samples):
         found["advantages"] = [_trained(sample, sample.advantage or 0.0) for sample in samples]
-    if any(sample.step_advantages is not None for sample in samples):
-        of_turns = [_or_zeros(sample.step_advantages, len(sample.turns)) for sample in samples]
-        found["step_advantages"] = [sample.per_token(values) for sample, values in zip(samples, of_turns, strict=True)]
+    for name in ("step_advantages", "turn_advantages"):
+        if any(name in sample.extra for sample in samples):
+            of_turns = [_or_zeros(sample.extra.get(name), len(sample.turns)) for sample in samples]
+            found[name] = [sample.per_token(values) for sample, values in zip(samples, of_turns, strict=True)]
     return found
 
 

@@ -33,7 +33,7 @@ FILTERS = (
             {"train": {"turn": 1}},
             "train.turn",
             "; did you mean 'train.turns'?",
-            "turns, purposes, agents, exclude, constrained, logprobs",
+            "turns, purposes, agents, exclude, constrained, logprobs, max_segments",
         ),
         ({"layot": "tree"}, "layot", "; did you mean 'layout'?", "style"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,9 +14,106 @@ from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.scored_session import scored_session
-from proxy.types import Interaction, SessionRecord
+from proxy.trajectory.scores import Compared
+from proxy.types import Interaction, Lineage, SessionRecord
 from tests.interactions import interaction
-from tokengrove.options.export import Baseline, Layout
+from tokengrove.options.export import Baseline, Layout, TurnCredit, Unrewarded
+from tokengrove.options.session import Credit
+from tokengrove.reasons import Evidence, Segment
+
+
+def turns_of(rewards: list[float | None], states: list[str | None] | None = None) -> list[Interaction]:
+    """A conversation with these rewards of its turns."""
+    found = []
+    for at, reward in enumerate(rewards):
+        parent = str(at - 1) if at else None
+        found.append(interaction(str(at), parent=parent, prefix=2 * at, seq=at, reward=reward))
+        found[-1].state_hash = states[at] if states else None
+    return found
+
+
+def turn_advantages(sessions: list[list[Interaction]], **more: Any) -> list[list[float]]:
+    """Those of the turns of each session of one group."""
+    options = LayoutOptions(**more)
+    records = [SessionRecord(f"s{at}", group_id="g") for at in range(len(sessions))]
+    groups = Groups()
+    for record, turns in zip(records, sessions, strict=True):
+        scored = scored_session(record, turns, options)
+        groups.add(group_of(record.session_id, "g"), scored.values(), scored.steps(), scored.rewards())
+    rows = [lay_out(record, turns, options, groups).paths for record, turns in zip(records, sessions, strict=True)]
+    return [row.columns()["turn_advantages"].tolist() for (row,) in rows]
+
+
+rewards_of_turns = st.lists(st.lists(st.none() | st.integers(-4, 4), min_size=1, max_size=6), min_size=2, max_size=5)
+
+
+@given(rewards_of_turns)
+def test_process_advantages_are_sums_of_later_normalised_rewards(drawn: list[list[int | None]]) -> None:
+    """DeepSeekMath, section 4.1.3: each reward less the mean of all rewards of the group, over their standard
+    deviation; the advantage of a step is the sum of those of this step and the later ones."""
+    everything = [reward for session in drawn for reward in session if reward is not None]
+    found = turn_advantages([turns_of(list(each)) for each in drawn], turn_advantages=TurnCredit.PROCESS, discount=1.0)
+    for session, advantages in zip(drawn, found, strict=True):
+        scaled = [0.0] * len(session)
+        if len(everything) > 1:
+            mean, std = np.mean(everything), np.std(everything, ddof=1)
+            scaled = [0.0 if reward is None else (reward - mean) / (std + 1e-6) for reward in session]
+        assert advantages == pytest.approx([sum(scaled[at:]) for at in range(len(scaled))], abs=1e-4)
+
+
+@given(rewards_of_turns, st.sampled_from([0.0, 1.0, 0.5]), st.floats(0.5, 1.0), st.data())
+def test_gigpo_adds_the_advantage_of_the_episode_and_of_the_state(
+    drawn: list[list[int | None]], weight: float, discount: float, data: st.DataObject
+) -> None:
+    """GiGPO, equations 3, 5 to 8: episodes compared by their rewards, steps of one state by discounted returns."""
+    states = [[data.draw(st.sampled_from(["x", "y"])) for _ in session] for session in drawn]
+    sessions = [turns_of(list(rewards), list(own)) for rewards, own in zip(drawn, states, strict=True)]
+    how = {"turn_advantages": TurnCredit.GIGPO, "step_weight": weight, "discount": discount}
+    found = turn_advantages(sessions, unrewarded=Unrewarded.ZERO, **how)
+
+    def normal(value: float, others: list[float]) -> float:
+        return 0.0 if len(others) < 2 else (value - np.mean(others)) / (np.std(others, ddof=1) + 1e-6)
+
+    totals = [float(sum(reward or 0 for reward in session)) for session in drawn]
+    returns = [
+        [sum(discount**k * (reward or 0) for k, reward in enumerate(session[at:])) for at in range(len(session))]
+        for session in drawn
+    ]
+    by_state: dict[str, list[float]] = {}
+    for own, values in zip(states, returns, strict=True):
+        for state, value in zip(own, values, strict=True):
+            by_state.setdefault(state, []).append(value)
+    for number, advantages in enumerate(found):
+        pairs = zip(states[number], returns[number], strict=True)
+        steps = [normal(value, by_state[state]) for state, value in pairs]
+        episode = normal(totals[number], totals)
+        assert advantages == pytest.approx([episode + weight * step for step in steps], rel=1e-3, abs=1e-3)
+
+
+def test_turn_advantages_go_over_forks_and_lineages() -> None:
+    """A fork gets the mean of its branches, a compacted conversation what comes after it."""
+    forked = turns_of([None, 4.0])
+    forked.append(interaction("2", parent="0", prefix=2, seq=2, reward=0.0))
+    other = turns_of([2.0])
+    options = LayoutOptions(turn_advantages=TurnCredit.PROCESS, layout=Layout.TREE)
+    groups = Groups()
+    for record, turns in ((SessionRecord("a", group_id="g"), forked), (SessionRecord("b", group_id="g"), other)):
+        scored = scored_session(record, turns, options)
+        groups.add(group_of("a", "g"), scored.values(), scored.steps(), scored.rewards())
+    (row,) = lay_out(SessionRecord("a", group_id="g"), forked, options, groups).rows
+    assert row.columns()["turn_advantages"].tolist() == pytest.approx([0.0, 1.0, -1.0], abs=1e-4)
+    compacted = turns_of([None, None])
+    compacted.append(interaction("2", seq=2, reward=4.0))
+    compacted[-1].lineage = Lineage(("1",), Segment.COMPACTION, Evidence.SUMMARY)
+    how = LayoutOptions(turn_advantages=TurnCredit.PROCESS, credit=Credit.LINEAGE)
+    scored = scored_session(SessionRecord("c", group_id="h"), compacted, how)
+    groups.add(group_of("c", "h"), scored.values(), scored.steps(), scored.rewards())
+    groups.add(group_of("c", "h"), [], [], [Compared(0.0, None)])
+    rows = lay_out(SessionRecord("c", group_id="h"), compacted, how, groups).paths
+    assert [value for row in rows for value in row.columns()["turn_advantages"].tolist()] == pytest.approx(
+        [0.70711] * 3, abs=1e-4
+    )
+
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.lineage import lineage_of, segments_of, sources_of
+from proxy.trajectory.lineage import lineage_of, lineages_of, newest_segments, segments_of, sources_of
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, Lineage, Message, Role, SessionRecord, Thread, Tool, ToolCall
 from tests.interactions import forests, interaction
+from tokengrove.options.export import TrainSelection
 from tokengrove.options.session import Credit, Purpose, RewardScope
 from tokengrove.reasons import Evidence, Segment
 
@@ -213,3 +214,21 @@ def test_segments_can_be_selected() -> None:
     for kind, names in ((Segment.NEW, {"1"}), (Segment.COMPACTION, {"2"}), (Segment.SUBAGENT, {"3"})):
         found = lay_out(SessionRecord("s"), turns, options(segments=frozenset({kind})))
         assert {row.last.id for row in found.paths} == names
+
+
+def test_the_newest_conversations_of_each_lineage_are_trained() -> None:
+    """Three conversations, with a summary that is asked for between the last two, and a sub-agent's."""
+    turns = [
+        chain("0", None),
+        chain("1", "0"),
+        linked("2", Segment.SUBAGENT, "1"),
+        linked("3", Segment.COMPACTION, "1"),
+    ]
+    turns += [linked("4", Segment.SUMMARY, "3"), linked("5", Segment.COMPACTION, "4")]
+    for most, names in ((1, {"2", "4", "5"}), (2, {"2", "3", "4", "5"}), (3, set("012345"))):
+        assert newest_segments(turns, most) == names
+        found = lay_out(SessionRecord("s"), turns, options(train=TrainSelection(max_segments=most)))
+        trained = {placed.interaction.id for row in found.paths for placed in row.placements if placed.trains}
+        assert trained == names
+        assert found.counts(options())["untrained_tokens"] == ({"train": 6 - len(names)} if most < 3 else {})
+    assert {each["first"] for each in lineages_of(turns)} == {"0", "2"}
