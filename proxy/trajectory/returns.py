@@ -92,26 +92,27 @@ def _lineage(complete: Sequence[Rewarded], rewards: Mapping[str, float], discoun
 def _following(complete: Sequence[Rewarded]) -> dict[str, list[str]]:
     """The turns after each turn: children, conversations that go on from it, or what a sub-agent's answer was for."""
     children: dict[str, list[str]] = defaultdict(list)
-    callers: dict[str, str | None] = {}
+    agents: dict[str, str | None] = {}
+    callers: dict[str, str] = {}
     after: dict[str, list[str]] = defaultdict(list)
     for turn in complete:  # sources and parents come before
+        sources = [] if turn.lineage is None else [name for name in turn.lineage.sources if name in agents]
         if turn.parent_id is not None:
             children[turn.parent_id].append(turn.id)
             after[turn.parent_id].append(turn.id)
-            callers[turn.id] = callers.get(turn.parent_id)
-            continue
-        lineage = turn.lineage
-        sources = [] if lineage is None else [name for name in lineage.sources if name in callers]
-        if lineage is not None and lineage.kind is Segment.SUBAGENT:
-            callers[turn.id] = sources[0] if sources else None
-            continue
-        callers[turn.id] = callers[sources[0]] if sources else None
-        for name in sources:
-            after[name].append(turn.id)
-    for turn in complete:
-        caller = callers[turn.id]
-        if caller is not None and not after.get(turn.id):
-            after[turn.id] = list(children[caller])
+            agents[turn.id] = agents.get(turn.parent_id)
+        elif turn.lineage is not None and turn.lineage.kind is Segment.SUBAGENT:
+            agents[turn.id] = turn.id
+            if sources:
+                callers[turn.id] = sources[0]
+        else:
+            agents[turn.id] = agents[sources[0]] if sources else None
+            for name in sources:
+                after[name].append(turn.id)
+    last = {agents[turn.id]: turn.id for turn in complete if not after.get(turn.id)}
+    for agent, name in last.items():
+        if agent is not None and agent in callers:
+            after[name] = list(children[callers[agent]])
     return after
 
 

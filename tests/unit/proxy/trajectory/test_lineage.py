@@ -174,6 +174,18 @@ def test_a_sub_agent_earns_what_the_turn_earns_that_got_its_answer() -> None:
     assert compute_returns(early, 0.5, Credit.LINEAGE) == {"0": 0.5, "1": 1.0, "2": 0.25, "3": 0.5}
 
 
+def test_only_the_last_turn_of_a_sub_agent_earns_what_its_answer_was_for() -> None:
+    """Turns 1 to 3 are the sub-agent's: turn 2 is a fork that leads nowhere."""
+    turns = [
+        chain("0", None),
+        linked("1", Segment.SUBAGENT, "0"),
+        chain("2", "1"),
+        chain("3", "1"),
+        chain("4", "0", 1.0),
+    ]
+    assert compute_returns(turns, 1.0, Credit.LINEAGE) == {"0": 1.0, "1": 0.5, "2": 0.0, "3": 1.0, "4": 1.0}
+
+
 @given(forests(), st.floats(0, 1))
 def test_without_links_credit_by_lineage_is_that_by_tree(nodes: list[Interaction], discount: float) -> None:
     for node in nodes:
