@@ -190,15 +190,17 @@ class Segment(Explained):
     COMPACTION = "compaction", "goes on after the history was replaced, by a summary or by fewer messages"
     SUMMARY = "summary", "asks for a summary, in a conversation of its own"
     SUBAGENT = "subagent", "is the work of a sub-agent that the turn called"
+    HEAD = "head", "goes on with other tools, another system prompt or other options"
     RESET = "reset", "begins again in the same thread of the client, and nothing shows how"
 
 
 class Evidence(Explained):
     """What shows that a conversation came from an earlier one. All but the last are inferred from texts and ids."""
 
+    MESSAGES = "messages", "its messages begin with all messages of the turn's conversation"
     SUMMARY = "summary", "a message contains the text of the summary"
-    CALL = "call", "the user's message is an argument of the tool call"
-    CALL_IDS = "call_ids", "its messages have ids of tool calls of the turn"
+    CALL = "call", "a user's message is, or ends with, an argument of the tool call"
+    ANSWERS = "answers", "its messages have the answer of the turn, or ids of its calls"
     THREAD = "thread", "the client names the thread in a header"
 
 

@@ -27,3 +27,20 @@ def set_sizes(counts: NDArray[np.int32]) -> NDArray[np.int64]:
 
     wide = counts.astype(np.int64)
     return np.where(wide < 0, -wide - 1, wide)
+
+
+def is_missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which fixed rows [R, ...] are missing, bool [R]."""
+    import numpy as np
+
+    blank = np.isnan(values) if values.dtype.kind == "f" else values == missing_value(values.dtype)
+    return np.asarray(blank.all(axis=tuple(range(1, values.ndim))))
+
+
+def runs_of(mask: NDArray[np.bool_]) -> list[list[int]]:
+    """The runs [start, end) of true values."""
+    import numpy as np
+
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    found: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return found

@@ -316,7 +316,8 @@ def _refuses(options: LayoutOptions) -> bool:
     """Whether the export is refused if a sample does not fit."""
     if options.padding is not None:
         return options.padding.on_too_long is TooLong.REFUSE
-    return options.forest is not None and not options.drops_long
+    bounded = options.forest is not None and options.forest.max_tokens is not None
+    return bounded and not options.drops_long
 
 
 def _add(
@@ -373,8 +374,8 @@ async def _next(pieces: Pieces, entry: ImageEntry | None) -> bytes | WantedImage
 def _too_long(record: SessionRecord, session_samples: SessionSamples, options: LayoutOptions) -> InvalidRequest:
     if options.forest is not None:
         return InvalidRequest(
-            f"{session_samples.dropped} samples of session {brief(record.session_id)} have more than 'max_tokens' "
-            "tokens; raise it, or set 'on_too_long' to drop",
+            f"session {brief(record.session_id)} has samples of more than 'max_tokens' tokens: "
+            f"{session_samples.dropped}; raise it, or set 'on_too_long' to drop",
             param="max_tokens",
         )
     return InvalidRequest(

@@ -211,8 +211,10 @@ def _reward(samples: SampleOptions) -> MainReward:
 
 def _padding(given: Mapping[str, Any], layout: Layout) -> Padding | None:
     if layout is not Layout.PADDED:
-        own = _PADDED if layout is not Layout.FOREST else [name for name in _PADDED if name != "on_too_long"]
+        own = [name for name in _PADDED if name != "on_too_long"]
         refuse(given, own, "applies only with layout padded")
+        if layout is not Layout.FOREST:
+            refuse(given, ("on_too_long",), "applies only with layouts padded and forest")
         return None
     for name in ("prompt_length", "response_length"):
         if name not in given:

@@ -110,6 +110,11 @@ class InteractionCache:
         node = self._by_call.get(call_id)
         return None if node is None else node.interaction
 
+    def turn(self, name: str) -> Interaction | None:
+        """A turn by its id."""
+        node = self.nodes.get(name)
+        return None if node is None else node.interaction
+
     def newest(self) -> Iterator[Interaction]:
         """The committed turns, newest first."""
         return (node.interaction for node in reversed(self.nodes.values()) if node.interaction.seq >= 0)
@@ -271,13 +276,22 @@ class InteractionCache:
                 return True
         return False
 
+    def same_messages(self, messages: Sequence[Message], identity: Identity) -> Interaction | None:
+        """The newest turn whose conversation, answer included, `messages` begin with under another head."""
+        node = self._under_other_head(messages, identity)
+        return None if node is None else node.interaction
+
     def _changed_head(self, messages: Sequence[Message], identity: Identity) -> Reason | None:
         """The part of the head that differs from a node with the same messages; None if there is no such node."""
+        node = self._under_other_head(messages, identity)
+        return None if node is None else _head_difference(node.root, identity.root)
+
+    def _under_other_head(self, messages: Sequence[Message], identity: Identity) -> Node | None:
         for index in range(len(identity.states) - 1, 0, -1):
             if messages[identity.lead + index - 1].role is not Role.ASSISTANT:
                 continue
             if candidates := self._by_body.get(identity.states[index].body_key):
-                return _head_difference(candidates[-1].root, identity.root)
+                return candidates[-1]
         return None
 
 

@@ -151,8 +151,8 @@ def _with_images(rows: Sequence[PathSample], keys: Sequence[Keys]) -> list[Keys]
 def _with_experts(rows: Sequence[PathSample], keys: Sequence[Keys]) -> list[Keys]:
     """Keys that are equal where the keys and the rows of experts are equal; a missing row is equal to another one.
 
-    A sampled token whose experts differ between branches, as those of the last token of an answer may, is there twice:
-    once trained, once as context.
+    An answer whose experts differ between branches, as those of its last token may, is there twice: once trained, once
+    as context.
     """
     found = [row.side().get(EXPERTS) for row in rows]
     parts = [each.values.reshape(len(each), -1) for each in found if each is not None]
@@ -161,6 +161,13 @@ def _with_experts(rows: Sequence[PathSample], keys: Sequence[Keys]) -> list[Keys
     whole = np.concatenate(parts)
     rows_of = np.ascontiguousarray(whole).view(np.dtype((np.void, whole.dtype.itemsize * whole.shape[1]))).reshape(-1)
     numbers = np.unique(rows_of, return_inverse=True)[1].astype(np.int64)
+    answers: dict[tuple[str, bytes], int] = {}
+    for row, own in zip(rows, np.split(numbers, np.cumsum([len(key) for key in keys])[:-1]), strict=True):
+        for placed in row.placements:
+            if placed.start is not None:
+                span = slice(placed.start, placed.start + len(placed.interaction.output_ids))
+                which = (placed.interaction.id, own[span].tobytes())
+                own[span] = -1 - answers.setdefault(which, len(answers))
     pairs = np.stack([np.concatenate(keys), numbers], axis=1)
     joined = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return np.split(joined, np.cumsum([len(key) for key in keys])[:-1])

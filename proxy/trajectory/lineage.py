@@ -1,9 +1,9 @@
 """Which earlier turns a conversation without a parent came from, decided when its first turn is committed.
 
 A client that compacts its context, or hands work to a sub-agent, begins a conversation that shares no tokens with the
-one that it came from. What links them is in the session by then: the text of a summary, call ids that were kept, the
-prompt in a tool call, or the name of a thread in headers. A link names its kind and its evidence, and changes neither
-tokens nor the tree.
+one that it came from. What links them is in the session by then: equal messages, the text of a summary, answers that
+were kept, the prompt in a tool call, or the name of a thread in headers. A link names its kind and its evidence, and
+changes neither tokens nor the tree.
 """
 
 from __future__ import annotations
@@ -29,31 +29,42 @@ _ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 
 Find = Callable[[str], Interaction | None]
-"""The turn whose answer made the tool call with an id."""
+"""A turn by an id."""
 
 
-def lineage_of(root: Interaction, earlier: Iterable[Interaction], caller: Find) -> Lineage | None:
+def lineage_of(
+    root: Interaction,
+    earlier: Iterable[Interaction],
+    caller: Find,
+    known: Find,
+    same: Interaction | None = None,
+) -> Lineage | None:
     """The turns that `root`, the first turn of a conversation, came from; None if nothing shows any.
 
-    `earlier`: the committed turns of its session, newest first.
+    `earlier`: the committed turns of its session, newest first. `caller`: the turn that made a call, by the id of the
+    call; `known`: a turn by its id. `same`: the last turn of the conversation whose messages the root's begin with,
+    under other tools, another system prompt or other options.
     """
     if root.purpose in _SIDE:
         return None
+    if same is not None:
+        return Lineage((same.id,), _kind(root, Segment.HEAD), Evidence.MESSAGES)
     turns = list(islice(earlier, _MOST))
-    kept = _kept(root.new_messages, caller)
+    kept = _kept(root.new_messages, turns, caller)
     if (summary := _summary_in(root.new_messages, turns)) is not None:
         sources = [summary.id, *([kept.id] if kept is not None and kept is not summary else [])]
-        return Lineage(tuple(sources), _kind(root, Segment.COMPACTION), Evidence.SUMMARY)
-    if (call := _call_with(root.new_messages, turns)) is not None:
+        kind = Segment.SUMMARY if root.purpose == Purpose.SUMMARY else Segment.COMPACTION
+        return Lineage(tuple(sources), kind, Evidence.SUMMARY)
+    if (call := _call_with(root, turns, known)) is not None:
         return Lineage((call.id,), Segment.SUBAGENT, Evidence.CALL)
     if kept is not None:
-        other = Segment.SUBAGENT if root.purpose == Purpose.SUBAGENT else Segment.COMPACTION
-        return Lineage((kept.id,), _kind(root, other), Evidence.CALL_IDS)
-    return _by_thread(root, turns)
+        return Lineage((kept.id,), _kind(root, Segment.COMPACTION), Evidence.ANSWERS)
+    return _by_thread(root, turns, known)
 
 
 def _kind(root: Interaction, other: Segment) -> Segment:
-    return Segment.SUMMARY if root.purpose == Purpose.SUMMARY else other
+    kinds = {Purpose.SUMMARY: Segment.SUMMARY, Purpose.SUBAGENT: Segment.SUBAGENT}
+    return kinds.get(Purpose(root.purpose), other) if root.purpose is not None else other
 
 
 def _summary_in(messages: Sequence[Message], turns: Sequence[Interaction]) -> Interaction | None:
@@ -61,7 +72,7 @@ def _summary_in(messages: Sequence[Message], turns: Sequence[Interaction]) -> In
     summaries = [turn for turn in turns if turn.purpose == Purpose.SUMMARY]
     if not summaries:
         return None
-    texts = [_words(message.content) for message in messages if message.role is not Role.TOOL]
+    texts = [_words(message.content) for message in messages if message.role in (Role.USER, Role.ASSISTANT)]
     for turn in summaries:
         forms = [form for form in _forms(turn.output.content) if len(form) >= _LEAST_SUMMARY]
         if any(form in text for text in texts for form in forms):
@@ -80,28 +91,58 @@ def _words(text: str) -> str:
     return " ".join(text.split())
 
 
-def _kept(messages: Sequence[Message], caller: Find) -> Interaction | None:
-    """The newest turn one of whose tool calls is in the messages."""
+def _kept(messages: Sequence[Message], turns: Sequence[Interaction], caller: Find) -> Interaction | None:
+    """The newest turn whose answer is among the messages, by its call ids or by its text."""
     names = [call.id for message in messages for call in message.tool_calls]
     names += [message.tool_call_id for message in messages if message.tool_call_id is not None]
     found = [turn for turn in map(caller, names) if turn is not None]
+    said = {message.content for message in messages if message.role is Role.ASSISTANT and not message.tool_calls}
+    said = {text for text in said if len(text) >= _LEAST_SUMMARY}
+    found += [turn for turn in turns if said and not turn.output.tool_calls and turn.output.content in said]
     return max(found, key=lambda turn: turn.seq, default=None)
 
 
-def _call_with(messages: Sequence[Message], turns: Sequence[Interaction]) -> Interaction | None:
-    """The newest turn with a tool call one of whose arguments is whole lines of a user's message.
+def _call_with(root: Interaction, turns: Sequence[Interaction], known: Find) -> Interaction | None:
+    """The newest turn with a tool call one of whose arguments is a user's message, or its end.
 
-    Only for a conversation without answers: others quote what came before.
+    Only for a conversation without answers: others quote what came before. An agent may quote a path or a command at
+    the end of a message too, so an argument that is not all of it counts only for a conversation with other tools or
+    another system prompt, or of a sub-agent by its headers.
     """
+    messages = root.new_messages
     if any(message.role is Role.ASSISTANT for message in messages):
         return None
-    asked = [f"\n{message.content}\n" for message in messages if message.role is Role.USER]
+    asked = [_plain(message.content) for message in messages if message.role is Role.USER]
     for turn in turns:
         for call in turn.output.tool_calls:
-            prompts = [text.strip("\n") for text in _texts(call.arguments)]
-            if any(len(text) >= _LEAST_PROMPT and f"\n{text}\n" in each for text in prompts for each in asked):
+            prompts = [text for text in map(_plain, _texts(call.arguments)) if len(text) >= _LEAST_PROMPT]
+            if any(each == text for text in prompts for each in asked):
+                return turn
+            if any(each.endswith(text) for text in prompts for each in asked) and _is_other(root, _first(turn, known)):
                 return turn
     return None
+
+
+def _is_other(root: Interaction, first: Interaction) -> bool:
+    """Whether a conversation is that of another agent than the one that begins with `first`."""
+    if root.purpose == Purpose.SUBAGENT:
+        return True
+    return bool(root.tools) and (root.tools != first.tools or _system(root) != _system(first))
+
+
+def _system(root: Interaction) -> list[str]:
+    return [message.content for message in root.new_messages if message.role is Role.SYSTEM]
+
+
+def _first(turn: Interaction, known: Find) -> Interaction:
+    """The first turn of a turn's conversation."""
+    while turn.parent_id is not None and (parent := known(turn.parent_id)) is not None:
+        turn = parent
+    return turn
+
+
+def _plain(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
 
 
 def _texts(arguments: str) -> list[str]:
@@ -113,27 +154,34 @@ def _texts(arguments: str) -> list[str]:
     return [value for value in given.values() if isinstance(value, str)] if isinstance(given, dict) else []
 
 
-def _by_thread(root: Interaction, turns: Sequence[Interaction]) -> Lineage | None:
-    """The newest turn of the thread that the client names, or of its parent thread."""
-    if root.thread is None:
+def _by_thread(root: Interaction, turns: Sequence[Interaction], known: Find) -> Lineage | None:
+    """The newest turn of the thread that the client names, or of its parent thread.
+
+    A call without tools is a side call, whatever its thread: no work goes on in it.
+    """
+    if root.thread is None or not (root.tools or root.purpose in (Purpose.SUMMARY, Purpose.SUBAGENT)):
         return None
     own, parent = root.thread
     for name, kind in ((own, Segment.RESET), (parent, Segment.SUBAGENT)):
-        if name is not None and (turn := _newest_of(name, root, turns)) is not None:
-            return Lineage((turn.id,), _kind(root, kind), Evidence.THREAD)
+        if name is not None and (turn := _newest_of(name, turns, known)) is not None:
+            return Lineage((turn.id,), _kind(root, kind) if name is own else kind, Evidence.THREAD)
     return None
 
 
-def _newest_of(thread: str, root: Interaction, turns: Sequence[Interaction]) -> Interaction | None:
-    """The newest turn of a thread. A call without tools is not part of the work of an agent with tools."""
-    by_id = {turn.id: turn for turn in turns}
+def _newest_of(thread: str, turns: Sequence[Interaction], known: Find) -> Interaction | None:
+    """The newest turn of the work in a thread."""
+    firsts: dict[str, Interaction] = {}
     for turn in turns:
-        first = turn
-        while first.parent_id in by_id:
-            first = by_id[first.parent_id]
-        named = first.thread is not None and first.thread[0] == thread
-        if named and turn.purpose not in (*_SIDE, Purpose.SUMMARY):
-            return turn if root.purpose == Purpose.SUMMARY or bool(first.tools) == bool(root.tools) else None
+        if turn.purpose in (*_SIDE, Purpose.SUMMARY):
+            continue
+        passed, first = [], turn
+        while first.id not in firsts and first.parent_id is not None and (above := known(first.parent_id)) is not None:
+            passed.append(first.id)
+            first = above
+        first = firsts.get(first.id, first)
+        firsts |= dict.fromkeys([*passed, first.id], first)
+        if first.thread is not None and first.thread.id == thread and first.tools:
+            return turn
     return None
 
 
@@ -156,18 +204,20 @@ def newest_segments(turns: Sequence[Interaction], most: int) -> set[str]:
     summary do not count, and are among them if what follows from them is."""
     first, begun = _firsts(turns), _begun(turns)
     roots = {turn.id: turn for turn in turns if turn.parent_id is None}
-    newest: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    kept: set[str] = set()
+    before: set[str] = set()
     for root in reversed(roots.values()):
-        own = newest.setdefault(first[root.id], [])
-        counted = sum(not _asks(roots[each]) for each in own)
-        if (counted <= most and own) if _asks(root) else counted < most:
-            own.append(root.id)
-    kept = {name for own in newest.values() for name in own}
+        lineage, name = root.lineage, first[root.id]
+        if lineage is not None and lineage.kind is Segment.SUMMARY:
+            is_kept = root.id in before
+        else:
+            is_kept = counts.get(name, 0) < most
+            counts[name] = counts.get(name, 0) + 1
+        if is_kept:
+            kept.add(root.id)
+            before.update(() if lineage is None else lineage.sources)
     return {turn.id for turn in turns if begun[turn.id] in kept}
-
-
-def _asks(root: Interaction) -> bool:
-    return root.lineage is not None and root.lineage.kind is Segment.SUMMARY
 
 
 def _begun(turns: Sequence[Interaction]) -> dict[str, str]:

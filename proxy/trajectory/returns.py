@@ -3,9 +3,10 @@
 Credit `tree`: `return(i) = reward(i) + discount * mean(return(c) for complete children c of i)`, from the leaves to the
 roots. Credit `linear`: `return(i) = reward(i) + discount * return(i + 1)` in order of completion, as AReaL's individual
 export computes it. Credit `lineage`: as `tree`, but the children of a turn are also the first turns of conversations
-that go on from it, and the turn after the last one of a sub-agent is the one that continues the call
-(`trajectory.lineage`). Turns of another route earn nothing from it. A missing reward counts as 0. An example from
-AReaL's documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns 0.81, 0.9 and 1.0.
+that go on from it, the turn after the last one of a sub-agent is the one that continues the call, and a summary that
+nothing goes on from is not counted (`trajectory.lineage`). Turns of another route earn nothing from it. A missing
+reward counts as 0. An example from AReaL's documentation: A -> B -> C with reward 1 at C and discount 0.9 has returns
+0.81, 0.9 and 1.0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from proxy.types import Lineage
-from tokengrove.options.session import Credit
+from tokengrove.options.session import Credit, Purpose
 from tokengrove.reasons import Segment, Status
 
 
@@ -32,6 +33,8 @@ class Rewarded(Protocol):
     def reward(self) -> float | None: ...
     @property
     def route(self) -> str: ...
+    @property
+    def purpose(self) -> str | None: ...
     @property
     def lineage(self) -> Lineage | None: ...
 
@@ -109,10 +112,13 @@ def _following(complete: Sequence[Rewarded]) -> dict[str, list[str]]:
             agents[turn.id] = agents[sources[0]] if sources else None
             for name in sources:
                 after[name].append(turn.id)
+    for turn in complete:
+        if turn.purpose == Purpose.SUMMARY and turn.parent_id is not None and not after.get(turn.id):
+            after[turn.parent_id].remove(turn.id)
     last = {agents[turn.id]: turn.id for turn in complete if not after.get(turn.id)}
     for agent, name in last.items():
         if agent is not None and agent in callers:
-            after[name] = list(children[callers[agent]])
+            after[name] = list(children[callers[agent]] or after.get(callers[agent], []))
     return after
 
 

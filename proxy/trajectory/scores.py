@@ -151,7 +151,7 @@ def score_session(
             through[name].append(end)
     sums = {end: total(main[name] for name in names) for end, names in paths.items()}
     if sources:
-        paths = _over_lineage(paths, sources)
+        paths = _over_lineage(nodes, paths, sources, drift)
         through = defaultdict(list)
         for end, names in paths.items():
             for name in names:
@@ -185,23 +185,26 @@ def score_session(
     )
 
 
-def _over_lineage(paths: Mapping[str, list[str]], sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The paths that no conversation goes on from, each with the turns of the paths that it came from."""
-    before = {name: names[at:] for names in paths.values() for at, name in enumerate(names)}
-    followed = {name for names in sources.values() for name in names}
-    found = {}
-    for end in paths:
-        if end in followed:
-            continue
-        names: dict[str, None] = {}
-        waiting = [end]
+def _over_lineage(
+    nodes: Mapping[str, Branch], paths: Mapping[str, list[str]], sources: Mapping[str, Sequence[str]], drift: Drift
+) -> dict[str, list[str]]:
+    """The paths that no other goes on from over conversations, each with the turns of those that it came from.
+
+    Turns that the filter leaves out link conversations all the same.
+    """
+    found: dict[str, list[str]] = {}
+    followed: set[str] = set()
+    for end, own in paths.items():
+        names = dict.fromkeys(own)
+        waiting = [source for name in own for source in sources.get(name, ())]
         while waiting:
-            own = before.get(waiting.pop(), [])
-            new = [name for name in own if name not in names]
+            above = [node.interaction.id for node in path_nodes(nodes[waiting.pop()], drift)]
+            new = [name for name in above if name not in names]
             names |= dict.fromkeys(new)
             waiting += [source for name in new for source in sources.get(name, ())]
         found[end] = list(names)
-    return found
+        followed.update(list(names)[len(own) :])
+    return {end: names for end, names in found.items() if end not in followed}
 
 
 def total(rewards: Iterable[float | None]) -> float | None:

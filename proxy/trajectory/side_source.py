@@ -23,6 +23,7 @@ from proxy.trajectory.token_arrays import BoolArray, IntArray, Placement
 from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
 from tokengrove.errors import InvalidRequest
+from tokengrove.rows_beside import runs_of
 
 SideOf = Mapping[str, SideRows]
 """The rows of a sample by the name of the column, one per token."""
@@ -148,7 +149,7 @@ def side_labels(side: SideOf, expected: Mapping[bool, BoolArray]) -> Labels:
         name: {
             "dtype": rows.values.dtype.name,
             "shape": list(rows.inner),
-            "missing": _runs(rows.missing & expected[declared(name).of_output]),
+            "missing": runs_of(rows.missing & expected[declared(name).of_output]),
         }
         for name, rows in side.items()
     }
@@ -164,8 +165,3 @@ def side_arrays(side: SideOf) -> dict[str, NDArray[np.generic]]:
         else:
             found |= {f"{name}_ids": rows.values, f"{name}_counts": rows.counts}
     return found
-
-
-def _runs(mask: BoolArray) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    return edges.reshape(-1, 2).tolist()

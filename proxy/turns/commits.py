@@ -115,7 +115,9 @@ class Commits:
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         if prompt.match.parent is None and session.cache.nodes:
-            interaction.lineage = lineage_of(interaction, session.cache.newest(), session.cache.called)
+            cache = session.cache
+            same = cache.same_messages(interaction.new_messages, prompt.identity)
+            interaction.lineage = lineage_of(interaction, cache.newest(), cache.called, cache.turn, same)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
         session.cache.reserve(node)
         try:

@@ -107,7 +107,7 @@ async def test_sessions_merge_across_groups_if_asked(tmp_path: Path) -> None:
 async def test_a_sample_that_fits_no_sequence_is_refused_or_dropped(tmp_path: Path) -> None:
     async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
         await played(server)
-        with pytest.raises(InvalidRequest, match="have more than 'max_tokens' tokens") as caught:
+        with pytest.raises(InvalidRequest, match="has samples of more than 'max_tokens' tokens: 2") as caught:
             await client.export(layout="forest", max_tokens=20)
         assert caught.value.param == "max_tokens"
         dropped = await client.export(layout="forest", max_tokens=20, on_too_long="drop")
@@ -143,6 +143,20 @@ async def test_options_that_do_not_apply_are_refused(tmp_path: Path, options: An
             await client.export(layout="forest", format="areal")
 
 
+async def test_what_needs_samples_names_the_way_to_them(tmp_path: Path) -> None:
+    async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
+        await play(server, "a", "a", 1.0)
+        found = await client.export(layout="forest")
+        with pytest.raises(InvalidRequest, match=r"samples\(\)"):
+            found.to_tensor_dict()
+        values = np.arange(len(found.sequences[0]), dtype=np.float32)
+        with pytest.raises(InvalidRequest, match=r"samples\(\)"):
+            await client.annotate(found.sequences, 1, {"index": [values]})  # type: ignore[arg-type]
+        (sequence,) = found.sequences
+        rows = [values[sequence.path(row)] for row in range(len(sequence.rows))]
+        assert await client.annotate(sequence.samples(), 1, {"index": rows}) == 3
+
+
 async def test_a_claim_has_its_groups_as_sequences(tmp_path: Path) -> None:
     async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
         await played(server)
@@ -169,3 +183,43 @@ async def test_the_messages_of_each_sample_are_included(tmp_path: Path) -> None:
         await play(server, "a", "a", 1.0)
         (one,) = (await client.export(layout="forest", include=["messages"])).sequences
         assert [row["turns"][0]["messages"][-1] for row in one.rows] == [assistant("the same words")] * 2
+
+
+async def test_the_sessions_of_a_group_are_packed_together_wherever_they_are_on_the_page(tmp_path: Path) -> None:
+    async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
+        for name, group in (("a0", "a"), ("b0", "b"), ("a1", "a"), ("b1", "b")):
+            await play(server, name, group, 1.0)
+        found = await client.export(layout="forest")
+        assert [each.group_ids for each in found.sequences] == [("a",), ("b",)]
+        assert found.sessions.keys() == {"a0", "b0", "a1", "b1"}
+
+
+async def test_advantages_of_turns_compare_the_rewards_of_the_group(tmp_path: Path) -> None:
+    async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
+        for at in range(3):
+            await play(server, f"a{at}", "a", float(at))
+        for layout in ("concat", "forest"):
+            found = await client.export(layout=layout, turn_advantages="process", discount=1.0)
+            samples = found.samples or [each for sequence in found.sequences for each in sequence.samples()]
+            last = {
+                each.session_id: each.extra["turn_advantages"][-1]
+                for each in samples
+                if each.turns[-1]["reward"] is not None
+            }
+            assert last == pytest.approx({"a0": -1.0, "a1": 0.0, "a2": 1.0}, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"step_weight": 0.5}, "step_weight"),
+        ({"step_weight": 0.5, "turn_advantages": "process"}, "step_weight"),
+        ({"turn_advantages": "gigpo", "format": "areal", "layout": "individual"}, "turn_advantages"),
+    ],
+)
+async def test_turn_advantages_that_do_not_apply_are_refused(tmp_path: Path, options: Any, param: str) -> None:
+    async with serving(tmp_path, answers()) as server, AsyncClient(app=server.app) as client:
+        await played(server)
+        with pytest.raises((InvalidRequest, UnsupportedParameter)) as caught:
+            await client.export(**options)
+        assert caught.value.param == param

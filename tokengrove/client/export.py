@@ -73,7 +73,11 @@ class Export:
         return [f"session {name}: {text}" for name, text in told]
 
     def to_tensor_dict(self, pad_token_id: int = 0) -> dict[str, NDArray[Any]]:
-        """Return all samples as one numpy batch, padded on the right to the longest: [B, L], rewards [B]."""
+        """Return all samples as one numpy batch, padded on the right to the longest: [B, L], rewards [B]. Raises
+        InvalidRequest for an export of layout forest."""
+        if self.sequences:
+            message = "an export of layout forest has sequences: take their samples(), or export with layout='concat'"
+            raise InvalidRequest(message, param="layout")
         return batch_of(self.samples, pad_token_id)
 
     def to_torch(self, pad_token_id: int = 0) -> dict[str, torch.Tensor]:

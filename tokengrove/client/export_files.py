@@ -122,6 +122,7 @@ def _is_file(output: str | Path) -> bool:
 
 def _with_page_size(request: Mapping[str, Json], *, whole: bool) -> dict[str, Json]:
     given = request.get("limit")
+    whole = whole or (request.get("layout") == "forest" and given is None)  # a group must be on one page to merge
     if whole and given is not None:
         raise ConfigurationError("--page-size applies to a folder: a file holds all sessions")
     return {**request, "limit": given or (_MOST_SESSIONS if whole else _PAGE_SESSIONS)}

@@ -18,10 +18,15 @@ from tokengrove.client.images import ImageBytes, concatenated
 from tokengrove.client.libraries import library
 from tokengrove.client.tensors import Array
 from tokengrove.client.values import MROPE, Float32, Int32, Json, Sample, arrays_of, own_images, sample_of
+from tokengrove.rows_beside import is_missing, missing_value, runs_of, set_sizes
 
 if TYPE_CHECKING:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
+
+
+_EXPERTS = "routed_experts"
+"""The side column with rows of forward passes. Others have rows of sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +78,7 @@ class PackedSequence:
         return np.flatnonzero((self.tin <= end) & (end < self.tout))
 
     def samples(self) -> list[Sample]:
-        """The samples, as layout concat has them.
-
-        Side columns also have the rows of tokens that another sample trains.
-        """
+        """The samples, as layout concat has them."""
         return [self._sample(row) for row in range(len(self.rows))]
 
     def _sample(self, row: int) -> Sample:
@@ -108,22 +110,28 @@ class PackedSequence:
                 found[name] = np.where(trained, values, np.float32(0)) if name == "unmasked_logprobs" else values
         if MROPE in self.extra:
             found[MROPE] = self.extra[MROPE][:, path]
-        return sample_of({**labels, **found, **self._side(path), "turns": turns}, self.image_table)
+        return sample_of({**labels, **found, **self._side(path, trained), "turns": turns}, self.image_table)
 
-    def _side(self, path: NDArray[np.intp]) -> dict[str, Any]:
-        """The side columns of a sample, and their description."""
+    def _side(self, path: NDArray[np.intp], trained: NDArray[np.bool_]) -> dict[str, Any]:
+        """The side columns of a sample, and their description. Only experts have rows of tokens that it does not
+        train."""
         found: dict[str, Any] = {}
-        for name in self.extra.get("replay", {}):
+        told: dict[str, Any] = {}
+        for name, about in self.extra.get("replay", {}).items():
+            kept = np.ones(len(path), bool) if name == _EXPERTS else trained
             if name in self.extra:
-                found[name] = self.extra[name][path]
+                values = self.extra[name][path]
+                values[~kept] = missing_value(values.dtype)
+                found[name], missing = values, is_missing(values)
             else:
-                counts, ids = self.extra[f"{name}_counts"], self.extra[f"{name}_ids"]
-                ends = np.cumsum(np.where(counts < 0, -counts - 1, counts))
-                parts = np.split(ids, ends[:-1]) if len(counts) else []
-                found[f"{name}_ids"] = np.concatenate([ids[:0], *(parts[at] for at in path)])
-                found[f"{name}_counts"] = counts[path]
-        told = self.extra.get("replay", {})
-        return {**found, "replay": {name: {**each, "missing": []} for name, each in told.items()}} if told else {}
+                ids, counts = _chosen(self.extra[f"{name}_ids"], self.extra[f"{name}_counts"], path[kept])
+                whole = np.zeros(len(path), np.int32)
+                whole[kept] = counts
+                found |= {f"{name}_ids": ids, f"{name}_counts": whole}
+                missing = whole == 0
+            expected = np.arange(len(path)) < len(path) - 1 if name == _EXPERTS else trained
+            told[name] = {**about, "missing": runs_of(missing & expected)}
+        return {**found, "replay": told} if told else {}
 
     @staticmethod
     def _span(span: Sequence[int] | None, path: NDArray[np.intp]) -> list[int] | None:
@@ -131,6 +139,16 @@ class PackedSequence:
             return None
         start = int(np.searchsorted(path, span[0]))
         return [start, start + span[1] - span[0]]
+
+
+def _chosen(
+    ids: NDArray[Any], counts: NDArray[np.int32], tokens: NDArray[np.intp]
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The sets of some tokens: their ids, one after the other, and the count of each."""
+    sizes = set_sizes(counts)
+    ends = np.cumsum(sizes)
+    parts = [ids[ends[token] - sizes[token] : ends[token]] for token in tokens]
+    return np.concatenate([ids[:0], *parts]), counts[tokens]
 
 
 def sequence_of(entry: Mapping[str, Json], images: Mapping[str, ImageBytes] | None = None) -> PackedSequence:
@@ -190,3 +208,16 @@ def token_logprobs(logits: torch.Tensor, sequence: PackedSequence) -> torch.Tens
     above = logits[parents.clamp(min=0)]
     found: torch.Tensor = above.gather(-1, ids[:, None]).squeeze(-1) - above.logsumexp(-1)
     return found * (parents >= 0)
+
+
+def counts_of(sequences: Sequence[PackedSequence]) -> dict[str, Json]:
+    """The counts of an export that sequences show: all but why tokens are not merged."""
+    rows, tokens = sum(each.row_tokens for each in sequences), sum(map(len, sequences))
+    return {
+        "sequences": len(sequences),
+        "rows": sum(len(each.rows) for each in sequences),
+        "row_tokens": rows,
+        "tokens": tokens,
+        "repeated_tokens": sum(each.repeated_tokens for each in sequences),
+        "merged_tokens": rows - tokens,
+    }

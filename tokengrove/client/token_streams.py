@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokengrove.client.values import Json, Sample
 from tokengrove.errors import InvalidRequest
+from tokengrove.rows_beside import runs_of
 
 Align = Literal["tokens", "next", "response", "trained"]
 Streams = Mapping[str, Sequence[Any] | NDArray[Any]]
@@ -33,6 +34,9 @@ def bodies(
     page: list[Json] = []
     size = 0
     for at, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            message = f"samples[{at}] is no sample: of a sequence, give its samples(), with values[sequence.path(row)]"
+            raise InvalidRequest(message, param="samples")
         given = {name: _trained(values[at], sample, align, f"{name}[{at}]") for name, values in streams.items()}
         entry = _entry(sample, given, {name: float(values[at]) for name, values in scalars.items()})
         if entry is None:
@@ -83,7 +87,7 @@ def _entry(sample: Sample, streams: Mapping[str, NDArray[np.float32]], scalars: 
         if turn.get("span") is None:
             continue
         first, end = turn["span"]
-        for start, stop in _runs(sample.loss_mask[first:end] > 0):
+        for start, stop in runs_of(sample.loss_mask[first:end] > 0):
             output_start = int(turn.get("output_start", 0)) + start
             span = [at, at + stop - start]
             turns.append({"interaction_id": turn["interaction_id"], "span": span, "output_start": output_start})
@@ -96,9 +100,3 @@ def _entry(sample: Sample, streams: Mapping[str, NDArray[np.float32]], scalars: 
         )
     told = {name: orjson.loads(orjson.dumps(each, option=orjson.OPT_SERIALIZE_NUMPY)) for name, each in streams.items()}
     return {"turns": turns, "streams": told, "scalars": dict(scalars)}
-
-
-def _runs(mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs [start, end) of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

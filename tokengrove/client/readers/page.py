@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tokengrove.client.export import Export
-from tokengrove.client.forest import PackedSequence, sequence_of
+from tokengrove.client.forest import PackedSequence, counts_of, sequence_of
 from tokengrove.client.images import ImageTable, table_of
 from tokengrove.client.values import Json, Sample, by_id, sample_of
 
@@ -34,7 +34,7 @@ class Page:
 
     @property
     def export(self) -> Export:
-        forest = dict(self.end.get("forest", {}))
+        forest = dict(self.end.get("forest") or (counts_of(self.sequences) if self.sequences else {}))
         return Export(self.samples, self.sessions, images=self.images, sequences=self.sequences, forest=forest)
 
 

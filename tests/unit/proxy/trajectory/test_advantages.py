@@ -18,7 +18,7 @@ from proxy.trajectory.scores import Compared
 from proxy.types import Interaction, Lineage, SessionRecord
 from tests.interactions import interaction
 from tokengrove.options.export import Baseline, Layout, TurnCredit, Unrewarded
-from tokengrove.options.session import Credit
+from tokengrove.options.session import Credit, RewardScope, SessionStatus
 from tokengrove.reasons import Evidence, Segment
 
 
@@ -206,3 +206,36 @@ def test_groups_compare_the_main_reward() -> None:
 def test_grpo_adds_one_millionth_to_the_standard_deviation() -> None:
     deviation = 1e-6 / np.sqrt(2)
     assert spread_of([0.0, 1e-6]).advantage(1e-6, Baseline.GRPO) == pytest.approx(5e-7 / (deviation + 1e-6))
+
+
+@pytest.mark.parametrize(("how", "factor"), [(TurnCredit.PROCESS, 1.0), (TurnCredit.GIGPO, 2.0)])
+def test_turn_advantages_compare_by_the_formula_of_advantages(how: TurnCredit, factor: float) -> None:
+    sessions = [turns_of([reward], ["x"]) for reward in (1.0, 0.0, 5.0)]
+    found = turn_advantages(sessions, turn_advantages=how, advantages=Baseline.LEAVE_ONE_OUT)
+    assert found == [[factor * value] for value in (-1.5, -3.0, 4.5)]
+
+
+def test_process_advantages_compare_the_rewards_of_each_agent_in_sessions_that_count() -> None:
+    options = LayoutOptions(
+        turn_advantages=TurnCredit.PROCESS,
+        advantages=Baseline.LEAVE_ONE_OUT,
+        reward_scope=RewardScope.AGENT,
+        unrewarded=Unrewarded.SKIP,
+        credit=Credit.TREE,
+        discount=0.0,
+    )
+    groups, records, sessions = Groups(), [], []
+    for at, (status, rewards) in enumerate(
+        ((SessionStatus.ENDED, [1.0, 10.0]), (SessionStatus.ENDED, [3.0, 40.0]), (SessionStatus.ACTIVE, [100.0, 100.0]))
+    ):
+        record, turns = SessionRecord(f"s{at}", group_id="g", status=status), turns_of(rewards)
+        turns[0].agent, turns[1].agent = "one", "two"
+        scored = scored_session(record, turns, options)
+        groups.add("g", scored.values(), scored.steps(), scored.rewards())
+        records.append(record)
+        sessions.append(turns)
+    found = []
+    for record, turns in zip(records[:2], sessions[:2], strict=True):
+        (row,) = lay_out(record, turns, options, groups).paths
+        found.append(row.columns()["turn_advantages"].tolist())
+    assert found == [[-2.0, -30.0], [2.0, 30.0]]

@@ -16,15 +16,18 @@ from proxy.trajectory.forest import Packer
 from proxy.trajectory.forest_sample import ForestSample
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.outline import outline
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.routes import by_route
 from proxy.trajectory.scored_session import scored_session
 from proxy.types import Interaction, PlacedImage, SessionRecord
 from tests.interactions import interaction
-from tests.side_columns import SHAPES, columns_of_all
+from tests.side_columns import SHAPES, column_of, columns_of_all
 from tokengrove.client.forest import PackedSequence, attention_mask, sequence_of
+from tokengrove.client.readers.page import Page
+from tokengrove.client.tally import Tally
 from tokengrove.client.values import Sample, sample_of
-from tokengrove.options.export import Baseline, Experts, Forest, Layout, Merge
+from tokengrove.options.export import Baseline, Experts, Forest, Images, Layout, Merge, TurnCredit
 
 PLACEHOLDER = 9
 Session = tuple[SessionRecord, list[Interaction]]
@@ -298,3 +301,136 @@ def test_a_dropped_sample_is_counted_and_its_tokens_have_a_reason() -> None:
     found = lay_out(record, turns, options, Groups())
     assert found.paths == [] and found.counts(options)["dropped_samples"] == 1
     assert found.counts(options)["untrained_tokens"] == {"too_long": 2}
+
+
+def test_a_group_fills_a_sequence_and_a_too_long_one_begins_in_the_open_one() -> None:
+    small = [chat("a", range(10), [1], "a"), chat("b", range(6), [1], "b")]
+    (one,), _ = packed(small, Forest(max_tokens=18))
+    assert (one.labels()["group_ids"], one.labels()["tokens"]) == (["a", "b"], 18)
+    large = [chat(f"c{at}", range(10), [50, at], "c") for at in range(6)]
+    made, _ = packed(small[1:] + large, Forest(max_tokens=20))
+    found = [(each.labels()["group_ids"], each.labels()["tokens"], each.repeated) for each in made]
+    assert found == [(["b", "c"], 19, 0), (["c"], 20, 10)]
+
+
+def test_an_image_in_another_detail_does_not_merge() -> None:
+    found = []
+    for at, detail in enumerate(("", "low")):
+        record, (turn,) = chat(f"s{at}", [1, PLACEHOLDER, PLACEHOLDER, 2], [3])
+        turn.images = (PlacedImage("a" * 64, 1, 2, 56, 28, detail),)
+        found.append((record, [turn]))
+    made, counts = packed(found, Forest())
+    assert counts["unmerged_tokens"] == {"images": 4}
+    assert [image.detail for image in made[0].images] == ["", "low"]
+
+
+def test_tokens_with_other_experts_are_apart_and_counted() -> None:
+    found = [chat(f"s{at}", range(4), [5]) for at in range(2)]
+    columns = {turn.id: column_of(at, turn) for at, (_, (turn,)) in enumerate(found)}
+    options = replace(options_of(Forest(experts=Experts.EQUAL)), columns=SHAPES)
+    packer = Packer(options)
+    for record, turns in found:
+        packer.add(record, lay_out(record, turns, options, Groups(), columns=columns).paths)
+    packer.finish()
+    assert packer.counts()["unmerged_tokens"] == {"sampled": 1, "experts": 4}
+
+
+def test_turn_advantages_are_those_of_each_sample() -> None:
+    found = []
+    for at in range(3):
+        record, (turn,) = chat(f"s{at}", range(3), [5, at])
+        turn.reward, turn.state_hash = float(at), "x"
+        found.append((record, [turn]))
+    how = {"advantages": None, "turn_advantages": TurnCredit.GIGPO, "step_weight": 2.0}
+    options = replace(options_of(Forest()), **how)
+    packer = Packer(options)
+    for record, rows in laid_out(found, options):
+        packer.add(record, rows)
+    (sequence,) = map(as_client, packer.finish())
+    values = [-3.0, 0.0, 3.0]  # -1, 0 and 1 among the sessions, and twice this in the state
+    np.testing.assert_allclose(
+        sequence.extra["turn_advantages"], [0] * 3 + [v for v in values for _ in range(2)], atol=1e-4
+    )
+    np.testing.assert_allclose(
+        [s.extra["turn_advantages"] for s in sequence.samples()], [[v] for v in values], atol=1e-4
+    )
+
+
+@given(sessions())
+def test_samples_have_the_sets_of_the_tokens_that_they_train(found: list[Session]) -> None:
+    columns = {}
+    for _, turns in found:
+        columns |= columns_of_all(turns, {each.id: [each.prompt_tokens] for each in turns[1:]})
+    options = replace(options_of(Forest(merge=Merge.ALL)), columns=SHAPES)
+    packer, rows = Packer(options), {}
+    for record, turns in found:
+        own = lay_out(record, turns, options, Groups(), columns=columns).paths
+        rows |= {row.last.id: sample_of(row.to_json()) for row in own}
+        packer.add(record, own)
+    for sequence in map(as_client, packer.finish()):
+        for made in sequence.samples():
+            row = rows[made.interaction_id]
+            for at in np.flatnonzero(row.loss_mask):
+                assert kept_at(made, at) == kept_at(row, at)
+                np.testing.assert_array_equal(made.extra["kept_logprobs"][at], row.extra["kept_logprobs"][at])
+            for name in ("kept_ids", "kept_counts", "kept_logprobs", "top_token_ids", "top_logprobs"):
+                np.testing.assert_array_equal(made.extra[name], row.extra[name], err_msg=name)
+            assert {name: each["missing"] for name, each in made.extra["replay"].items() if name != EXPERTS} == {
+                name: each["missing"] for name, each in row.extra["replay"].items() if name != EXPERTS
+            }
+
+
+def kept_at(sample: Sample, at: int) -> tuple[int, list[int]]:
+    counts = sample.extra["kept_counts"]
+    ends = np.cumsum(np.where(counts < 0, -counts - 1, counts))
+    return int(counts[at]), np.split(sample.extra["kept_ids"], ends[:-1])[at].tolist()
+
+
+def one_sequence(found: Sequence[Session], **more: Any) -> ForestSample:
+    options = replace(options_of(Forest(merge=Merge.ALL)), **{k: v for k, v in more.items() if k != "recorded"})
+    packer = Packer(options)
+    for record, turns in found:
+        packer.add(record, lay_out(record, turns, options, Groups(), columns=more.get("recorded", {})).paths)
+    (made,) = packer.finish()
+    return made
+
+
+def test_a_sequence_has_images_only_if_asked_and_other_images_are_apart_all_the_same() -> None:
+    found = []
+    for at, digest in enumerate("ab"):
+        record, (turn,) = chat(f"s{at}", [1, PLACEHOLDER, PLACEHOLDER], [3])
+        turn.images = (PlacedImage(digest * 64, 1, 2, 56, 28, ""),)
+        found.append((record, [turn]))
+    made = one_sequence(found, images=Images.NONE)
+    assert "images" not in made.labels() and made.labels()["tokens"] == 7
+
+
+def test_unmasked_logprobs_of_samples_without_them_are_the_logprobs() -> None:
+    found = [chat(f"s{at}", [1, 2], [5, at]) for at in range(2)]
+    turn = found[0][1][0]
+    turn.unmasked_logprobs = type(turn.logprobs)("f", [-3.0, -4.0])
+    assert one_sequence(found).columns()["unmasked_logprobs"].tolist() == [0, 0, -3.0, -4.0, -0.5, -0.5]
+
+
+def test_a_row_of_experts_is_missing_only_where_a_token_follows() -> None:
+    short, long = chat("s0", [1, 2], []), chat("s1", [1, 2, 3], [4])
+    columns = {turn.id: column_of(0, turn, [1]) for _, (turn,) in (short, long)}
+    for found, missing in (([short], []), ([short, long], [[1, 2]])):
+        made = one_sequence(found, columns=SHAPES, recorded=columns)
+        assert made.labels()["replay"][EXPERTS]["missing"] == missing
+
+
+def test_the_summary_of_an_export_counts_samples_and_tokens_of_sequences() -> None:
+    record, (turn,) = chat("s0", range(4), [5])
+    fork = interaction("s0-1", suffix=[0, 1, 2], output=[6, 7], seq=1)
+    made, _ = packed([(record, [turn, fork]), chat("s1", range(4), [5])], Forest())
+    tally = Tally()
+    tally.count(Page([], {}, {}, sequences=[as_client(each) for each in made]), "forest")
+    assert (tally.sequences, tally.samples, tally.row_tokens, tally.tokens, tally.trained) == (1, 3, 15, 8, 4)
+    assert tally.forks == 1
+
+
+def test_an_outline_names_the_sample_of_trained_tokens_and_none_for_context() -> None:
+    made, _ = packed([chat("s0", range(4), [5, 5]), chat("s1", range(4), [6])], Forest())
+    found = outline(made[0])
+    assert found["runs"] == [[0, 4, "context", None], [4, 6, "trained", 0], [6, 7, "trained", 1]]

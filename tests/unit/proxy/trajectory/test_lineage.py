@@ -51,7 +51,7 @@ def calling(call_id: str, **arguments: str) -> Message:
 
 def found(root: Interaction, *earlier: Interaction) -> Lineage | None:
     calls = {call.id: each for each in earlier for call in each.output.tool_calls}
-    return lineage_of(root, reversed(earlier), calls.get)
+    return lineage_of(root, reversed(earlier), calls.get, {each.id: each for each in earlier}.get)
 
 
 WORK = turn("0", user("Read big.txt."), output=calling("call_a", command="sed -n 1,150p big.txt"))
@@ -73,7 +73,8 @@ def test_the_text_of_a_summary_shows_where_a_conversation_goes_on(said: str, mes
     summary = turn("1", parent="0", purpose=Purpose.SUMMARY, output=Message(Role.ASSISTANT, said))
     assert found(turn("2", message), WORK, summary) == Lineage(("1",), Segment.COMPACTION, Evidence.SUMMARY)
     assert found(turn("2", user("Something else.")), WORK, summary) is None
-    assert found(turn("2", message), WORK, turn("1", output=summary.output)) is None, "no summary was asked for"
+    if message.role is Role.USER:
+        assert found(turn("2", message), WORK, turn("1", output=summary.output)) is None, "no summary was asked for"
 
 
 def test_turns_that_were_kept_are_sources_beside_the_summary() -> None:
@@ -85,7 +86,7 @@ def test_turns_that_were_kept_are_sources_beside_the_summary() -> None:
 
 def test_a_summary_that_is_asked_for_in_a_conversation_of_its_own_comes_from_the_turn_whose_calls_it_has() -> None:
     asked = turn("1", user("Read big.txt."), WORK.output, user("Summarise."), purpose=Purpose.SUMMARY, tools=False)
-    assert found(asked, WORK) == Lineage(("0",), Segment.SUMMARY, Evidence.CALL_IDS)
+    assert found(asked, WORK) == Lineage(("0",), Segment.SUMMARY, Evidence.ANSWERS)
     again = turn("3", user(f"<prior-summary>{SUMMARY}</prior-summary>"), purpose=Purpose.SUMMARY)
     earlier = turn("2", purpose=Purpose.SUMMARY, output=Message(Role.ASSISTANT, SUMMARY))
     assert found(again, WORK, earlier) == Lineage(("2",), Segment.SUMMARY, Evidence.SUMMARY)
@@ -95,14 +96,48 @@ def test_the_prompt_in_a_tool_call_shows_whose_sub_agent_a_conversation_is() -> 
     calls = turn("0", output=calling("call_a", description="look", prompt=PROMPT))
     child = turn("1", Message(Role.SYSTEM, "You are an agent."), user(f"<reminder>today</reminder>\n{PROMPT}"))
     assert found(child, calls) == Lineage(("0",), Segment.SUBAGENT, Evidence.CALL)
-    assert found(turn("1", user(f"He said: {PROMPT}")), calls) is None, "no whole line"
+    assert found(turn("1", user(f"{PROMPT} Why?")), calls) is None, "it goes on"
     assert found(turn("1", user("look")), calls) is None, "too short"
+    crlf = turn("1", user(f"{PROMPT}\r\nNow."), tools=False)
+    asking = turn("0", output=calling("call_a", prompt=f"{PROMPT}\nNow. "))
+    assert found(crlf, asking) == Lineage(("0",), Segment.SUBAGENT, Evidence.CALL)
     assert found(turn("1", user(PROMPT), Message(Role.ASSISTANT, "x"), user("y")), calls) is None, "an old conversation"
+
+
+def test_an_agent_that_quotes_an_argument_is_no_sub_agent() -> None:
+    """The same agent, with the same tools and system prompt, begins anew and names a path that it read before."""
+    head = Message(Role.SYSTEM, "You are an agent.")
+    calls = turn("0", head, user("a"), output=calling("call_a", path="/home/user/project/main.py"))
+    quoting = user("Summarise this:\n/home/user/project/main.py")
+    assert found(turn("1", head, quoting), calls) is None
+    assert found(turn("1", head, quoting, tools=False), calls) is None, "a side call"
+    other = found(turn("1", Message(Role.SYSTEM, "Look."), quoting), calls)
+    assert other == Lineage(("0",), Segment.SUBAGENT, Evidence.CALL)
+    assert found(turn("1", head, quoting, purpose=Purpose.SUBAGENT), calls) == other
+
+
+def test_a_conversation_under_another_head_goes_on_from_its_last_turn() -> None:
+    """The answer before Codex's request for a summary, which has no tools, may have no calls."""
+    said = turn("1", parent="0", output=Message(Role.ASSISTANT, "Done."))
+    asked = turn("2", user("Summarise."), purpose=Purpose.SUMMARY, tools=False)
+    for root, kind in ((asked, Segment.SUMMARY), (turn("2"), Segment.HEAD)):
+        made = lineage_of(root, [said, WORK], lambda _: WORK, lambda _: None, said)
+        assert made == Lineage(("1",), kind, Evidence.MESSAGES)
+
+
+def test_a_history_that_was_cut_is_known_by_an_answer_that_was_kept() -> None:
+    text = Message(Role.ASSISTANT, "This is a long answer without any call.")
+    old = turn("1", parent="0", output=text)
+    assert found(turn("2", user("b"), text, user("c")), WORK, old) == Lineage(
+        ("1",), Segment.COMPACTION, Evidence.ANSWERS
+    )
+    short = turn("1", output=Message(Role.ASSISTANT, "Yes."))
+    assert found(turn("2", user("b"), short.output, user("c")), short) is None, "too short to tell"
 
 
 def test_a_sub_agent_with_its_parents_history_is_not_a_compaction() -> None:
     child = turn("1", user("a"), WORK.output, user("You are a sub-agent now."), purpose=Purpose.SUBAGENT)
-    assert found(child, WORK) == Lineage(("0",), Segment.SUBAGENT, Evidence.CALL_IDS)
+    assert found(child, WORK) == Lineage(("0",), Segment.SUBAGENT, Evidence.ANSWERS)
 
 
 def test_a_clients_thread_links_what_no_text_does() -> None:
@@ -172,6 +207,13 @@ def test_a_sub_agent_earns_what_the_turn_earns_that_got_its_answer() -> None:
     assert compute_returns(turns, 0.5, Credit.LINEAGE) == {"0": 0.5, "1": 0.25, "2": 0.5, "3": 1.0}
     early = [turns[0], chain("1", "0", 1.0), linked("2", Segment.SUBAGENT, "0"), chain("3", "2")]
     assert compute_returns(early, 0.5, Credit.LINEAGE) == {"0": 0.5, "1": 1.0, "2": 0.25, "3": 0.5}
+
+
+def test_a_summary_that_nothing_goes_on_from_takes_no_credit() -> None:
+    turns = [chain("0", None), chain("1", "0"), chain("2", "0"), linked("3", Segment.COMPACTION, "2", reward=1.0)]
+    for each in turns[1:3]:
+        each.purpose = Purpose.SUMMARY
+    assert compute_returns(turns, 1.0, Credit.LINEAGE) == {"0": 1.0, "1": 0.0, "2": 1.0, "3": 1.0}
 
 
 def test_only_the_last_turn_of_a_sub_agent_earns_what_its_answer_was_for() -> None:
@@ -244,3 +286,81 @@ def test_the_newest_conversations_of_each_lineage_are_trained() -> None:
         assert trained == names
         assert found.counts(options())["untrained_tokens"] == ({"train": 6 - len(names)} if most < 3 else {})
     assert {each["first"] for each in lineages_of(turns)} == {"0", "2"}
+
+
+def test_a_tool_result_that_quotes_a_summary_shows_nothing() -> None:
+    summary = turn("1", purpose=Purpose.SUMMARY, output=Message(Role.ASSISTANT, SUMMARY))
+    quoted = Message(Role.TOOL, SUMMARY, tool_call_id="other")
+    assert found(turn("2", user("Go on."), quoted), WORK, summary) is None
+
+
+def test_of_several_kept_turns_the_newest_is_the_source_even_if_only_its_result_is_there() -> None:
+    later = turn("1", output=calling("call_b", command="ls"), parent="0")
+    result = Message(Role.TOOL, "big.txt", tool_call_id="call_b")
+    for messages in ((WORK.output, later.output), (later.output, WORK.output), (WORK.output, result), (result,)):
+        assert found(turn("2", user("Go on."), *messages), WORK, later) == Lineage(
+            ("1",), Segment.COMPACTION, Evidence.ANSWERS
+        )
+
+
+def test_a_prompt_is_only_looked_for_in_messages_of_the_user() -> None:
+    calls = turn("0", output=calling("call_a", prompt=PROMPT))
+    assert found(turn("1", Message(Role.SYSTEM, PROMPT), user("Begin.")), calls) is None
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "null", "3", "{", ""])
+def test_arguments_that_are_no_object_have_no_prompt(arguments: str) -> None:
+    calls = turn("0", output=Message(Role.ASSISTANT, "", (ToolCall("call_a", "task", arguments),)))
+    assert found(turn("1", user(PROMPT)), calls) is None
+
+
+def test_a_summary_is_no_turn_that_a_thread_goes_on_from() -> None:
+    asked = turn("1", user("Summarise."), parent="0", purpose=Purpose.SUMMARY)
+    found_ = found(turn("2", user("c"), thread=Thread("t")), turn("0", user("a"), thread=Thread("t")), asked)
+    assert found_ == Lineage(("0",), Segment.RESET, Evidence.THREAD)
+
+
+def test_a_sub_agent_that_was_compacted_earns_what_its_caller_gets_and_only_that() -> None:
+    """Turn 0 calls; turn 1 and, after a compaction, 2 are the sub-agent's; 3 goes on with the answer, 4 does not."""
+    turns = [chain("0", None), linked("1", Segment.SUBAGENT, "0"), linked("2", Segment.COMPACTION, "1")]
+    turns += [chain("3", "0", 1.0), linked("4", Segment.COMPACTION, "0", reward=0.0)]
+    found = compute_returns(turns, 0.5, Credit.LINEAGE)
+    assert found == {"0": 0.25, "1": 0.25, "2": 0.5, "3": 1.0, "4": 0.0}
+
+
+def test_a_summary_that_calls_a_tool_is_one_source() -> None:
+    said = Message(Role.ASSISTANT, SUMMARY, (ToolCall("call_s", "note", "{}"),))
+    summary = turn("1", purpose=Purpose.SUMMARY, output=said)
+    assert found(turn("2", said, user("Go on.")), WORK, summary) == Lineage(
+        ("1",), Segment.COMPACTION, Evidence.SUMMARY
+    )
+
+
+def test_a_summary_before_conversations_that_are_not_trained_is_not_either() -> None:
+    turns = [chain("0", None), linked("1", Segment.SUMMARY, "0"), linked("2", Segment.COMPACTION, "1")]
+    turns += [linked("3", Segment.SUMMARY, "2"), linked("4", Segment.COMPACTION, "3")]
+    assert newest_segments(turns, 1) == {"3", "4"}
+
+
+def test_a_conversation_keeps_its_score_if_the_filter_leaves_out_what_goes_on_from_it() -> None:
+    turns = [chain("0", None, 0.5), chain("1", "0", 1.0), linked("2", Segment.COMPACTION, "1", reward=2.0)]
+    how = options(segments=frozenset({Segment.NEW}))
+    scored = scored_session(SessionRecord("s", group_id="g"), turns, how)
+    assert len(scored.values()) == 1
+    (row,) = lay_out(SessionRecord("s"), turns, how).paths
+    assert row.rewards.tolist() != [0.0] and row.weighting.score is not None
+
+
+def test_paths_go_on_over_summaries_that_the_filter_leaves_out() -> None:
+    turns = [chain("0", None), chain("1", "0"), linked("2", Segment.COMPACTION, "1", reward=2.0)]
+    turns[1].purpose = Purpose.SUMMARY
+    rows = lay_out(SessionRecord("s"), turns, options(purposes=frozenset({"main"}))).paths
+    assert [row.rewards.tolist() for row in rows] == [[2.0], [2.0]]
+
+
+def test_a_side_call_does_not_hide_the_thread_of_the_agent() -> None:
+    main = turn("0", user("a"), thread=Thread("t"))
+    side = turn("1", user("topic?"), thread=Thread("t"), tools=False)
+    assert found(turn("2", user("c"), thread=Thread("t")), main, side) == Lineage(
+        ("0",), Segment.RESET, Evidence.THREAD
+    )

@@ -169,3 +169,13 @@ def test_a_message_of_very_many_lines_is_searched_without_splitting_it() -> None
         tracemalloc.stop()
     assert purposes == [None, Purpose.SUMMARY]
     assert peak < 3 * len(lines), "besides the text in lower case there was a list of its lines"
+
+
+def test_notes_of_the_system_may_follow_the_prompt_for_a_summary() -> None:
+    asked, note = (
+        Message(Role.USER, "Your task is to create a detailed summary of the conversation so far."),
+        Message(Role.SYSTEM, "n"),
+    )
+    assert purpose_of_prompt([asked, note]) is Purpose.SUMMARY
+    assert purpose_of_prompt([asked, note, Message(Role.TOOL, "x", tool_call_id="c")]) is None
+    assert purpose_of_prompt([note]) is None

@@ -12,7 +12,8 @@ import pytest
 from tests.samples import chain, sample
 from tokengrove.client import Sample
 from tokengrove.client.adapters import areal, miles, nemo_rl, prime_rl, roll, skyrl, slime, trl, trl_rollout, verl
-from tokengrove.client.adapters.parts import Annotation, prompt_length
+from tokengrove.client.adapters.parts import Annotation, prompt_length, token_columns
+from tokengrove.client.export import Export
 from tokengrove.client.tensors import pad_left, pad_right
 from tokengrove.client.token_streams import bodies
 from tokengrove.errors import InvalidRequest
@@ -168,3 +169,81 @@ def test_a_trained_first_token_has_no_value_in_shifted_rows() -> None:
     found = areal.annotation([first], {"prox_logp": np.zeros((1, 2))})
     with pytest.raises(InvalidRequest, match="no value for the first token"):
         told(found)
+
+
+NAMES = [
+    (areal, {"prox_logp": "logprobs", "ref_logp": "ref_logprobs", "advantages": "advantages"}),
+    (nemo_rl, {"prev_logprobs": "logprobs", "reference_policy_logprobs": "ref_logprobs", "advantages": "advantages"}),
+    (
+        prime_rl,
+        {
+            **{"trainer_logprobs": "logprobs", "entropy": "entropy", "is_masked": "is_masked"},
+            "importance_ratio": "importance_weight",
+        },
+    ),
+    (skyrl, {"action_log_probs": "logprobs", "base_action_log_probs": "ref_logprobs", "advantages": "advantages"}),
+    (
+        slime,
+        {
+            **{name: name for name in ("entropy", "advantages")},
+            "log_probs": "logprobs",
+            "ref_log_probs": "ref_logprobs",
+        },
+    ),
+    (trl, {"log_probs": "logprobs", "entropies": "entropy", "importance_sampling_ratio": "importance_weight"}),
+    (
+        trl_rollout,
+        {
+            **{"per_token_logps": "logprobs", "ref_per_token_logps": "ref_logprobs", "entropies": "entropy"},
+            "importance_sampling_ratio": "importance_weight",
+        },
+    ),
+    (roll, {"old_log_probs": "logprobs", "ref_log_probs": "ref_logprobs", "advantages": "advantages"}),
+    (
+        verl,
+        {
+            **{"old_log_probs": "logprobs", "entropys": "entropy", "ref_log_prob": "ref_logprobs"},
+            **{"advantages": "advantages", "rollout_is_weights": "importance_weight"},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("adapter", "names"), NAMES, ids=[each[0].__name__.rpartition(".")[2] for each in NAMES])
+def test_each_column_of_a_trainer_is_the_stream_of_its_name(adapter: Any, names: dict[str, str]) -> None:
+    one = sample([1, 2], [5, 6])
+    columns: dict[str, Any] = {name: np.full((1, 4), at + 1.0) for at, name in enumerate(names)}
+    batch: Any = {**columns, "response_mask": np.ones((1, 4)), "sample_indices": [0]}
+    if adapter in (roll, verl):
+        ids = {"interaction_id": np.array([one.interaction_id])}
+        batch = SimpleNamespace(batch={**columns, "responses": np.zeros((1, 4))}, non_tensor_batch=ids)
+    streams = adapter.annotation([one], batch)["streams"]
+    found = {name: float(rows[0][0]) for name, rows in streams.items()}
+    assert found == {stream: at + 1.0 for at, stream in enumerate(names.values())}
+
+
+def test_a_batch_that_is_one_row_short_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'logprobs' has 2 rows, and there are 3 samples"):
+        nemo_rl.annotation(rollouts(), {"prev_logprobs": np.zeros((2, 9))})
+
+
+def test_trl_has_no_row_of_a_sample_without_trained_tokens() -> None:
+    samples = rollouts()
+    samples[0].loss_mask[:] = 0
+    rows = [np.zeros(9), np.ones(9)]
+    found = trl.annotation(samples, {"log_probs": rows})
+    assert [each.session_id for each in found["samples"]] == ["u", "t"]
+    assert len(found["streams"]["logprobs"]) == 2
+
+
+def test_advantages_of_turns_are_on_their_tokens() -> None:
+    one, other = rollouts()[0], rollouts()[1]
+    one.extra["turn_advantages"] = np.array([0.5, -1.0], np.float32)  # type: ignore[index]
+    found = token_columns([one, other])["turn_advantages"]
+    assert [row.tolist() for row in found] == [[0, 0, 0.5, 0.5, 0, -1, -1, -1], [0] * 5]
+
+
+def test_the_counts_of_a_forest_are_added_over_pages() -> None:
+    whole = Export([], {}, forest={"rows": 1, "unmerged_tokens": {"sampled": 2}})
+    whole.extend(Export([], {}, forest={"rows": 2, "unmerged_tokens": {"sampled": 3, "images": 1}}))
+    assert whole.forest == {"rows": 3, "unmerged_tokens": {"sampled": 5, "images": 1}}
