@@ -6,9 +6,9 @@ when the node is placed, so concurrent requests that continue the same parent be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
@@ -115,9 +115,9 @@ class InteractionCache:
         node = self.nodes.get(name)
         return None if node is None else node.interaction
 
-    def newest(self) -> Iterator[Interaction]:
-        """The committed turns, newest first."""
-        return (node.interaction for node in reversed(self.nodes.values()) if node.interaction.seq >= 0)
+    def newest(self, most: int) -> list[Interaction]:
+        """The committed turns, newest first, of the `most` newest."""
+        return [node.interaction for node in islice(reversed(self.nodes.values()), most) if node.interaction.seq >= 0]
 
     def ending(self, key: int) -> Sequence[Node]:
         """The nodes whose conversation, answer included, has the key `key`; the latest is last."""

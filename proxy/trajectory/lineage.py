@@ -9,18 +9,19 @@ changes neither tokens nor the tree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from proxy.types import Interaction, Lineage, Message, Role
 from tokengrove.options.session import Purpose
-from tokengrove.reasons import Evidence, Segment
+from tokengrove.reasons import Evidence, Reason, Segment
 
-_MOST = 256
-"""The turns that are looked at, newest first."""
+SEARCHED = 256
+"""The newest turns of a session, which are looked at."""
+BEGUN = frozenset({Reason.NEW_ROOT, Reason.TOOLS_CHANGED, Reason.SYSTEM_CHANGED, Reason.OPTIONS_CHANGED})
+"""The reasons of first turns that may have come from another conversation. The others are forks of one."""
 _LEAST_SUMMARY, _LEAST_PROMPT = 24, 16
 """The fewest characters of a summary, and of a prompt in a call, that are looked for: shorter ones may be chance."""
 _SIDE = (Purpose.TITLE, Purpose.AUX)
@@ -34,14 +35,14 @@ Find = Callable[[str], Interaction | None]
 
 def lineage_of(
     root: Interaction,
-    earlier: Iterable[Interaction],
+    turns: Sequence[Interaction],
     caller: Find,
     known: Find,
     same: Interaction | None = None,
 ) -> Lineage | None:
     """The turns that `root`, the first turn of a conversation, came from; None if nothing shows any.
 
-    `earlier`: the committed turns of its session, newest first. `caller`: the turn that made a call, by the id of the
+    `turns`: the committed turns of its session, newest first. `caller`: the turn that made a call, by the id of the
     call; `known`: a turn by its id. `same`: the last turn of the conversation whose messages the root's begin with,
     under other tools, another system prompt or other options.
     """
@@ -49,7 +50,6 @@ def lineage_of(
         return None
     if same is not None:
         return Lineage((same.id,), _kind(root, Segment.HEAD), Evidence.MESSAGES)
-    turns = list(islice(earlier, _MOST))
     kept = _kept(root.new_messages, turns, caller)
     if (summary := _summary_in(root.new_messages, turns)) is not None:
         sources = [summary.id, *([kept.id] if kept is not None and kept is not summary else [])]

@@ -27,7 +27,7 @@ from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
-from proxy.trajectory.lineage import lineage_of
+from proxy.trajectory.lineage import BEGUN, SEARCHED, lineage_of
 from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
@@ -114,10 +114,10 @@ class Commits:
         """Place a turn in the tree and commit it. Return None if another replica has changed the session."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
-        if prompt.match.parent is None and session.cache.nodes:
+        if prompt.match.parent is None and interaction.reason in BEGUN:
             cache = session.cache
             same = cache.same_messages(interaction.new_messages, prompt.identity)
-            interaction.lineage = lineage_of(interaction, cache.newest(), cache.called, cache.turn, same)
+            interaction.lineage = lineage_of(interaction, cache.newest(SEARCHED), cache.called, cache.turn, same)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
         session.cache.reserve(node)
         try:

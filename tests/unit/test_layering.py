@@ -493,6 +493,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.errors",
         "tokengrove.options",
         "tokengrove.reasons",
+        "tokengrove.rows_beside",
         "types",
     },
     "turns": {

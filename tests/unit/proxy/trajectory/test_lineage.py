@@ -51,7 +51,7 @@ def calling(call_id: str, **arguments: str) -> Message:
 
 def found(root: Interaction, *earlier: Interaction) -> Lineage | None:
     calls = {call.id: each for each in earlier for call in each.output.tool_calls}
-    return lineage_of(root, reversed(earlier), calls.get, {each.id: each for each in earlier}.get)
+    return lineage_of(root, earlier[::-1], calls.get, {each.id: each for each in earlier}.get)
 
 
 WORK = turn("0", user("Read big.txt."), output=calling("call_a", command="sed -n 1,150p big.txt"))
