@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.samples import chain, sample
-from tokengrove.client.adapters import areal, roll, trl, verl
+from tokengrove.client.adapters import areal, art, roll, trl, verl
 from tokengrove.client.adapters.parts import group_of
 from tokengrove.errors import InvalidRequest
 
@@ -226,3 +226,23 @@ def test_agents_of_one_group_are_groups_of_their_own_for_trainers_that_compare()
     ]
     assert [group_of(row) for row in rows] == ["g@planner", "g@coder", "g", "g"]
     assert [trl._group(row) for row in rows] == ["g@planner", "g@coder", "g", "g"]
+
+
+def test_arts_results_share_the_prompt_of_their_group_but_for_its_last_token() -> None:
+    how: dict[str, Any] = {"group": "g", "advantages": [0.5]}
+    one = chain([([1, 2, 3], [4, 5]), ([8], [6])], rewards=[0.0, 1.0], session="a", **how)
+    other = sample([1, 2, 3], [4], session="b", **how)
+    found = art.tokenized_results([one, other, sample([9], [7], session="c", advantages=[1.0])])
+    assert [(each["prompt_id"], each["prompt_length"]) for each in found] == [(1, 2), (1, 2), (2, 0)]
+    assert found[0]["token_ids"] == [1, 2, 3, 4, 5, 8, 6] and found[0]["input_pos"] == list(range(7))
+    assert found[0]["assistant_mask"] == [0, 0, 0, 1, 1, 0, 1] and found[0]["choice_offsets"] == [3, 6]
+    assert found[0]["logprobs"][3:5] == [-1.0, -1.25] and math.isnan(found[0]["logprobs"][5])
+    assert [each["weight"] for each in found] == [1 / 3, 1.0, 1.0]
+    assert [each["advantage"] for each in found] == [0.5, 0.5, 1.0]
+
+
+def test_art_needs_advantages_and_gets_no_sample_without_trained_tokens() -> None:
+    untrained = chain([([1], [2])], rewards=[0.0], trained=False, advantages=[1.0])
+    assert art.tokenized_results([untrained]) == []
+    with pytest.raises(InvalidRequest, match="export with 'advantages'"):
+        art.tokenized_results([sample([1], [2])])
