@@ -57,7 +57,6 @@ from proxy.store import schema
 from proxy.store.absence import Patience
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
-from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.turns.turns import Turns
@@ -157,7 +156,7 @@ def build_app(
     served = ServedEngines(engine_parts.wired(settings, engine, gate, admin, renderer, main), models, engine_parts)
     sessions = SessionParts(
         *(store, settings, metrics),
-        lambda: served.main.route.adapters.version,
+        partial(getattr, served.main.route.adapters, "version"),
         served.forget_session,
         lambda asked: gate.info().why_unrecorded(asked),
         served.routes.names.check_bindings,
@@ -210,7 +209,7 @@ def build_app(
     app.guard = None if guard.idle else guard
     app.wrong_keys = WrongKeys(addresses, parts.polls, senders=senders)
     app.state.metrics = metrics
-    app.on_end = _each(metrics.http.count, RequestLines())
+    app.on_end = RequestLines(metrics.http)
     app.metadata_of = sessions.registry.metadata_of
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory, app.state.senders = sessions.memory, senders
@@ -220,16 +219,6 @@ def build_app(
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
     return app
-
-
-def _each(*listeners: RequestEnd) -> RequestEnd:
-    """A callback that passes the end of a request to all listeners."""
-
-    def ended(request: HttpRequest) -> None:
-        for listener in listeners:
-            listener(request)
-
-    return ended
 
 
 def check(settings: Settings) -> None:

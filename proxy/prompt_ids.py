@@ -34,17 +34,17 @@ class _Shared:
 
 
 class PromptIds:
-    """Ids in consecutive arrays, which must not be changed. Use it on the event loop only."""
+    """Ids in consecutive arrays, which must not be changed. Use it on the event loop only. `length`: their number."""
 
-    __slots__ = ("_count", "_joined", "_length", "_shared")
+    __slots__ = ("_count", "_joined", "_shared", "length")
 
     def __init__(self, *arrays: Ids) -> None:
         self._shared = _Shared(list(arrays))
-        self._count, self._length = len(arrays), sum(map(len, arrays))
+        self._count, self.length = len(arrays), sum(map(len, arrays))
         self._joined: Ids | None = None
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def extended(self, *arrays: Ids) -> PromptIds:
         """Return these ids and those of `arrays`. The first extension shares cached values; others copy the list."""
@@ -54,7 +54,7 @@ class PromptIds:
         shared.arrays += arrays
         longer = object.__new__(PromptIds)
         longer._shared, longer._count, longer._joined = shared, len(shared.arrays), None
-        longer._length = self._length + sum(map(len, arrays))
+        longer.length = self.length + sum(map(len, arrays))
         return longer
 
     def begins_with(self, other: PromptIds) -> bool:
@@ -97,6 +97,8 @@ class PromptIds:
     def tail(self, count: int) -> Ids:
         """Return the last `count` ids, or all if there are fewer."""
         arrays, first, length = self._shared.arrays, self._count, 0
+        if first and len(arrays[first - 1]) >= count > 0:
+            return arrays[first - 1][-count:]
         while first and length < count:
             first -= 1
             length += len(arrays[first])

@@ -6,9 +6,10 @@ For every complete `Interaction`: `len(output_ids) == len(logprobs) == sum(count
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.resources.senders import Sender
@@ -44,9 +45,8 @@ ITEM_REFERENCE = "item_reference"
 """`Message.name` of an assistant message that refers to the answer of its `origin` instead of repeating it."""
 
 
-def ids_of(values: Any = ()) -> Ids:
-    """Return token ids as `array('i')` (32-bit signed). Raises OverflowError or TypeError for other values."""
-    return array("i", values)
+ids_of: Callable[..., Ids] = partial(array, "i")
+"""Return token ids as `array('i')` (32-bit signed). Raises OverflowError or TypeError for other values."""
 
 
 class Role(StrEnum):

@@ -59,11 +59,13 @@ class Addresses:
 
     def sender(self, scope: Scope, headers: Headers) -> Sender:
         """The sender of a request, as far as it is known before its session is found."""
+        behind_proxies = self._everybody or self._trusted
+        host = self.host(scope) if behind_proxies else host_of(str((scope.get("client") or ("",))[0]))
         path: str | None = scope.get("path_params", {}).get("session")
         if path:  # a secret or an agent's name does not change the sender
-            return Sender(self.host(scope), path.partition("~")[0] or path.partition("@")[0])
+            return Sender(host, path.partition("~")[0] or path.partition("@")[0])
         key = key_in(headers)
-        return Sender(self.host(scope), session_of_key(key) if key else "")
+        return Sender(host, session_of_key(key) if key else "")
 
     def _forwarded(self, request: Request) -> str | None:
         """The URL from X-Forwarded-* headers, ignoring malformed ones; None if no trusted proxy sent the request."""

@@ -37,6 +37,8 @@ INLINE = 512 * 1024
 INLINE_WORK = 128 * 1024
 """The Python work on a body of at most this many bytes also runs there."""
 
+_JSON = "application/json"
+_FEW_DIGITS = 10
 # More threads would only wait for each other: they need the interpreter lock nearly all the time.
 _THREADS = 2
 # The memory of a larger body is returned to the system after its release.
@@ -108,7 +110,13 @@ class Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._share is not None:
+            self.release()
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has a share of the budget."""
+        return self._share is not None
 
     @property
     def sender(self) -> Sender:
@@ -138,7 +146,8 @@ class Upload:
         other bodies leave no room for it, or ClientDisconnect.
         """
         most = self._bodies.most
-        length = _declared(self._headers, most)
+        told = self._headers.get(b"content-length", "")
+        length = int(told) if told.isdecimal() and len(told) < _FEW_DIGITS else _declared(told, most)
         if length > most:
             raise _too_large(most)
         chunks: list[bytes] = []
@@ -149,8 +158,8 @@ class Upload:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             chunk = message.get("body", b"")
-            if chunk and not size:
-                _check_json(self._headers.get(b"content-type", ""))
+            if chunk and not size and (kind := self._headers.get(b"content-type", "")) != _JSON:
+                _check_json(kind)
             size += len(chunk)
             if size > most:
                 raise _too_large(most)
@@ -243,12 +252,11 @@ class Upload:
             raise
 
 
-def _declared(headers: Headers, most: int) -> int:
-    """The length of a body according to its headers; `most` if they have none, `most + 1` for any larger number.
+def _declared(length: str, most: int) -> int:
+    """The length of a body according to its header; `most` if it has none, `most + 1` for any larger number.
 
     `int` refuses numbers of more than 4300 digits.
     """
-    length = headers.get(b"content-length", "")
     if not length.isdecimal():
         return most
     digits = length.lstrip("0")
@@ -261,7 +269,7 @@ def _check_json(content_type: str) -> None:
     Browsers let pages of any site send forms and plain text without a preflight.
     """
     kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if kind != _JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         given = f"'content-type: {kind[:100]}'" if kind else "no content-type"
         raise UnsupportedMediaType(
             f"the body must be JSON, and this one came with {given}: send 'content-type: application/json' "

@@ -32,6 +32,7 @@ _PAGE = ("/", "/ui")
 _FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
 _SERVERS = "/engine/servers"
 _SHOWN = 100
+_MOST_SEEN = 64
 
 
 class Guard:
@@ -44,6 +45,20 @@ class Guard:
         """Whether there is nothing to check."""
         self._hosts, self._origins = Hosts(settings), Origins(settings)
         self._public_url = (settings.public_url or "").lower()
+        self._seen_hosts: set[bytes | None] = set()
+
+    def admits(self, scope: Scope) -> bool:
+        """Whether a request is certainly admitted and is shared with no page: what agents send, time and again.
+
+        The others are checked by a call.
+        """
+        host: bytes | None = None
+        for name, value in scope["headers"]:
+            if name in _CHECKED:
+                if name != b"host" or host is not None:
+                    return False
+                host = value
+        return host in self._seen_hosts and not scope["path"].endswith(_SERVERS)
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an admitted request to `app`; answer other requests with an error."""
@@ -82,7 +97,11 @@ class Guard:
     def _check_host(self, hosts: list[str], scope: Scope) -> None:
         if not hosts:
             return  # not a browser: a health check over HTTP/1.0, or a client in this process
-        if len(hosts) == 1 and (self._hosts.accepts(hosts[0]) or _is_own(hosts[0], scope)):
+        if len(hosts) == 1 and self._hosts.accepts(hosts[0]):
+            if len(self._seen_hosts) < _MOST_SEEN:
+                self._seen_hosts.add(hosts[0].encode("latin-1"))
+            return
+        if len(hosts) == 1 and _is_own(hosts[0], scope):
             return
         names = "localhost, 127.0.0.1, [::1], the host of --public-url and those of --allowed-hosts"
         if len(hosts) != 1:

@@ -26,7 +26,7 @@ from proxy.protocols.completions.reply import completions_json
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.live_session import LiveSession
-from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.telemetry.http_request import REQUEST, HttpRequest, request_of
 from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
@@ -60,11 +60,12 @@ class UnaryReply:
         headers: Sequence[Header] = (),
     ) -> None:
         self._turns, self._asked, self._choices, self._protocol = turns, asked, choices, protocol
-        self._headers = (*headers, *ignored_header(asked.dropped))
+        self._headers = (*headers, *ignored_header(asked.dropped)) if asked.dropped else headers
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, attempt = _named(request_of(scope), self._turns, self._choices), self._choices[0].attempt
+        told: HttpRequest = scope.get(REQUEST) or request_of(scope)
+        request, attempt = _named(told, self._turns, self._choices), self._choices[0].attempt
         attempt.join()
         try:
             for choice in self._choices:
@@ -89,7 +90,9 @@ class UnaryReply:
         await send({"type": "http.response.body", "body": body})
 
     def _body(self) -> dict[str, Any]:
-        return self._protocol.reply(self._asked, [choice.answer() for choice in self._choices])
+        choices = self._choices
+        answers = [choices[0].answer()] if len(choices) == 1 else [choice.answer() for choice in choices]
+        return self._protocol.reply(self._asked, answers)
 
 
 class BatchReply(UnaryReply):
@@ -283,7 +286,7 @@ def _named(request: HttpRequest, turns: Turns, choices: Sequence[Choice]) -> Htt
 
 def request_id_header(api: Api, request: HttpRequest) -> Header:
     """The header of the request id, with which a client can report a reply."""
-    return b"request-id" if api is Api.MESSAGES else b"x-request-id", request.name().encode()
+    return b"request-id" if api is Api.MESSAGES else b"x-request-id", (request.id or request.name()).encode()
 
 
 async def begin_turns(
@@ -293,7 +296,7 @@ async def begin_turns(
 
     Raises the errors of `Turns.begin`, or ClientDisconnect.
     """
-    if not turns.blocked and turns.absence.since is None:
+    if not turns.routes.main.gate.closed and turns.absence.since is None:
         return await turns.begin(session, asked, new_id=protocol.new_id)
     gone = asyncio.ensure_future(disconnected(receive))
     try:

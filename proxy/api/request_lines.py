@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 
+from proxy.telemetry.groups import HttpMetrics
 from proxy.telemetry.http_request import HttpRequest
 from proxy.telemetry.log_lines import without_texts
 
@@ -29,12 +30,14 @@ _COUNTING = frozenset(
 
 
 class RequestLines:
-    """Logs each request that has ended. Use it on the event loop."""
+    """Counts and logs each request that has ended. Use it on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: HttpMetrics) -> None:
+        self._metrics = metrics
         self._said: dict[tuple[str, str], int] = {}
 
     def __call__(self, request: HttpRequest) -> None:
+        self._metrics.count(request)
         if request.tell is not None:
             request.tell(request)
         elif request.code is not None:

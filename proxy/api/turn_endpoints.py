@@ -13,19 +13,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.api.bodies import Bodies, Upload
+from proxy.api.bodies import INLINE, INLINE_WORK, Bodies, Upload
+from proxy.api.body_budget import FREE
 from proxy.api.client_hints import add_headers
 from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
-from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
+from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_json, error_response
 from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin_each, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.completions.reply import ECHO
 from proxy.protocols.wire_protocol import WireProtocol
+from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
-from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.telemetry.http_request import REQUEST, HttpRequest, request_of
 from proxy.turns.choice import Choice
 from proxy.turns.route import Routes
 from proxy.turns.spans import trace_request, trace_turns
@@ -65,7 +67,7 @@ class TurnEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: UnaryReply | StreamReply | Forwarded | None = None
-        request = request_of(scope)
+        request: HttpRequest = scope.get(REQUEST) or request_of(scope)
         if self._tracing is not None:
             request.begin_trace(self._tracing, scope)
         try:
@@ -90,7 +92,7 @@ class TurnEndpoint:
         caller = Caller(scope["path_params"].get("session"), key_in(headers))
         if not self._access.open_server:  # access does not depend on the body: check it before reading
             await self._access.resolve(caller)
-        with self._bodies.upload(scope, headers, receive) as upload:
+        with Upload(self._bodies, scope, headers, receive) as upload:
             return await self._begin_as_asked(request, caller, headers, receive, upload)
 
     async def _begin_as_asked(
@@ -98,32 +100,37 @@ class TurnEndpoint:
     ) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn that the body requests."""
         sent, path = await upload.read(), caller.path
-        read = time.monotonic()
-        await self._turnstile.enter(upload.sender)
+        read, sender = time.monotonic(), upload.sender
+        await self._turnstile.enter(sender)
         entered = self._turnstile.passes
-        if self._bodies.images is None:
-            body, size = await upload.decode(sent), len(sent)
+        if len(sent) <= INLINE:
+            body, size = decode_json(sent), len(sent)
         else:
             body, size = await upload.decode_turn(sent)
-        if self._turns.blocked and len(sent) <= _ORDINARY:
+        if FREE < len(sent) <= _ORDINARY and self._turns.blocked:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
-        sender = upload.sender._replace(name=session.id)
-        request.enter(session.id, session.record.metadata)
+        if sender.name != session.id:
+            sender = Sender(sender.host, session.id)
+        request.session, request.metadata = session.id, session.record.metadata
         if self._turnstile.passes != entered:  # many requests may have waited for one query
             await self._turnstile.enter(sender)
         files = None
         if self._bodies.images is not None:
             files = await upload.read_images(body, size, self._protocol.api, session)
-        asked = await upload.do(size, self._protocol.parse, body, session.parsed)
+        if size <= INLINE_WORK:
+            asked = self._protocol.parse(body, session.parsed)
+        else:
+            asked = await upload.work(size, self._protocol.parse, body, session.parsed)
         if files:
             asked.files = files
         routes, asked.sender = self._turns.routes, sender
-        routes.assign(asked, session.record)
+        if routes.names.declared:
+            routes.assign(asked, session.record)
         asked.model = asked.model or routes.main.model
-        add_headers(asked, headers, agent_in(path, session.id))
+        add_headers(asked, headers, None if path is None or path == session.id else agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
         if request.trace is not None:
@@ -154,7 +161,8 @@ class TurnEndpoint:
         if request.trace is not None:
             trace_turns(request.trace, asked, choices)
         reply = StreamReply if asked.stream else UnaryReply
-        return reply(self._turns, asked, choices, self._protocol, self._shown(caller, choices))
+        shown = () if path and "~" not in path else self._shown(caller, choices)
+        return reply(self._turns, asked, choices, self._protocol, shown)
 
     def _shown(self, caller: Caller, choices: Sequence[Choice]) -> Sequence[Header]:
         """The headers that name the session to a caller that names none."""

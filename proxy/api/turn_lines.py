@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from proxy.telemetry import log
 from proxy.telemetry.http_request import HttpRequest
 from proxy.telemetry.log_lines import without_texts
 from proxy.turns.choice import Choice
@@ -43,17 +44,19 @@ class TurnLines:
                 choice.ended.add_done_callback(lambda _, i=index, c=choice: self._tell(request, i, c))  # type: ignore[misc]
 
     def _tell(self, request: HttpRequest, index: int, choice: Choice) -> None:
-        turn, new, error = choice.interaction, self._retry is None, _error_of(choice)
+        turn, new, ended = choice.interaction, self._retry is None, choice.ended
+        error = turn.error
+        if error is None and not ended.cancelled() and (problem := ended.exception()) is not None:
+            error = str(problem)
         failed = turn.status is Status.FAILED or (error is not None and not request.left)
         level = logging.WARNING if failed else logging.INFO
-        if not logger.isEnabledFor(level):
-            return
-        logger.log(
+        log.tell(
+            logger,
             level,
             "turn",
             {
                 "session": request.session,
-                **request.labels,
+                **({} if request.metadata is not None and not request.metadata else request.labels),
                 "interaction": turn.id,
                 "choice": index if len(self._choices) > 1 else None,
                 "api": turn.api,
@@ -75,7 +78,7 @@ class TurnLines:
                 "code": request.code,
                 "error": None if error is None else without_texts(error),
                 "request_id": request.id,
-                "trace_id": request.trace_id,
+                "trace_id": None if request.trace is None else request.trace_id,
             },
         )
         if self._content and new:
@@ -87,14 +90,6 @@ def _submitted_again(choice: Choice) -> int:
     if not isinstance(choice, Turn) or not choice.timeline.events:
         return 0
     return sum(event.name == "submitted_again" for event in choice.timeline.events)
-
-
-def _error_of(choice: Choice) -> str | None:
-    """The error of a choice; None if it did not fail."""
-    if choice.interaction.error is not None:
-        return choice.interaction.error
-    problem = None if choice.ended.cancelled() else choice.ended.exception()
-    return None if problem is None else str(problem)
 
 
 def _tell_content(turn: Interaction, request: HttpRequest) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.api.answers import identified
 from proxy.api.guard import Guard
 from proxy.api.wrong_keys import WRONG_KEYS, WrongKeys
-from proxy.telemetry.http_request import HttpRequest, MetadataOf, RequestEnd, request_of, set_route
+from proxy.telemetry.http_request import ROUTE, HttpRequest, MetadataOf, RequestEnd, request_of
 
 _PREFIX = "/v1"
 
@@ -34,7 +34,7 @@ class TurnRoutes:
             if path.endswith(end) and path[0] == "/" and "\n" not in path:
                 prefix = path.removesuffix(end)
                 scope["path_params"] = {} if prefix in ("", _PREFIX) else {"session": prefix.removesuffix(_PREFIX)[1:]}
-                set_route(scope, label)
+                scope[ROUTE] = label
                 return endpoint
         return None
 
@@ -61,8 +61,12 @@ class App(Starlette):
             return
         request = HttpRequest(scope, self.on_end, self.metadata_of)
         try:
-            if self.guard is not None:
-                await self.guard(self._admitted, scope, receive, send)
+            guard = self.guard
+            if guard is not None and not guard.admits(scope):
+                await guard(self._admitted, scope, receive, send)
+            elif (endpoint := self.turn_routes.find(scope)) is not None:  # like `_admitted`, one call less deep
+                scope[WRONG_KEYS] = self.wrong_keys
+                await endpoint(scope, receive, send)
             else:
                 await self._admitted(scope, receive, send)
         finally:

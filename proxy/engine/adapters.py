@@ -111,7 +111,7 @@ class Adapters:
     @property
     def version(self) -> int:
         """The version that a new session's tokens have: the newest adapter's, else that of the engine's weights."""
-        return self._base() if self.newest is None else self.newest
+        return self._engine.info().weight_version if self.newest is None else self.newest
 
     # Turns ---------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Adapters:
                     f"this session was sampled by adapters, and {self._name} has none since it started; publish one",
                     retry_after_s=_RETRY_AFTER_S,
                 )
-            return self._newest_or_base()
+            return self.newest if self.newest is not None or not self._lora else self._newest_or_base()
         if own == BASE and not self._lora:
             return None
         told = f"this session began with version {own}, and stays at it"

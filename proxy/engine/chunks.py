@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.side_columns.columns import Columns
@@ -107,7 +108,7 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
             raise EngineFailed(f"the engine gave token {wrong}, but the model's token ids are 0 to {vocab_size - 1}")
         if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
-        for token, logprob in (pair for top in chunk.top_logprobs for pair in top):
+        for token, logprob in chain.from_iterable(chunk.top_logprobs):
             if type(token) is not int or type(logprob) not in (float, int):
                 raise EngineFailed("the engine gave a top logprob that is no token id with a number")
             if not 0 <= token < vocab_size:

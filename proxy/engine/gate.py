@@ -108,7 +108,7 @@ class _InFlight:
 
         An earlier submission sampled the tokens that follow them, perhaps with other weights.
         """
-        prompt = len(self.request.prompt)
+        prompt = self.request.prompt.length
         return experts.without(max(prompt, self.held), prompt + self.resumed - 1)
 
     def expire(self) -> None:
@@ -127,11 +127,12 @@ class Load(NamedTuple):
 class Gate:
     """The only path of requests to the engine. `EngineAdmin` closes it while the engine is paused.
 
-    `state`: the pause. Its readers share this object.
+    `state`: the pause. Its readers share this object. `info`: returns facts about the engine behind the gate.
     """
 
     def __init__(self, engine: Engine, settings: Settings, metrics: EngineMetrics | None = None) -> None:
         self.state = PauseState()
+        self.info: Callable[[], EngineInfo] = engine.info
         self._engine, self._sample = engine, sampler(engine)
         self._servers = engine if isinstance(engine, ServerPool) else None
         self._has_adapters = isinstance(engine, AdapterEngine)
@@ -139,17 +140,13 @@ class Gate:
         self._settings = settings
         self._flights: set[_InFlight] = set()
         self._alarm: asyncio.TimerHandle | None = None
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Event | None = None
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False
         self._waiting = 0
         self._metrics.waiting.watch(lambda: self._waiting)
         self._metrics.paused.watch(lambda: self.state.paused is not None)
         self._metrics.version.watch(lambda: self.info().weight_version)
-
-    def info(self) -> EngineInfo:
-        """Facts about the engine behind the gate."""
-        return self._engine.info()
 
     @property
     def running(self) -> int:
@@ -164,7 +161,7 @@ class Gate:
     @property
     def closed(self) -> bool:
         """True while new requests must wait: a pause holds them, or no engine server is alive."""
-        return not self.state.admitting.is_set() or (self._servers is not None and not self._servers.alive)
+        return self.state.held or (self._servers is not None and not self._servers.alive)
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable if the engine has died. It never recovers."""
@@ -201,7 +198,8 @@ class Gate:
             self._check_images()
         if request.adapter is not None:
             self._check_adapters(request.adapter)
-        await self.enter()
+        if self.closed:
+            await self.enter()
         request.timeline.admitted = time.monotonic()
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
@@ -351,7 +349,10 @@ class Gate:
             flight.running, flight.cut, flight.interrupted = True, False, False
             flight.again, flight.resumed, wait_s, cause = bool(flight.output), len(flight.output), 0.0, "pause"
             try:
-                finish = await self._sample(rest_of(flight.request, flight.output, flight.held), flight.receive)
+                request = flight.request
+                if flight.output or flight.held:
+                    request = rest_of(request, flight.output, flight.held)
+                finish = await self._sample(request, flight.receive)
                 if not (flight.interrupted and finish is FinishReason.ABORT):
                     if finish is not None:
                         return finish
@@ -371,7 +372,9 @@ class Gate:
                 self._retry_elsewhere(flight)
             finally:
                 flight.running = False
-                self._ended.set()
+                if self._ended is not None:
+                    self._ended.set()
+                    self._ended = None
             if flight.left <= 0:
                 adapter = flight.request.adapter
                 version = self.info().weight_version if adapter is None else adapter
@@ -405,5 +408,5 @@ class Gate:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            self._ended.clear()
-            await self._ended.wait()
+            ended = self._ended = self._ended or asyncio.Event()
+            await ended.wait()

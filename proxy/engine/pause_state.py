@@ -44,26 +44,23 @@ class PausedBy(Enum):
 class PauseState:
     """The state of the pause. Each gate has one.
 
-    `admitting`: set while new requests are admitted. `paused`: the mode of the pause in force, or None. `ending`: the
-    engine runs again, so the pause is about to end, and news of it that is sent now may arrive after its end. `by`: the
-    operation that began it. `since`: the monotonic time at which this process began its latest pause, or the start of
-    this process for a pause that it took over. `released`: the kinds of memory (of MEMORY_TAGS) that are released.
+    `admitting`: set while new requests are admitted. `held`: True while they wait for the end of a pause. `paused`: the
+    mode of the pause in force, or None. `ending`: the engine runs again, so the pause is about to end, and news of it
+    that is sent now may arrive after its end. `by`: the operation that began it. `since`: the monotonic time at which
+    this process began its latest pause, or the start of this process for a pause that it took over. `released`: the
+    kinds of memory (of MEMORY_TAGS) that are released.
     """
 
     def __init__(self) -> None:
         self.admitting = asyncio.Event()
         self.admitting.set()
+        self.held = False
         self.paused: PauseMode | None = None
         self.since = time.monotonic()
         self.ending = False
         self.by = PausedBy.TRAINER
         self.released: frozenset[str] = frozenset()
         self._announced: PauseMode | None = None
-
-    @property
-    def held(self) -> bool:
-        """True while new requests wait for the end of a pause."""
-        return not self.admitting.is_set()
 
     @property
     def shared(self) -> PauseMode | None:
@@ -82,6 +79,7 @@ class PauseState:
     def close(self, mode: PauseMode) -> None:
         """New requests wait from now on."""
         self.announce(mode)
+        self.held = True
         self.admitting.clear()
 
     def enter(self, mode: PauseMode) -> None:
@@ -91,7 +89,7 @@ class PauseState:
     def end(self) -> None:
         """Admit requests again."""
         self.paused = self._announced = None
-        self.ending, self.by = False, PausedBy.TRAINER
+        self.ending, self.by, self.held = False, PausedBy.TRAINER, False
         self.admitting.set()
 
     def release(self, kinds: frozenset[str], *, begun: bool) -> None:

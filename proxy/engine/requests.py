@@ -94,9 +94,9 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
         )
     if sampling.max_tokens is None or sampling.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    if len(prompt) + sampling.max_tokens > context_length:
+    if prompt.length + sampling.max_tokens > context_length:
         raise ContextLengthExceeded(
-            prompt_tokens=len(prompt), context_tokens=context_length, max_tokens=sampling.max_tokens
+            prompt_tokens=prompt.length, context_tokens=context_length, max_tokens=sampling.max_tokens
         )
     if sampling.logit_bias and not all(0 <= token < vocab_size for token, _ in sampling.logit_bias):
         raise InvalidRequest(

@@ -11,7 +11,8 @@ from proxy.protocols.fields import expect_bool, expect_object, optional_text
 
 def parse_model(body: Mapping[str, Any]) -> str:
     """Return `model`, which the reply repeats, or "" without one: the endpoint then uses the served name."""
-    return optional_text(body, "model") or ""
+    model = body.get("model")
+    return model if type(model) is str and "\0" not in model else optional_text(body, "model") or ""
 
 
 def ignored_fields(value: Mapping[str, Any], honoured: AbstractSet[str]) -> list[str]:

@@ -27,10 +27,13 @@ def finish_reason(interaction: Interaction) -> str:
 
 def usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the usage. The prompt counts once, for any number of choices."""
-    usages = [usage_of(answer.interaction) for answer in answers]
-    prompt, cached = usages[0].prompt_tokens, usages[0].cached_tokens
-    completion = sum([usage.completion_tokens for usage in usages])
-    reasoning = sum([usage.reasoning_tokens for usage in usages])
+    first = usage_of(answers[0].interaction)
+    prompt, cached = first.prompt_tokens, first.cached_tokens
+    completion, reasoning = first.completion_tokens, first.reasoning_tokens
+    for answer in answers[1:]:
+        usage = usage_of(answer.interaction)
+        completion += usage.completion_tokens
+        reasoning += usage.reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -34,6 +34,8 @@ _NUMBERS: tuple[tuple[str, Callable[..., float | None], float, float], ...] = (
     ("max_tokens", optional_int, 1, 2**31 - 1),
     ("min_tokens", optional_int, 0, 2**31 - 1),
 )
+NUMBERS = frozenset(name for name, *_ in _NUMBERS)
+"""The names of the numeric fields."""
 _INCLUDE_STOP = "include_stop_str_in_output"
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_TOKENS = 64
@@ -47,7 +49,7 @@ def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     if (bias := body.get("logit_bias")) is not None:
         given["logit_bias"] = _parse_logit_bias(bias, at)
     if (stop := body.get("stop")) is not None:
-        given["stop"] = _parse_stop(stop, at)
+        given["stop"] = parse_stop(stop, at)
     if (shown := body.get(_INCLUDE_STOP)) is not None:
         given[_INCLUDE_STOP] = expect_bool(shown, f"{at}{_INCLUDE_STOP}")
     if body.get("stop_token_ids") is not None:
@@ -75,7 +77,8 @@ def parse_sampling_numbers(body: Mapping[str, Any], at: str = "") -> dict[str, A
     return given
 
 
-def _parse_stop(value: Any, at: str) -> tuple[str, ...]:
+def parse_stop(value: Any, at: str = "") -> tuple[str, ...]:
+    """Parse `stop`: a text or several."""
     name = f"{at}stop"
     strings = [value] if isinstance(value, str) else expect_list(value, name)
     if len(strings) > _MAX_STOP_STRINGS:

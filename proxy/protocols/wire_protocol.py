@@ -53,7 +53,7 @@ def usage_of(interaction: Interaction) -> Usage:
     if interaction.external:
         return Usage(**{name: interaction.external.get(name) or 0 for name in Usage.__dataclass_fields__})
     return Usage(
-        prompt_tokens=interaction.prompt_tokens,
+        prompt_tokens=interaction.prefix_length + len(interaction.prompt_suffix),
         completion_tokens=len(interaction.output_ids),
         cached_tokens=interaction.cached_tokens or 0,
         reasoning_tokens=interaction.reasoning_tokens,

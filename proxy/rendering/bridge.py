@@ -123,7 +123,7 @@ class Bridge:
 
     def reasoning_open(self, prompt_ids: Ids) -> bool:
         """Return whether the generation prompt opens the reasoning and leaves it open."""
-        return self._opened(self._header(prompt_ids))
+        return self._kept_opened(tuple(self._header(prompt_ids)))
 
     def _header(self, prompt_ids: Ids) -> Ids:
         """Return the generation prompt: the end of the prompt, after its last end-of-turn token."""

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from proxy.rendering.templates.chat_template import Options
 from proxy.types import Ids, Message, Tool
 
+_NO_TOOLS = marshal.dumps([], 2)
 # The approximate memory per token of a prompt: the ids, its text and the objects around them.
 _BYTES_A_TOKEN = 20
 
@@ -42,7 +43,8 @@ class PromptCache:
         """
         weight = max(len(ids), characters // _BYTES_A_TOKEN)
         with self._lock:
-            self._forget(key)
+            if key in self._prompts:
+                self._forget(key)
             self._prompts[key] = ids[:], weight
             self._room -= weight
             while self._room < 0:
@@ -75,6 +77,8 @@ def prompt_key(messages: Sequence[Message], tools: Sequence[Tool], options: Opti
 
     `marshal` and `repr` distinguish values that are equal in Python: 1, 1.0 and True, and dicts in another order.
     """
+    if not tools:
+        return tuple(messages), _NO_TOOLS, repr(options) if options else "{}"
     try:
         offered = marshal.dumps([(tool.name, tool.description, tool.parameters) for tool in tools], 2)
     except ValueError:

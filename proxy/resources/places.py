@@ -48,7 +48,7 @@ class Places:
 
     def take_now(self, sender: Sender) -> bool:
         """Take a place and return True, or return False if the sender must wait."""
-        if self._waiting and sender in self._waiting:
+        if self._waiting.hosts and sender in self._waiting:
             return False
         if self._running.total >= (most := self._most()) - most // 4 and not self._may(sender, most):
             return False
@@ -78,13 +78,18 @@ class Places:
     def give_back(self, sender: Sender) -> None:
         """Give a place back, to the next choice that waits."""
         self._running.add(sender, -1)
-        now = self._clock()
-        _note(self._seen, sender, now)
-        _note(self._hosts_seen, sender.host, now)
-        self._let_in()
+        self._seen[sender] = self._hosts_seen[sender.host] = self._clock()
+        self._seen.move_to_end(sender)
+        self._hosts_seen.move_to_end(sender.host)
+        if len(self._seen) > _MOST_REMEMBERED:
+            self._seen.popitem(last=False)
+        if len(self._hosts_seen) > _MOST_REMEMBERED:
+            self._hosts_seen.popitem(last=False)
+        if self._waiting.hosts:
+            self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting and self._waiting.take(self._start, look=1) is not None:
+        while self._waiting.hosts and self._waiting.take(self._start, look=1) is not None:
             pass
 
     def _start(self, waiting: _Waiting) -> bool:
@@ -119,13 +124,6 @@ class Places:
             self._running.of.get(sender, 0),
             self._most(),
         )
-
-
-def _note(seen: OrderedDict[Any, float], who: Hashable, now: float) -> None:
-    seen[who] = now
-    seen.move_to_end(who)
-    if len(seen) > _MOST_REMEMBERED:
-        seen.popitem(last=False)
 
 
 def _is_within(

@@ -43,7 +43,7 @@ class Turnstile:
         """Wake as many turns as may begin in the next pass."""
         self.passes += 1
         self._before, self._entered = self._entered, 0
-        while self._waiting and self._entered < _AT_ONCE:
+        while self._waiting.hosts and self._entered < _AT_ONCE:
             place = self._waiting.take(_any)
             if place is not None and not place.done():  # else its request was cancelled
                 place.set_result(None)

@@ -83,7 +83,10 @@ class Access:
 
     async def resolve(self, caller: Caller) -> LiveSession:
         """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""
-        session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        if self.open_server and caller.path and "~" not in caller.path:
+            session, by_key = await self._named.get_or_create(check_session_id(caller.path)), False
+        else:
+            session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
         if by_key:
             _check_fresh(session)
         session.touch()

@@ -53,7 +53,8 @@ class Attempt:
         """Count one more reader, and stop the grace period if it is running."""
         self.joined = True
         self.readers += 1
-        self.stop_grace()
+        if self.grace is not None:
+            self.stop_grace()
 
     def leave(self) -> bool:
         """Remove a reader. Return True if the attempt has not ended and has no reader left."""
@@ -69,9 +70,12 @@ class Attempt:
     def end(self, interactions: list[Interaction]) -> None:
         """End the attempt with the interactions of all its choices."""
         self.interactions = interactions
-        complete = all(interaction.status is Status.COMPLETE for interaction in interactions)
-        self.stage = Stage.COMPLETE if complete else Stage.FAILED
-        self.stop_grace()
+        self.stage = Stage.COMPLETE
+        for interaction in interactions:
+            if interaction.status is not Status.COMPLETE:
+                self.stage = Stage.FAILED
+        if self.grace is not None:
+            self.stop_grace()
 
 
 def reply_id(interaction_id: str) -> str:

@@ -40,7 +40,7 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
         raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
     if value[0] == "~":
         raise InvalidRequest(f"'{name}' must not begin with ~: in an address a key follows it", param=name)
-    first, _, _ = check_dots(value, name).partition("/")
+    first, _, _ = (check_dots(value, name) if "." in value else value).partition("/")
     if first in _RESERVED:
         raise InvalidRequest(f"'{name}' must not begin with the reserved word {brief(first)}", param=name)
     return value

@@ -20,6 +20,7 @@ from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord
 from tokengrove.errors import SessionClosed, SessionNotFound, brief
+from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 
 Changes = Mapping[str, Mapping[str, Any]]
@@ -112,7 +113,7 @@ class LiveSession:
         """Raise SessionNotFound if the session was deleted, SessionClosed if it takes no more turns."""
         if self.deleted:
             raise deleted(self.id)
-        if self.closed:
+        if self.ending or self.record.status is not SessionStatus.ACTIVE:
             expired, withdrawn = self.record.status is SessionStatus.EXPIRED, self.record.withdrawn
             how = "been withdrawn" if withdrawn else "expired" if expired else "ended"
             raise SessionClosed(f"session {brief(self.id)} has {how}; start a new one")
@@ -133,11 +134,12 @@ class LiveSession:
         self.running -= 1
         if not complete:
             self.turns_taken -= 1
-        self.touch()
+        self.used_at = time.monotonic()
 
     def record_commit(self, interaction: Interaction) -> None:
         """Count the tokens of a turn that was committed on this replica."""
-        sampled = interaction.sampled_tokens
+        external = interaction.route_kind is RouteKind.EXTERNAL
+        sampled = interaction.sampled_tokens if external else len(interaction.output_ids)
         self.sampled_tokens += sampled
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
         if interaction.images:

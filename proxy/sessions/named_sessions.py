@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.new_records import NewRecords
@@ -33,7 +34,8 @@ class NamedSessions:
                 return await self._registry.get(session_id)
         record = self._records.build(session_id, series or session_id, {})
         record.series = series
-        await self._check_room()
+        if self._limits.any:
+            await self._check_room()
         new = LiveSession(record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN)
         return self._registry.add(new)
 
@@ -43,7 +45,7 @@ class NamedSessions:
             creation = self._starts.create_session(session.record, urgent=False)
             session.stored = True
             session.seen = first_seen(session.record.created_at)
-            creation.add_done_callback(lambda done: self._created(session, done))
+            creation.add_done_callback(partial(self._created, session))
 
     async def _check_room(self) -> None:
         """Raise TooManyRequests if no more sessions may start."""

@@ -53,7 +53,7 @@ class NewRecords:
             group_id=body.get("group_id"),
             group_size=body.get("group_size"),
             sampling=body.get("sampling") or {},
-            turn_options=self._turn_options(body),
+            turn_options=self._turn_options(body) if body or self._recording["replay"] else {},
             limits=body.get("limits") or {},
             metadata=body.get("metadata") or {},
             discount=self._discount if body.get("discount") is None else body["discount"],

@@ -18,6 +18,12 @@ class StartLimits:
         self._settings, self._weight_version = settings, weight_version
 
     @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        settings = self._settings
+        return settings.max_live_sessions is not None or settings.max_staleness is not None
+
+    @property
     def max_live(self) -> int | None:
         """The most sessions that may be live at once; None: no limit."""
         return self._settings.max_live_sessions

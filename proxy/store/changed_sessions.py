@@ -29,13 +29,17 @@ class Changed:
 
 
 class ChangedSessions:
-    """The changes made through this process. Use it on the event loop only."""
+    """The changes made through this process. Use it on the event loop only.
+
+    `watched`: a client may read them; `note` does nothing otherwise.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._name = uuid.uuid4().hex
         self._count = self._forgotten = 0
         self._asked_at: float | None = None
+        self.watched = False
         self._by_id: dict[str, int] = {}
 
     def note(self, session_id: str) -> None:
@@ -56,7 +60,7 @@ class ChangedSessions:
         now = self._clock()
         if self._asked_at is None or now - self._asked_at > REST_S:
             self._rest()
-        self._asked_at = now
+        self._asked_at, self.watched = now, True
         here = self._name, self._count
         if place is None:
             return Changed(here, (), all=False)
@@ -71,7 +75,7 @@ class ChangedSessions:
 
     def _rest(self) -> None:
         """Clear the memory. A reader that returns learns that it missed changes."""
-        self._asked_at = None
+        self._asked_at, self.watched = None, False
         self._by_id.clear()
         self._count += 1
         self._forgotten = self._count

@@ -28,7 +28,12 @@ def first_seen(created_at: float) -> Seen:
     A deleted session and a later session with the same id therefore begin with different revisions. A replica that
     still has the deleted session in memory never confuses the two, whatever changed in either.
     """
-    return Seen(0, int(created_at * 1e6) % 2**30)
+    return Seen(0, first_revision(created_at))
+
+
+def first_revision(created_at: float) -> int:
+    """The revision of that state."""
+    return int(created_at * 1e6) % 2**30
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from proxy.types import Interaction, Lineage, Sampler, Thread
@@ -47,7 +48,9 @@ def notes_of(node: Interaction) -> dict[str, Any]:
     if node.external:
         notes["external"] = dict(node.external)
     if node.samplers:
-        notes["sampled_by"] = [_sampler_json(start, sampler) for start, sampler in node.samplers]
+        sampled_by = notes["sampled_by"] = list[dict[str, Any]]()
+        for start, sampler in node.samplers:
+            sampled_by.append({"start": start, **_sampler_json(sampler)})
     if node.thread is not None:
         notes["thread"] = {name: value for name, value in node.thread._asdict().items() if value is not None}
     if node.lineage is not None:
@@ -90,8 +93,9 @@ def step_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     return {**route_fields(notes), "lineage": lineage}
 
 
-def _sampler_json(start: int, sampler: Sampler) -> dict[str, Any]:
-    return {"start": start, **{name: value for name, value in sampler._asdict().items() if value}}
+@lru_cache(1024)
+def _sampler_json(sampler: Sampler) -> Mapping[str, str]:
+    return {name: value for name, value in sampler._asdict().items() if value}
 
 
 def route_fields(notes: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class OpenDatabase:
     `write` queues changes (see Writer). `shared`: True if other replicas may also write to the database, which is the
     case on PostgreSQL; a SQLite file is locked by one process. `shared_reads` then reads their changes. `changed`: the
     sessions that changed through this process. `owner`: the name of this process in the notes of its begun calls.
-    `absence`: whether the database is unavailable, and whether calls wait for it.
+    `absence`: whether the database is unavailable, and whether calls wait for it. `cut_off`: calls of other processes
+    may have begun and not ended.
     """
 
     def __init__(
@@ -58,7 +59,10 @@ class OpenDatabase:
         lock: database.FileLock | None,
         owner: str,
         patience: Patience | None = None,
+        *,
+        cut_off: bool = True,
     ) -> None:
+        self.cut_off = cut_off
         self.metrics = StoreMetrics()
         self.changed = ChangedSessions()
         self.write = Writer(writer_engine, self.metrics, self.renew, patience)

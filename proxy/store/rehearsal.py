@@ -43,7 +43,7 @@ def rehearse_turn(writer_engine: Engine, reader_engine: Engine) -> None:
         writes.create_freely(connection, [Start(rows.session_row(SessionRecord(name)))])
         begun.insert_intents(connection, [begun.note_of(name, name, "", None, name)])
         writes.append_interactions(connection, [writes.Append(turn)])
-        writes.set_replied(connection, [name])
+        writes.set_replied(connection, [[name]])
         if connection.dialect.name != "sqlite":
             CommitMarks().put(connection)
         transaction.rollback()

@@ -24,7 +24,7 @@ class ReplicaNews:
 
     def excludes(self, session_id: str) -> bool:
         """Return True if a session certainly does not exist. Does not read the database."""
-        return self._known.exclude(session_id) and self._database.running
+        return self._known.exclude(session_id) and self._database.write.running
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """The changes of a session since it was `seen`; None if there is no such session."""

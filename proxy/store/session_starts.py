@@ -75,4 +75,5 @@ class SessionStarts:
     def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:
         if not creation.cancelled() and creation.exception() is None:
             self._metrics.started.by[()] += 1
-            self._database.changed.note(session_id)
+            if self._database.changed.watched:
+                self._database.changed.note(session_id)

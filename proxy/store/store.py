@@ -89,11 +89,10 @@ class Store:
         try:
             writer_engine = database.writer_engine(url, owner)
             schema.prepare(writer_engine, migrate=database.is_sqlite(url) if migrate is None else migrate)
-            if lock is not None:
-                begun.disown_all(writer_engine)
+            cut_off = begun.disown_all(writer_engine) if lock is not None else True
             # One connection for each reader thread, and one that `SharedReads` keeps.
             readers = database.reader_engine(url, READER_THREADS + 1, owner)
-            return cls(OpenDatabase(writer_engine, readers, lock, owner, patience))
+            return cls(OpenDatabase(writer_engine, readers, lock, owner, patience, cut_off=cut_off))
         except BaseException:
             if writer_engine is not None:
                 writer_engine.dispose()
@@ -103,6 +102,7 @@ class Store:
 
     async def close(self) -> None:
         """Commit the queued changes, then release threads, connections and the lock. May be called again."""
+        self.turns.queue_notes()
         await self.database.close()
 
     @property

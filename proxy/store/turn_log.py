@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from proxy.side_columns.columns import NO_COLUMNS, Columns
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import begun, writes
+from proxy.store.sql.rows import RowValues
 from proxy.store.writer import Phase
 from proxy.types import ImageFile, Interaction
+from tokengrove.errors import ProxyError
+
+_NOTED_AFTER_S = 0.05
+"""A crash loses the notes of this time. The end of a turn that is shorter takes its begin note along."""
+
+_FORGOTTEN_AFTER_S = 0.5
+"""The same for the note that a reply was written, in a database of one process: no other process waits for it."""
 
 
 class TurnLog:
-    """Commits of turns. The notes are queued without waiting; a crash may lose the notes of the last 50 ms.
+    """Commits of turns, and notes of their beginnings and replies, which nobody waits for.
 
     `absence`: whether the database is unavailable.
     """
@@ -22,6 +31,11 @@ class TurnLog:
         self._database = database
         self._write = database.write
         self.absence = database.absence
+        self._begun: dict[str, RowValues] = {}
+        self._replied: list[str] = []
+        self._replied_after_s = _NOTED_AFTER_S if database.shared else _FORGOTTEN_AFTER_S
+        self._noting: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
 
     @property
     def refused(self) -> bool:
@@ -47,15 +61,27 @@ class TurnLog:
         With `seen`, returns None and commits nothing if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        change = writes.Append(interaction, seen, files, columns)
+        begun = self._begun.pop(interaction.id, None)
+        change = writes.Append(interaction, seen, files, columns, begun is None, self._database.cut_off)
         size = 4 * len(interaction.prompt_suffix) + 8 * len(interaction.output_ids)
         if files:
             size += sum(len(file.data) for file in files)
         if columns:
             size += sum(column.rows.nbytes for column in columns.values())
-        seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
-        if seq is not None:
-            interaction.seq = seq
+        if self._replied:
+            self._queue_replied()
+        try:
+            seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
+        except ProxyError:
+            if begun is not None:
+                self._note(begun)
+            raise
+        if seq is None:
+            if begun is not None:
+                self._note(begun)
+            return None
+        interaction.seq = seq
+        if self._database.changed.watched:
             self._database.changed.note(interaction.session_id)
         return seq
 
@@ -64,10 +90,13 @@ class TurnLog:
 
         Raises SessionNotFound.
         """
+        self.queue_notes()
         await self._write.submit(writes.wait_for_commits, {"of_sessions": [session_id]})
 
     async def supersede(self, interaction_id: str) -> None:
         """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""
+        self._begun.pop(interaction_id, None)
+        self.queue_notes()
         await self._write.submit(writes.supersede, interaction_id)
 
     def note_begun(
@@ -77,14 +106,47 @@ class TurnLog:
 
         If this process dies first, an append of a complete interaction with the same request hash or key supersedes it.
         """
-        note = begun.note_of(interaction_id, session_id, request_hash, idempotency_key, self._database.owner)
-        self._write.note(begun.insert_intents, note, Phase.FIRST)
-        self._database.changed.note(session_id)
+        self._begun[interaction_id] = begun.note_of(
+            interaction_id, session_id, request_hash, idempotency_key, self._database.owner
+        )
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_later(_NOTED_AFTER_S, self._queue_begun)
+        if self._database.changed.watched:
+            self._database.changed.note(session_id)
 
     def note_deleted(self, interaction_id: str) -> None:
         """Delete the note that a call began, because its session was deleted."""
+        self._begun.pop(interaction_id, None)
         self._write.note(begun.delete_intents, interaction_id, Phase.LAST)
 
     def note_replied(self, interaction_id: str) -> None:
         """Note that the reply was completely written."""
-        self._write.note(writes.set_replied, interaction_id, Phase.LAST)
+        self._replied.append(interaction_id)
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(self._replied_after_s, self._queue_replied)
+
+    def queue_notes(self) -> None:
+        """Queue all notes. Call it before the writer stops."""
+        self._queue_begun()
+        self._queue_replied()
+
+    def _note(self, begun_call: RowValues) -> None:
+        self._begun[begun_call["interaction_id"]] = begun_call
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_later(_NOTED_AFTER_S, self._queue_begun)
+
+    def _queue_begun(self) -> None:
+        if self._noting is not None:
+            self._noting.cancel()
+            self._noting = None
+        notes, self._begun = self._begun, {}
+        for note in notes.values():
+            self._write.note(begun.insert_intents, note, Phase.FIRST)
+
+    def _queue_replied(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._replied:
+            names, self._replied = self._replied, []
+            self._write.note(writes.set_replied, names, Phase.LAST)

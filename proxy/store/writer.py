@@ -31,7 +31,7 @@ from enum import IntEnum
 from itertools import groupby
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
@@ -39,11 +39,12 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLA
 from proxy.store.absence import Absence, Patience
 from proxy.store.faults import fault_of, is_away, is_read_only, reason_of
 from proxy.store.outage import Outage
-from proxy.store.sql.begun import insert_intents
 from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
-from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, set_replied
+from proxy.store.sql.statement import DriverView, as_sqlalchemy
+from proxy.store.sql.writes import OF_TURNS, BatchWrite, set_replied
+from proxy.telemetry.families import observe_all
 from proxy.telemetry.groups import StoreMetrics
 from tokengrove.errors import ProxyError, StoreUnavailable
 
@@ -106,8 +107,9 @@ Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 class Writer:
     """The queue and its thread. Call `submit` and `note` on an event loop; they never block it.
 
-    `refusal`: the fault of the database if it refused the last transaction, else None. `absence`: whether it is
-    unavailable. `reading`: the number of reads that wait for it, besides the queued changes.
+    `running`: True until the writer is stopped or its thread has ended. `refusal`: the fault of the database if it
+    refused the last transaction, else None. `absence`: whether it is unavailable. `reading`: the number of reads that
+    wait for it, besides the queued changes.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Writer:
         self._renewing = False
         self._sqlite = engine.dialect.name == "sqlite"
         self._connection: Connection | None = None
+        self._view: DriverView | None = None
         self._queue: deque[Change] = deque()
         self._metrics.queued.watch(self._queue.__len__)
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -141,13 +144,9 @@ class Writer:
         self._company = False
         self._closing = False
         self._stopped = False
+        self.running = True
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """True until the writer is stopped or its thread has ended."""
-        return not (self._closing or self._stopped)
 
     def submit(
         self,
@@ -163,14 +162,13 @@ class Writer:
         A change that is not `urgent` may wait 50 ms for the commit of others. The future raises StoreUnavailable, or
         the ProxyError that `write` raised. Raises StoreUnavailable if closed.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        self._put(Change(write, payload, phase, future, urgent, size), loop)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._put(Change(write, payload, phase, future, urgent, size))
         return future
 
     def note(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> None:
         """Queue a change without waiting for it; a failure is logged. Raises StoreUnavailable if closed."""
-        self._put(Change(write, payload, phase, None, False), asyncio.get_running_loop())
+        self._put(Change(write, payload, phase, None, False))
 
     def renew(self) -> None:
         """Reconnect before the next transaction. May be called in any thread."""
@@ -190,7 +188,7 @@ class Writer:
 
     def stop(self) -> None:
         """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
-        self._closing = True
+        self._closing, self.running = True, False
         self.absence.stop()
         self._ring()
 
@@ -198,7 +196,7 @@ class Writer:
         """Wait until the thread has ended, after `stop`. Blocks."""
         self._thread.join()
 
-    def _put(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
+    def _put(self, change: Change) -> None:
         if self._closing:
             raise StoreUnavailable("the store is closed")
         if self.absence.since is not None and change.future is not None:
@@ -208,9 +206,14 @@ class Writer:
         if self._stopped:
             self._fail_rest()
         elif change.urgent:
-            self._wake()
+            if self._linger is not None:
+                self._linger.cancel()
+                self._linger = None
+            if not self._rung:  # else the thread is about to read the queue anyway
+                self._rung = True
+                self._bell.put(None)
         elif not (self._rung or self._linger):
-            self._linger = loop.call_later(_LINGER_S, self._wake)
+            self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._wake)
 
     def check_room(self) -> None:
         """Raise StoreUnavailable if the limit of calls that wait for the database is reached."""
@@ -248,7 +251,7 @@ class Writer:
                 if full or self._closing:  # whatever else is queued has rung the bell, or lingers
                     self._ring()
         finally:
-            self._stopped = True
+            self._stopped, self.running = True, False
             self._fail_rest()
             self._disconnect()
 
@@ -272,7 +275,7 @@ class Writer:
     def _commit_or_fail(self, group: list[Change]) -> list[ChangeResult]:
         """Commit a group. An unexpected error fails only this group, and the next one reconnects."""
         try:
-            return self._commit(_without_ended_intents(group))
+            return self._commit(group)
         except Exception as error:
             logger.exception("a commit failed for an unknown reason", {"changes": len(group)})
             self._metrics.refused.by[()] += 1
@@ -288,21 +291,21 @@ class Writer:
                 if doubt is None or not self._was_done(doubt):
                     doubt = None
                     doubt = self._apply(group)
-                self._count_waited(tries, "done")
+                if tries:
+                    self._count_waited("done")
                 return doubt
             except SQLAlchemyError as error:
                 doubt = self._in_doubt or doubt
                 if not self._outlasts(error, tries):
-                    self._count_waited(tries, "refused")
+                    if tries:
+                        self._count_waited("refused")
                     return self._refuse(group, error)
             tries += 1
 
     def _apply(self, group: list[Change]) -> list[ChangeResult]:
         """Try to commit a group. Raises SQLAlchemyError if the database refuses the transaction."""
         try:
-            return self._transact(
-                group, _apply_runs, pipeline=not self._sqlite and OF_TURNS.issuperset(map(_write, group))
-            )
+            return self._transact(group, _apply_runs, of_turns=OF_TURNS.issuperset(map(_write, group)))
         except (ProxyError, *_FAULTS) as error:
             if isinstance(error, _REFUSALS) and not is_aborted(error):
                 raise
@@ -329,9 +332,8 @@ class Writer:
         logger.warning("a commit whose answer was lost was looked up", {"done": done, "changes": len(outcomes)})
         return done
 
-    def _count_waited(self, tries: int, result: str) -> None:
-        if tries:
-            self._metrics.waited.by["changes", result] += self._waiting() - self.reading
+    def _count_waited(self, result: str) -> None:
+        self._metrics.waited.by["changes", result] += self._waiting() - self.reading
 
     def _refuse(self, group: Sequence[Change], error: Exception) -> list[ChangeResult]:
         self._metrics.refused.by[()] += 1
@@ -339,7 +341,11 @@ class Writer:
         self._outage.refused(self.refusal, reason_of(error))
         return [(change, StoreUnavailable(f"the database refused the commit: {self.refusal}")) for change in group]
 
-    def _transact(self, group: list[Change], apply: Apply, *, pipeline: bool = False) -> list[ChangeResult]:
+    def _transact(self, group: list[Change], apply: Apply, *, of_turns: bool = False) -> list[ChangeResult]:
+        """Apply a group in a transaction. `of_turns`: it has only changes of turns, whose statements are the driver's.
+
+        SQLite then runs them in a transaction of the driver's, and PostgreSQL in a pipeline.
+        """
         while True:
             if self._renewing:
                 self._renewing = False
@@ -351,12 +357,16 @@ class Writer:
             try:
                 # Kept from group to group: a checkout from the pool costs more than the other calls of a commit.
                 connection = self._connection = self._connection or self._engine.connect()
-                with pipelined(connection) if pipeline else nullcontext(), connection.begin():
-                    if not self._sqlite:
+                if self._sqlite and of_turns:
+                    outcomes = self._apply_plainly(connection, group)
+                elif self._sqlite:
+                    with connection.begin():
+                        outcomes = apply(connection, group)
+                else:
+                    with pipelined(connection) if of_turns else nullcontext(), connection.begin():
                         # The note that a reply was written changes no session.
                         lock_all(connection, [change.payload for change in group if change.write is not set_replied])
-                    outcomes = apply(connection, group)
-                    if not self._sqlite:
+                        outcomes = apply(connection, group)
                         self._marks.leave(connection, outcomes)
                 if away is not None:
                     self.absence.over(away)
@@ -366,8 +376,7 @@ class Writer:
                 seconds = time.perf_counter() - begun
                 if seconds >= _SLOW_S:
                     logger.warning("slow transaction", {"seconds": round(seconds, 1), "changes": len(group)})
-                self._metrics.transaction.observe(seconds)
-                self._metrics.changes.observe(len(group))
+                observe_all(((self._metrics.transaction, (), seconds), (self._metrics.changes, (), len(group))))
                 return outcomes
             except SQLAlchemyError as error:
                 gone = is_disconnect(error) or is_away(error)  # of a broken pipeline, the driver knows only the latter
@@ -384,12 +393,30 @@ class Writer:
             finally:
                 self._begun = None
 
+    def _apply_plainly(self, connection: Connection, group: list[Change]) -> list[ChangeResult]:
+        """Apply changes of turns in a transaction of SQLite's driver, which costs less than one of SQLAlchemy."""
+        view = self._view
+        if view is None or view.of is not connection:
+            view = self._view = DriverView(connection)
+        driver: Any = view.connection.dbapi_connection
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+            try:
+                outcomes = _apply_runs(cast("Connection", view), group)
+                driver.commit()
+            except BaseException:
+                driver.rollback()
+                raise
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise as_sqlalchemy(connection, "transaction", error) from error
+        return outcomes
+
     def _disconnect(self, *, lost: bool = False) -> None:
         """Return the connection to the pool, which resets it and checks it before its next use.
 
         `lost`: close it instead, because it is dead or leads to the wrong server.
         """
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._view = self._connection, None, None
         if connection is not None:
             if lost and not connection.invalidated:
                 connection.invalidate()
@@ -404,9 +431,10 @@ class Writer:
             elif isinstance(outcome, ProxyError) and not self._outage.going_on:  # already logged, and notes may be many
                 logger.warning("a note could not be stored: %(reason)s", {"reason": outcome.message})
         for loop, settled in loops.items():
-            # No caller can still wait on a closed loop.
-            with contextlib.suppress(RuntimeError):
+            try:  # noqa: SIM105  # `suppress` would enter three functions for each commit
                 loop.call_soon_threadsafe(_resolve, settled)
+            except RuntimeError:  # no caller can still wait on a closed loop
+                pass
 
     def _fail_rest(self) -> None:
         rest, self._group = self._group, []
@@ -421,14 +449,6 @@ def _unknown(error: Exception) -> StoreUnavailable:
     failed = StoreUnavailable(f"the commit failed: {type(error).__name__}; see the server's log")
     failed.__cause__ = error
     return failed
-
-
-def _without_ended_intents(group: list[Change]) -> list[Change]:
-    """Drop the begin notes of calls that end in the same group."""
-    ended = {change.payload.node.id for change in group if change.write is append_interactions}
-    if not ended:
-        return group
-    return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]
 
 
 _phase, _write, _payload = attrgetter("phase"), attrgetter("write"), attrgetter("payload")

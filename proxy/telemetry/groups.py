@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, Protocol
 
-from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge, observe_all
 from proxy.telemetry.http_request import HttpRequest
 
 STATES = ("alive", "failing", "ejected", "leaving", "missing")
@@ -241,7 +241,7 @@ class HttpMetrics(Group):
         self.requests.by[*route, str(request.status)] += 1
         if request.code is not None:
             self.errors.by[(request.code,)] += 1
-        self.duration.observe(time.monotonic() - request.started, request.route)
+        observe_all(((self.duration, (request.route,), time.monotonic() - request.started),))
 
 
 class ExportMetrics(Group):

@@ -30,8 +30,10 @@ UNMATCHED = "unmatched"
 
 logger = logging.getLogger(__name__)
 
-_SCOPE = "tokengrove.request"
-_ROUTE = "tokengrove.route"
+REQUEST = "tokengrove.request"
+"""The key of the record of a request in its ASGI scope."""
+ROUTE = "tokengrove.route"
+"""The key of the template of a request's route in its ASGI scope."""
 _ID = b"x-request-id"
 _SANE = re.compile(rb"[\x21-\x7e]{1,200}")
 _SECRET = re.compile(r"(?<![^/])~.*(?=/(?:v1|rl)/)|(?<![^/])~.*|~[^/]*", re.DOTALL)
@@ -60,7 +62,7 @@ class HttpRequest:
         metadata_of: MetadataOf | None = None,
     ) -> None:
         """Store the record in the `scope` of its request. `metadata_of`: finds metadata that no endpoint has noted."""
-        scope[_SCOPE] = self
+        scope[REQUEST] = self
         self.method: str = scope["method"]
         self.route = UNMATCHED
         self.client_id = self.id = _sent_id(scope["headers"])
@@ -78,7 +80,7 @@ class HttpRequest:
 
     def begin_trace(self, tracing: Tracing, scope: MutableMapping[str, Any]) -> None:
         """Begin the trace of this request, which ends with it. On failure, the request continues without a trace."""
-        route = scope.get(_ROUTE, UNMATCHED)
+        route = scope.get(ROUTE, UNMATCHED)
         attributes = {
             "http.request.method": self.method,
             "http.route": route,
@@ -128,10 +130,10 @@ class HttpRequest:
         if self._ended or self.elsewhere:
             return
         self._ended = True
-        self.route = scope.get(_ROUTE, UNMATCHED)
+        self.route = scope.get(ROUTE, UNMATCHED)
         if self.session is None:
             self.session = scope.get("path_params", {}).get("session")
-        if self.session is not None:
+        if self.session is not None and "~" in self.session:
             self.session = without_secret(self.session)
         if self.status is None:
             self.status, self.left = CLIENT_LEFT, True
@@ -158,17 +160,17 @@ def without_secret(path: str) -> str:
 
 def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:
     """The record of the request with this ASGI scope, if it has one."""
-    return scope.get(_SCOPE)
+    return scope.get(REQUEST)
 
 
 def request_of(scope: MutableMapping[str, Any]) -> HttpRequest:
     """The record of the request with this ASGI scope, or a new one that is not reported."""
-    return scope.get(_SCOPE) or HttpRequest(scope)
+    return scope.get(REQUEST) or HttpRequest(scope)
 
 
 def set_route(scope: MutableMapping[str, Any], template: str) -> None:
     """Note which route takes a request."""
-    scope[_ROUTE] = template
+    scope[ROUTE] = template
 
 
 def _sent_id(headers: list[tuple[bytes, bytes]]) -> str | None:

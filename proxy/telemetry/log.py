@@ -14,7 +14,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from proxy.telemetry.log_lines import JsonLines, LineFormatter, PrettyLines
+from proxy.telemetry.log_lines import JsonLines, Line, LineFormatter, PrettyLines
 from proxy.telemetry.log_writer import LogWriter
 
 FORMATS = ("pretty", "json")
@@ -66,6 +66,25 @@ def start_writing(worker: int | None = None) -> None:
     if _writer is not None:
         _writer.formatter.worker = worker
         _writer.start()
+
+
+def tell(teller: logging.Logger, level: int, event: str, fields: dict[str, Any]) -> None:
+    """Log a line that every turn has, like `Logger.log`, which takes longer than the line.
+
+    `fields` must not change afterwards. Without `set_up`, or with further handlers, it is a record like any other.
+    """
+    if not teller.isEnabledFor(level):
+        return
+    if _writer is None or not _writer.running or logging.root.handlers != [_writer]:
+        teller.log(level, event, fields)
+        return
+    above = teller
+    while above.parent is not None:
+        if above.handlers or above.filters:
+            teller.log(level, event, fields)
+            return
+        above = above.parent
+    _writer.take(Line(teller.name, level, event, fields))
 
 
 def flush() -> None:

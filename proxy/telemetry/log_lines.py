@@ -29,7 +29,28 @@ _QUOTED = re.compile(r"""(?<!\w)b?(['"])((?:(?!\1)[^\\]|\\.)*)(?:\1|\\?\Z)""", r
 _WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
 _OWN = ("proxy.", "tokengrove.")
+_LEVELS = {level: name for name, level in logging.getLevelNamesMapping().items() if name not in ("WARN", "FATAL")}
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
+
+
+class Line:
+    """A line without a record of logging: what `LineFormatter` reads of a record. `args`: the fields, a dict."""
+
+    __slots__ = ("args", "created", "levelname", "msg", "name")
+    exc_info = None
+    pathname, lineno = __file__, 0
+
+    def getMessage(self) -> str:  # as in LogRecord
+        """The event."""
+        return self.msg
+
+    def __init__(self, name: str, level: int, event: str, fields: dict[str, Any]) -> None:
+        self.name, self.levelname, self.msg, self.args = name, _LEVELS[level], event, fields
+        self.created = time.time()
+
+
+Told = logging.LogRecord | Line
+"""What becomes a line."""
 
 
 class LineFormatter(logging.Formatter):
@@ -37,20 +58,21 @@ class LineFormatter(logging.Formatter):
 
     worker: int | None = None
 
-    def format(self, record: logging.LogRecord) -> str:
+    def format(self, record: Told) -> str:
         """Return the line of a record."""
         try:
             return self.line(record, event_of(record), self._fields(record))
         except Exception as error:  # a malformed record must not end the writing thread
             told = f"a record of {record.pathname} could not be written: {type(error).__name__}"
-            bare = logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, told, None, None)
+            level = logging.getLevelNamesMapping().get(record.levelname, logging.ERROR)
+            bare = logging.LogRecord(record.name, level, record.pathname, record.lineno, told, None, None)
             return self.line(bare, told, {})
 
-    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+    def line(self, record: Told, event: str, fields: Mapping[str, Value]) -> str:
         """Return a line."""
         raise NotImplementedError
 
-    def traceback(self, record: logging.LogRecord) -> str | None:
+    def traceback(self, record: Told) -> str | None:
         """Return the end of a record's traceback, if it has one."""
         if not record.exc_info or record.exc_info[0] is None:
             return None
@@ -59,7 +81,7 @@ class LineFormatter(logging.Formatter):
         text = without_secrets("\n".join(line if line.startswith(" ") else without_texts(line) for line in lines))
         return text if len(text) <= _MOST_OF_TRACEBACK else f"...{text[-_MOST_OF_TRACEBACK:]}"
 
-    def _fields(self, record: logging.LogRecord) -> dict[str, Value]:
+    def _fields(self, record: Told) -> dict[str, Value]:
         fields: dict[str, Value] = {} if self.worker is None else {"worker": self.worker}
         if type(record.args) is dict:
             for name, value in record.args.items():
@@ -69,6 +91,8 @@ class LineFormatter(logging.Formatter):
                 if isinstance(value, str):
                     short = len(value) <= _SHORT and _BARE.fullmatch(value) is not None and "k-" not in value
                     fields[name] = value if short else plain(value)
+                elif type(value) is float:
+                    fields[name] = round(value, 6) if math.isfinite(value) else str(value)
                 else:
                     fields[name] = value if type(value) is int else plain(value)
         return fields
@@ -77,10 +101,10 @@ class LineFormatter(logging.Formatter):
 class JsonLines(LineFormatter):
     """One JSON object per line, in ASCII: `time`, `level`, `logger`, `event`, the fields, and `traceback`."""
 
-    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+    def line(self, record: Told, event: str, fields: Mapping[str, Value]) -> str:
         head = {"time": moment(record), "level": record.levelname.lower(), "logger": record.name, "event": event}
         said = {**fields, **head}
-        if (traceback := self.traceback(record)) is not None:
+        if record.exc_info and (traceback := self.traceback(record)) is not None:
             said["traceback"] = traceback
         return json.dumps({**head, **said})
 
@@ -92,7 +116,7 @@ class PrettyLines(LineFormatter):
         super().__init__()
         self._colour = colour
 
-    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+    def line(self, record: Told, event: str, fields: Mapping[str, Value]) -> str:
         level = record.levelname.lower()
         shown = f"{level:7}"
         if self._colour and level in _COLOURS:
@@ -105,13 +129,14 @@ class PrettyLines(LineFormatter):
                 parts.append(f"{name}={value if bare else json.dumps(value)}")
         if not record.name.startswith(_OWN):
             parts.append(f"logger={record.name}")
-        lines = [f"{moment(record)} {shown} {printable(' '.join([event, *parts]))}"]
-        if (traceback := self.traceback(record)) is not None:
+        text = " ".join([event, *parts])
+        lines = [f"{moment(record)} {shown} {text if text.isprintable() else printable(text)}"]
+        if record.exc_info and (traceback := self.traceback(record)) is not None:
             lines += [f"    | {printable(line)}" for line in traceback.split("\n")]
         return "\n".join(lines)
 
 
-def event_of(record: logging.LogRecord) -> str:
+def event_of(record: Told) -> str:
     """The event name of a record, or its message if it has none."""
     message = record.msg
     if type(record.args) is dict:
@@ -162,7 +187,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def moment(record: logging.LogRecord) -> str:
+def moment(record: Told) -> str:
     """The creation time of a record in RFC 3339: UTC, with milliseconds."""
     seconds, milliseconds = divmod(int(record.created * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"

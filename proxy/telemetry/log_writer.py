@@ -15,10 +15,10 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from queue import SimpleQueue
+from collections.abc import Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
 
-from proxy.telemetry.log_lines import LineFormatter
+from proxy.telemetry.log_lines import Line, LineFormatter, Told
 
 MOST_WAITING = 10_000
 """The maximum number of records that wait for a reader."""
@@ -47,8 +47,9 @@ class LogWriter(logging.Handler):
 
     def _reset(self) -> None:
         """Begin without a thread and with an empty queue. After a fork, the parent writes the records in its queue."""
-        self._queue: SimpleQueue[logging.LogRecord | threading.Event] = SimpleQueue()
-        self._hurry = threading.Event()
+        self._queue: SimpleQueue[Told | threading.Event] = SimpleQueue()
+        self._hurry: SimpleQueue[None] = SimpleQueue()
+        self.running = False
         self._dropped = self._told = 0
         self._thread: threading.Thread | None = None
 
@@ -56,6 +57,14 @@ class LogWriter(logging.Handler):
         """Write in a thread from now on."""
         self._thread = threading.Thread(target=self._run, name="tokengrove-log", daemon=True)
         self._thread.start()
+        self.running = True
+
+    def take(self, line: Line) -> None:
+        """Take a line while the thread runs."""
+        if self._queue.qsize() >= MOST_WAITING:
+            self._dropped += 1
+        else:
+            self._queue.put(line)
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Take a record, without the lock of `logging.Handler`, which the queue does not need."""
@@ -72,36 +81,50 @@ class LogWriter(logging.Handler):
         if self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread():
             written = threading.Event()
             self._queue.put(written)
-            self._hurry.set()
+            self._hurry.put(None)
             written.wait(_FLUSH_S)
 
     def _run(self) -> None:
         while True:
-            first = self._queue.get()
-            self._hurry.wait(_GATHER_S)
-            waiting = [first, *(self._queue.get() for _ in range(min(self._queue.qsize(), _AT_ONCE)))]
-            self._write("".join(self._lines(waiting)).encode("utf-8", "backslashreplace"))
+            waiting = [self._queue.get()]
+            try:  # noqa: SIM105  # `suppress` would enter three functions for each line
+                self._hurry.get(timeout=_GATHER_S)
+            except Empty:
+                pass
+            for _ in range(min(self._queue.qsize(), _AT_ONCE)):
+                waiting.append(self._queue.get())
+            self._write(self._lines(waiting))
             for item in waiting:
                 if isinstance(item, threading.Event):
-                    self._hurry.clear()
                     item.set()
 
-    def _lines(self, waiting: list[logging.LogRecord | threading.Event]) -> Iterator[str]:
+    def _lines(self, waiting: Sequence[Told | threading.Event]) -> bytes:
+        lines: list[str] = []
         for item in waiting:
-            if isinstance(item, logging.LogRecord):
-                yield f"{self.formatter.format(item)}\n"
+            if not isinstance(item, threading.Event):
+                lines += (self.formatter.format(item), "\n")
         if dropped := self._dropped - self._told:  # two counters, because two threads change them
             self._told += dropped
-            yield f"{self.formatter.format(_dropped_lines(dropped))}\n"
+            lines += (self.formatter.format(_dropped_lines(dropped)), "\n")
+        return "".join(lines).encode("utf-8", "backslashreplace")
 
     def _write(self, data: bytes) -> None:
         """Write all of `data`, however long that takes. Do nothing if the reader is gone."""
-        with contextlib.suppress(OSError), self._alone():
-            while data:
-                try:
-                    data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # another process has made it non-blocking
-                    select.select((), (self._descriptor,), ())
+        try:
+            if self._lock_file is None:
+                self._write_all(data)
+            else:
+                with self._alone():
+                    self._write_all(data)
+        except OSError:
+            pass
+
+    def _write_all(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process has made it non-blocking
+                select.select((), (self._descriptor,), ())
 
     @contextlib.contextmanager
     def _alone(self, until: float = math.inf) -> Iterator[None]:
@@ -130,7 +153,7 @@ class LogWriter(logging.Handler):
     def _write_at_once(self, record: logging.LogRecord) -> None:
         """Write a record in this thread. Drop it if it cannot be written within a second."""
         until = time.monotonic() + _DIRECT_S
-        data = "".join(self._lines([record])).encode("utf-8", "backslashreplace")
+        data = self._lines([record])
         try:
             with self._alone(until):
                 while data:

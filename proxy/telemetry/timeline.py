@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import NamedTuple
 
 from proxy.telemetry.trace_context import TraceContext
@@ -80,6 +81,10 @@ class Timeline:
         building the prompt; generate: the engine; commit: the database. A phase that has not begun or not ended is left
         out.
         """
+        return list(starmap(Phase, self.parts()))
+
+    def parts(self) -> list[tuple[str, float, float]]:
+        """The same as plain tuples, which every turn makes for its metrics."""
         over = self.failed if self.failed is not None else self.ended
         parts = (
             ("queue", self.held, self.let_in),
@@ -93,5 +98,5 @@ class Timeline:
         for name, start, end in parts:
             last = over if end is None else end
             if start is not None and last is not None:
-                found.append(Phase(name, start, last))
+                found.append((name, start, last))
         return found

@@ -70,6 +70,9 @@ class Match(NamedTuple):
         return message if message.role is not Role.TOOL or own is None else message._replace(tool_call_id=own)
 
 
+_NO_MATCH = Match(None, 0)
+
+
 class InteractionCache:
     """The live tree of one session, and its recent conversations. Use it on the event loop only."""
 
@@ -99,7 +102,7 @@ class InteractionCache:
                 if parent is None:
                     parent = candidates[0] if len(candidates) == 1 else _prefer(candidates, messages[:covered])
                 return Match(parent, covered, _renamed(states[index].calls, parent.end.calls))
-        return Match(None, 0)
+        return _NO_MATCH
 
     def caller(self, call_id: str) -> Node | None:
         """The node whose answer made a tool call. Call ids are unique in a session."""
@@ -180,14 +183,14 @@ class InteractionCache:
         was replaced); with a parent, `branched` (the parent has other children) or `continued`; without a parent,
         `first` (the tree is empty), the part of the head that changed (tools, system or options), or `new_root`.
         """
-        if identity.end.key in self._by_start:
+        if not self.nodes:
+            return Reason.FIRST
+        if identity.states[-1].key in self._by_start:
             return Reason.RESAMPLED
         if self._is_rewrite(request.messages, identity, match):
             return Reason.REWRITTEN
         if match.parent is not None:
             return Reason.BRANCHED if self._children.get(match.parent) else Reason.CONTINUED
-        if not self.nodes:
-            return Reason.FIRST
         return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
 
     def node_for(
@@ -202,7 +205,7 @@ class InteractionCache:
 
         `images`: all images of the prompt.
         """
-        start = identity.end
+        start = identity.states[-1]
         if match.parent is not None:
             stored = extend(match.parent.end, interaction.new_messages)[-1]
             start = stored if stored.key == start.key else start

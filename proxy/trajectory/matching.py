@@ -89,7 +89,12 @@ def root_keys(
     system: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], route: str = ""
 ) -> RootKeys:
     """The hashes of a head; `system` are its leading system messages."""
-    return RootKeys(_tools_key(tools), extend(_EMPTY_BODY, system)[-1].body_key, _json_key(options), route_key(route))
+    return RootKeys(
+        _tools_key(tools) if tools else 0,
+        extend(_EMPTY_BODY, system)[-1].body_key if system else 0,
+        _json_key(options) if options else 0,
+        _text_key(route) if route else 0,
+    )
 
 
 def route_key(route: str) -> int:
@@ -112,7 +117,8 @@ def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
     for message in messages:
         link = message_key(message, calls)
         if message.role is _ASSISTANT:
-            echo = hash((echo, _echo_key(message)))
+            plain = message.reasoning is None and message.origin is None and not message.tool_calls
+            echo = hash((echo, 0 if plain else _echo_key(message)))
         if message.tool_calls:
             calls = tuple([call.id for call in message.tool_calls])
         key, body_key = hash((key, link)), hash((body_key, link))
@@ -121,8 +127,6 @@ def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
 
 
 def _echo_key(answer: Message) -> int:
-    if answer.reasoning is None and answer.origin is None and not answer.tool_calls:
-        return 0
     return _text_key(repr((answer.reasoning, answer.origin, [call.id for call in answer.tool_calls])))
 
 
@@ -132,7 +136,9 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
     A tool result is identified by the position of its call in `calls`, so ids are equal up to consistent renaming.
     """
     role, content, tool_calls, call_id, _, name, images, _ = message
-    text = _text_key(visible(content) if role is _ASSISTANT else content)
+    if role is _ASSISTANT:
+        content = visible(content)
+    text = xxh3_64_intdigest(content.encode(errors="surrogatepass"))
     number = _ROLE_NUMBER[role]
     if name is not None and name.startswith(TOKENS):
         return hash((number, text, _text_key(name), *(map(_image_key, images) if images else ())))
@@ -289,10 +295,11 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
 
     `stream` is not part of it: a client that falls back from streaming to a plain request retries the same request.
     """
+    end = identity.states[-1]
     parts = (
         str(request.api),
         request.model,
-        identity.end.key,
+        end.key,
         str(request.tool_choice.mode),
         request.tool_choice.name,
         request.parallel_tool_calls,
@@ -301,7 +308,7 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
         request.response_format,
         request.top_logprobs if request.logprobs else None,
         None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
-        identity.end.echo,  # equal in an exact repetition; distinguishes siblings with equal conversations
+        end.echo,  # equal in an exact repetition; distinguishes siblings with equal conversations
         *(() if request.prefill is None else (request.prefill,)),
         *(map(_image_key, request.images) if request.images else ()),
         *((request.per_token, request.names_ids) if request.per_token else ()),
@@ -311,4 +318,9 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
 
 def messages_hash(messages: Sequence[Message]) -> str:
     """A hash of messages, 16 hex digits. The hash of a turn's new messages is its default `state_hash`."""
-    return f"{extend(_EMPTY_BODY, messages)[-1].body_key & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+    return hash_of_chain(extend(_EMPTY_BODY, messages)[-1])
+
+
+def hash_of_chain(end: ChainState) -> str:
+    """The same of a chain over the messages that began with nothing."""
+    return f"{end.body_key & 0xFFFF_FFFF_FFFF_FFFF:016x}"

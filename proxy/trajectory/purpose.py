@@ -62,7 +62,7 @@ _SUMMARY_PROMPTS = (
 )
 
 # Searched for, because splitting a message of millions of lines would block the event loop.
-_SUMMARY_LINES = tuple("\n" + phrase for phrase in _SUMMARY_PROMPTS)
+_SUMMARY_LINE = re.compile("\n(?:" + "|".join(map(re.escape, _SUMMARY_PROMPTS)) + ")")
 
 # A system prompt may hold 30,000 characters and comes with every turn; searching it for all phrases takes 0.5 ms.
 _KEPT_SYSTEMS = 64
@@ -75,21 +75,22 @@ def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     Of the user messages, only the last counts, and only if nothing but notes of the system follow it, as in Claude
     Code: a tool result may quote any phrase.
     """
-    wanted = Role.SYSTEM
-    system = "\n".join([message.content for message in messages if message.role is wanted])
-    look = _purpose_of_system if len(system) <= _LONGEST_KEPT else _purpose_of_system.__wrapped__
-    stated = look(system)
-    last = _last_said(messages)
-    if stated is None and last is not None and last.role is Role.USER:
+    systems, last, wanted = list[str](), None, Role.SYSTEM
+    for message in messages:
+        if message.role is wanted:
+            systems.append(message.content)
+        else:
+            last = message
+    if systems:
+        system = "\n".join(systems)
+        look = _purpose_of_system if len(system) <= _LONGEST_KEPT else _purpose_of_system.__wrapped__
+        if (stated := look(system)) is not None:
+            return stated
+    if last is not None and last.role is Role.USER:
         text = last.content.lower()
-        if text.startswith(_SUMMARY_PROMPTS) or any(line in text for line in _SUMMARY_LINES):
+        if text.startswith(_SUMMARY_PROMPTS) or _SUMMARY_LINE.search(text) is not None:
             return Purpose.SUMMARY
-    return stated
-
-
-def _last_said(messages: Sequence[Message]) -> Message | None:
-    """The last message that is not a system message."""
-    return next((message for message in reversed(messages) if message.role is not Role.SYSTEM), None)
+    return None
 
 
 @lru_cache(maxsize=_KEPT_SYSTEMS)

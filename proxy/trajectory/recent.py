@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from proxy.trajectory.matching import Identity, count_leading_system, extend, root_keys
-from proxy.types import Message, Tool
+from proxy.types import Message, Role, Tool
 
 # An agent and its sub-agents may take turns in one session.
 _KEPT = 4
@@ -42,7 +42,7 @@ class RecentConversations:
 
         Without `keep`, the conversation is not kept.
         """
-        lead = count_leading_system(messages)
+        lead = 0 if messages and messages[0].role is not Role.SYSTEM else count_leading_system(messages)
         root = root_keys(messages[:lead], tools, options, route)
         known: Identified | None = None
         shared, states = lead, [root.start]
@@ -63,6 +63,9 @@ class RecentConversations:
 
     def _keep(self, found: Identified, extended: Identified | None) -> None:
         """Keep a conversation. It replaces the one that it extends, or the oldest if there are too many."""
+        if not self.kept:
+            self.kept = [found]
+            return
         others = [other for other in self.kept if other is not extended]
         self.kept = [*others[-_KEPT + 1 :], found]
 

@@ -15,6 +15,7 @@ from tokengrove.errors import ContextLengthExceeded, LimitReached, brief
 # The tokens of a prompt are counted exactly up to this many times the context length.
 _COUNTED = 4
 _ALWAYS_COUNTED = 131_072
+_OVERFLOW = "on_context_overflow"
 
 
 def apply_budgets(
@@ -23,9 +24,9 @@ def apply_budgets(
     session: LiveSession,
     prompt_tokens: int,
     settings: Settings,
-    context_length: int,
+    context: int,
 ) -> SamplingParams:
-    """Return `sampling` with the `max_tokens` of each of the `choices`.
+    """Return `sampling` with the `max_tokens` of each of the `choices`. `context`: the result of `context_of`.
 
     `max_tokens` is at least 1, or 0 if the prompt fills the context and the session's `on_context_overflow` is
     `length`. All lengths are in tokens. Raises ContextLengthExceeded, or LimitReached for a limit of the session.
@@ -33,19 +34,16 @@ def apply_budgets(
     limits = session.record.limits
     if limits:
         _check_session(session, choices)
-    context = context_of(session, settings, context_length)
     if prompt_tokens >= context:
-        if _ends_quietly(session):
+        if limits.get(_OVERFLOW) == "length":
             return with_most(sampling, 0)
         raise ContextLengthExceeded(prompt_tokens=prompt_tokens, context_tokens=context)
-    left = _left_in_session(session, choices)
-    most = _least(
-        context - prompt_tokens,
-        sampling.max_tokens,
-        settings.max_tokens_per_turn,
-        limits.get("max_tokens_per_turn"),
-        left,
-    )
+    most = context - prompt_tokens
+    for bound in (sampling.max_tokens, settings.max_tokens_per_turn, limits.get("max_tokens_per_turn")):
+        if bound is not None and bound < most:
+            most = bound
+    if limits and (left := _left_in_session(session, choices)) is not None:
+        most = min(most, left)
     return sampling if most == sampling.max_tokens else with_most(sampling, most)
 
 
@@ -126,7 +124,10 @@ def check_images(
 def context_of(session: LiveSession | None, settings: Settings, context_length: int) -> int:
     """Return the context length in tokens, prompt plus output, of `session` or of a request without a session."""
     of_session = None if session is None else session.record.limits.get("max_context_tokens")
-    return _least(context_length, settings.max_context_tokens, of_session)
+    for bound in (settings.max_context_tokens, of_session):
+        if bound is not None and bound < context_length:
+            context_length = bound
+    return context_length
 
 
 def most_in_prompt(session: LiveSession, context: int) -> int:
@@ -134,7 +135,7 @@ def most_in_prompt(session: LiveSession, context: int) -> int:
 
     This is `context`, or several times `context` if a prompt that fills the context ends the turn with `length`.
     """
-    return _COUNTED * context if _ends_quietly(session) else context
+    return _COUNTED * context if session.record.limits.get(_OVERFLOW) == "length" else context
 
 
 def most_counted(context: int) -> int:
@@ -147,27 +148,21 @@ def most_counted(context: int) -> int:
 
 @contextmanager
 def fits(context: int) -> Iterator[None]:
-    """Raise ContextLengthExceeded instead of TooManyTokens, which stops the rendering of a prompt that cannot fit."""
+    """Raise ContextLengthExceeded instead of TooManyTokens."""
     try:
         yield
     except TooManyTokens as found:
-        raise ContextLengthExceeded(prompt_tokens=found.fewest, context_tokens=context, at_least=True) from None
+        raise too_long(found, context) from None
 
 
-def _ends_quietly(session: LiveSession) -> bool:
-    return session.record.limits.get("on_context_overflow") == "length"
+def too_long(found: TooManyTokens, context: int) -> ContextLengthExceeded:
+    """The error of a prompt that cannot fit, whose rendering TooManyTokens has stopped."""
+    return ContextLengthExceeded(prompt_tokens=found.fewest, context_tokens=context, at_least=True)
 
 
 def with_most(sampling: SamplingParams, most: int) -> SamplingParams:
     """Return `sampling` with `max_tokens` set to `most`, and `min_tokens` lowered to `most` if it is higher."""
     return sampling._replace(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-
-
-def _least(first: int, *others: int | None) -> int:
-    for other in others:
-        if other is not None and other < first:
-            first = other
-    return first
 
 
 def _check_session(session: LiveSession, choices: int) -> None:

@@ -25,6 +25,7 @@ from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.rewards import Scores
 from proxy.store.turn_log import TurnLog
+from proxy.telemetry.families import Seen, observe_all
 from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.trajectory.lineage import BEGUN, SEARCHED, lineage_of
@@ -32,6 +33,7 @@ from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
 from proxy.types import Api, ImageFile, Interaction
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
+from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
@@ -71,10 +73,12 @@ class Commits:
         interaction, session = turn.interaction, turn.session
         if finish is FinishReason.ABORT:
             raise EngineFailed("the engine aborted this reply")
-        turn.publish(turn.parser.finish())
+        if last := turn.parser.finish():
+            turn.publish(last)
         self._describe(turn, finish)
         turn.prove()
-        turn.recorded = turn.side_columns()
+        if turn.columns is not None:
+            turn.recorded = turn.side_columns()
         if turn.order is not None:
             # The choice is completely sampled, so it is kept even if the choices that it waits for are cancelled.
             turn.committing = True
@@ -122,7 +126,8 @@ class Commits:
         session.cache.reserve(node)
         try:
             files = await self._files(turn) if interaction.images else ()
-            seq = await self._log.append(interaction, self._registry.seen(session), files, turn.recorded)
+            seen = session.seen if self._registry.shared else None
+            seq = await self._log.append(interaction, seen, files, turn.recorded)
         except ProxyError:
             session.cache.release(node)
             note_doubt(session, interaction.id)
@@ -141,10 +146,12 @@ class Commits:
     def _committed(self, turn: Turn, node: Node) -> None:
         """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
-        turn.drop_columns()
+        if turn.recorded:
+            turn.drop_columns()
         session.cache.publish(node)
         session.record_commit(turn.interaction)
-        turn.release()
+        if turn.held:
+            turn.release()
         turn.timeline.committed = time.monotonic()
         try:
             self._count(turn)
@@ -153,7 +160,7 @@ class Commits:
                 "a turn could not be counted",
                 {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
             )
-        if session.closed:
+        if session.ending or session.record.status is not SessionStatus.ACTIVE:
             self._in_background(self._scores.add_late_turn(session))
         if self._unrecorded:  # the database takes turns again
             self._record_soon()
@@ -262,7 +269,7 @@ class Commits:
         interaction.completed_at = time.time()
 
     def _reason(self, turn: Turn) -> Reason:
-        if is_unaligned(turn.interaction):
+        if turn.interaction.parent_id is not None and is_unaligned(turn.interaction):
             return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
@@ -318,11 +325,11 @@ class Commits:
         if interaction.route:
             metrics.routes.by[(interaction.route,)] += 1
         sampled = len(interaction.output_ids)
-        metrics.tokens.by[("prompt",)] += interaction.prompt_tokens
+        metrics.tokens.by[("prompt",)] += interaction.prefix_length + len(interaction.prompt_suffix)
         metrics.tokens.by[("output",)] += sampled
         metrics.cached.by[()] += interaction.cached_tokens or 0
         metrics.malformed.by[()] += interaction.malformed_calls
-        if is_unaligned(interaction):
+        if interaction.parent_id is not None and is_unaligned(interaction):
             metrics.unaligned.by[()] += 1
             logger.warning(
                 "interaction %(interaction)s is not aligned with its parent, so its tokens start a new sample: "
@@ -335,14 +342,16 @@ class Commits:
                 },
             )
         timeline = turn.timeline
-        if timeline.begun is not None:
-            metrics.duration.observe(time.monotonic() - timeline.begun)
-            if timeline.first_token is not None:
-                metrics.first_token.observe(timeline.first_token - timeline.begun)
-        if timeline.first_token is not None and timeline.sampled is not None and sampled > 1:
-            metrics.token_interval.observe((timeline.sampled - timeline.first_token) / (sampled - 1))
-        for phase in timeline.phases():
-            metrics.phases.observe(phase.end - phase.start, phase.name)
+        begun, first, ended, seen = timeline.begun, timeline.first_token, timeline.sampled, list[Seen]()
+        if begun is not None:
+            seen.append((metrics.duration, (), time.monotonic() - begun))
+            if first is not None:
+                seen.append((metrics.first_token, (), first - begun))
+        if first is not None and ended is not None and sampled > 1:
+            seen.append((metrics.token_interval, (), (ended - first) / (sampled - 1)))
+        for name, start, end in timeline.parts():
+            seen.append((metrics.phases, (name,), end - start))
+        observe_all(seen)
 
 
 def _answered_since(session: LiveSession, turn: Turn) -> bool:

@@ -10,14 +10,13 @@ from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
 from proxy.side_columns.columns import ColumnRequest
-from proxy.turns.prompts import Prompt
-from proxy.types import Api, SamplingParams, SessionRecord, ToolChoiceMode, TurnRequest
+from proxy.turns.prompts import FORCED, Prompt
+from proxy.types import Api, SamplingParams, SessionRecord, TurnRequest
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.options.start import Replay, SamplingPolicy
 
 _MOST_SEED = 2**63 - 1
 _NO_PENALTIES = (0.0, 0.0, 1.0)
-_FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
 
 def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -97,7 +96,7 @@ def _check_minimum(request: TurnRequest, sampling: SamplingParams) -> None:
     if most is not None and sampling.min_tokens > most:
         message = f"'min_tokens' is {sampling.min_tokens}, above the {most} tokens that are allowed at most"
         raise InvalidRequest(message, param="min_tokens")
-    if request.response_format is not None or request.tool_choice.mode in _FORCED:
+    if request.response_format is not None or request.tool_choice.mode in FORCED:
         message = "'min_tokens' forbids the end token where a forced call or a format is complete; leave it out"
         raise UnsupportedParameter(message, param="min_tokens")
 
@@ -105,7 +104,7 @@ def _check_minimum(request: TurnRequest, sampling: SamplingParams) -> None:
 def _needs(request: TurnRequest, sampling: SamplingParams) -> list[tuple[str, Capability]]:
     """Return the fields that not every engine supports, each with the capability that it needs."""
     needs: list[tuple[str, Capability]] = []
-    if request.tool_choice.mode in _FORCED:
+    if request.tool_choice.mode in FORCED:
         needs.append(("tool_choice", Capability.GRAMMAR))
     if request.response_format is not None:
         needs.append((request.response_format.param, Capability.GRAMMAR))

@@ -58,7 +58,10 @@ def note_written(attempts: Sequence[Attempt], unreplied: Collection[str]) -> boo
 
 
 class EarlierAttempts:
-    """Finds the attempt that a request repeats. `running`: the choices of the attempts that run in this process."""
+    """Finds the attempt that a request repeats. `running`: the choices of the attempts that run in this process.
+
+    `alone`: only this process has attempts, so those of a session in memory are all.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class EarlierAttempts:
     ) -> None:
         self._routes, self._log, self._news = routes, log, news
         self._registry, self._named, self._metrics, self._worker_attempts = registry, named, metrics, worker_attempts
+        self.alone = worker_attempts is None and not registry.shared
         self._parts = asyncio.Lock()
         self.running: dict[Attempt, Sequence[Turn]] = {}
 
@@ -79,11 +83,10 @@ class EarlierAttempts:
         """The choices of the attempt in this session that the request repeats, or None if it must be sampled."""
         if session.follows is not None and not request.retry:
             session.tried.add(key)
-        self.check_elsewhere(session, key)
-        if self._worker_attempts is not None and is_retry(
-            request
-        ):  # it may have ended elsewhere since the session was read
-            await self._registry.refresh(session)
+        if self._worker_attempts is not None:
+            self.check_elsewhere(session, key)
+            if is_retry(request):  # it may have ended elsewhere since the session was read
+                await self._registry.refresh(session)
         if self._registry.shared and is_retry(request):
             await self._wait_for_commits(session, request, key)
         if key not in session.attempts:

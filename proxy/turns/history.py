@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
@@ -15,6 +16,8 @@ from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, ToolCall, TurnRequest
 from tokengrove.errors import PreviousResponseNotFound, brief
 
+_name_of = attrgetter("name")
+
 
 def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
     """Return the request with its whole conversation, with `previous_response_id` and item references resolved.
@@ -22,8 +25,9 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
     As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
     PreviousResponseNotFound.
     """
-    names = [message.name for message in request.messages] if request.api is Api.RESPONSES else ()
-    if request.previous_id is None and ITEM_REFERENCE not in names:
+    if request.api is not Api.RESPONSES:
+        return request
+    if request.previous_id is None and ITEM_REFERENCE not in map(_name_of, request.messages):
         return request
     messages = tuple([found for message in request.messages for found in _dereferenced(session, message)])
     if request.previous_id is not None:

@@ -20,7 +20,7 @@ from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.side_columns.columns import ColumnRequest
-from proxy.trajectory.matching import messages_hash
+from proxy.trajectory.matching import hash_of_chain, messages_hash
 from proxy.turns.choice import ChoiceOrder
 from proxy.turns.column_log import ColumnLog
 from proxy.turns.defaults import sampling_of_choice, stop_tokens
@@ -72,10 +72,13 @@ class ReplyPlan:
 
 def make_turns(plan: ReplyPlan) -> list[Turn]:
     """Return one turn per choice, not yet started."""
-    if "seed" not in plan.request.given:  # vary the session's seed, or equal prompts would get equal answers
+    if plan.sampling.seed is not None and "seed" not in plan.request.given:
+        # Vary the session's seed, or equal prompts would get equal answers.
         plan.sampling = sampling_of_choice(plan.sampling, plan.session.turns_taken)
     number = plan.request.n
-    order = ChoiceOrder(number) if number > 1 else None
+    if number == 1:
+        return [_make_turn(plan, 0, None)]
+    order = ChoiceOrder(number)
     return [_make_turn(plan, k, order) for k in range(number)]
 
 
@@ -83,15 +86,19 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
     if isinstance(plan.route, ExternalRoute):
         return _external_turn(plan, plan.route)
     gate, renderer = plan.route.gate, plan.route.renderer
-    request, prompt, sampling = plan.request, plan.prompt, sampling_of_choice(plan.sampling, k)
+    request, prompt, sampling = plan.request, plan.prompt, plan.sampling
+    if k:
+        sampling = sampling_of_choice(sampling, k)
+    alternatives = 0 if plan.columns is None else _alternatives(plan)
+    plain_end = request.sampling.stop_token_ids is None and not request.sampling.ignore_eos
     interaction = _begin(plan, plan.reply_id if k == 0 else f"{plan.reply_id}.{k}", sampling)
     generate = GenerateRequest(
         request_id=interaction.id,
         prompt=prompt.ids,
         sampling=sampling,
-        stop_token_ids=stop_tokens(request, renderer.stop_token_ids),
+        stop_token_ids=renderer.stop_token_ids if plain_end else stop_tokens(request, renderer.stop_token_ids),
         grammar=plan.grammar,
-        top_logprobs=max(request.top_logprobs, _alternatives(plan)),
+        top_logprobs=max(request.top_logprobs, alternatives),
         session_id=plan.session.id,
         group_id=plan.session.record.group_id or "",
         turn=request,
@@ -113,7 +120,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None) -> Turn:
         prompt=prompt,
         sample=lambda turn: gate.sample(turn.generate, turn.take),
         generate=generate,
-        columns=None if plan.columns is None else ColumnLog(plan.columns, _alternatives(plan)),
+        columns=None if plan.columns is None else ColumnLog(plan.columns, alternatives),
         parser=parser,
         report=new_report(request, generate.stop_token_ids, renderer.piece) if request.logprobs else None,
         encode=renderer.encode,
@@ -168,7 +175,9 @@ def new_parser(
     if request.api is Api.COMPLETIONS:
         parser = renderer.plain_parser(sampling.stop)
     else:
-        parser = renderer.reading(request.tool_parser).parser(
+        if request.tool_parser is not None:
+            renderer = renderer.reading(request.tool_parser)
+        parser = renderer.parser(
             request.tools, request.tool_choice, prompt_ids, sampling.stop, call_id, request.prefill
         )
     parser.stop_after = sampling.min_tokens
@@ -180,7 +189,9 @@ def new_parser(
 def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> Interaction:
     """Return the interaction of a turn before sampling. Its tokens and its place in the tree are set at the end."""
     request, match = plan.request, plan.prompt.match
-    parent, new_messages = match.parent, match.new_messages(request.messages)
+    parent, new_messages = match.parent, request.messages
+    if match.covered:
+        new_messages = match.new_messages(new_messages)
     return Interaction(
         id=interaction_id,
         session_id=plan.session.id,
@@ -204,7 +215,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         route=request.route,
         adapter=plan.adapter,
         route_kind=RouteKind.EXTERNAL if isinstance(plan.route, ExternalRoute) else plan.route.kind,
-        state_hash=request.state_hash or messages_hash(new_messages),
+        state_hash=request.state_hash or _state_hash(plan, new_messages),
         purpose=request.purpose,
         agent=request.agent,
         request_hash=plan.attempt.key,
@@ -220,6 +231,13 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         prefill=0 if request.prefill is None else len(request.prefill.content),
         created_at=time.time(),
     )
+
+
+def _state_hash(plan: ReplyPlan, new_messages: tuple[Message, ...]) -> str:
+    identity = plan.prompt.identity
+    if plan.prompt.match.parent is None and not identity.lead and not plan.request.route:
+        return hash_of_chain(identity.states[-1])  # it is over the same messages
+    return messages_hash(new_messages)
 
 
 def new_tool_use_id() -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from proxy.images.image_pool import ImagePool
 from proxy.prompt_ids import PromptIds
 from proxy.rendering.image_tokens import images_of
+from proxy.rendering.token_bound import TooManyTokens
 from proxy.resources.senders import Sender
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
@@ -16,9 +17,9 @@ from proxy.turns.budgets import (
     apply_budgets,
     check_images,
     context_of,
-    fits,
     limited,
     most_in_prompt,
+    too_long,
     within_route,
 )
 from proxy.turns.defaults import best_effort, columns_of
@@ -38,18 +39,7 @@ class Planner:
     def __init__(self, settings: Settings, images: ImagePool, running: RunningTurns) -> None:
         self._settings, self._images, self._running = settings, images, running
 
-    async def plan(
-        self, session: LiveSession, request: TurnRequest, identity: Identity, wanted: SamplingParams, route: Route
-    ) -> ReplyPlan:
-        """Plan a reply, with the messages that its prompt has. `wanted`: the sampling that was asked for.
-
-        Raises InvalidRequest, LimitReached, and EngineUnavailable.
-        """
-        if isinstance(route, ExternalRoute):
-            return self._of_external(session, request, identity, wanted, route)
-        return await self._of_engine(session, request, identity, wanted, route)
-
-    async def _of_engine(
+    async def of_engine(
         self,
         session: LiveSession,
         request: TurnRequest,
@@ -57,20 +47,27 @@ class Planner:
         wanted: SamplingParams,
         route: EngineRoute,
     ) -> ReplyPlan:
-        """Plan the reply of an engine, which has the prompt. `wanted`: the sampling that was asked for."""
+        """Plan an engine's reply, with the messages that its prompt has. `wanted`: the sampling that was asked for.
+
+        Raises InvalidRequest, LimitReached, and EngineUnavailable.
+        """
         if route.gate.closed:
             await self._running.arrive(session, request.timeline, route.gate)
+        info, record = route.gate.info(), session.record
+        context = context_of(session, route.settings, info.context_length)
         try:
-            prompt = await _prompt(session, request, identity, route)
+            prompt = await _prompt(session, request, identity, route, context, info.vocab_size)
         except ContextLengthExceeded:
             session.cache.recent.forget(request.messages)  # they may be megabytes
             raise
         if prompt.messages is not request.messages:
             request = with_messages(request, prompt.messages)
-        info = route.gate.info()
         route.prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
-        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), route.settings, info.context_length)
-        sampling = within_route(sampling, request.n, session, route.declared, partial(self._running_on, session, route))
+        sampling = apply_budgets(wanted, request.n, session, prompt.ids.length, route.settings, context)
+        if route.declared is not None:
+            running = partial(self._running_on, session, route)
+            sampling = within_route(sampling, request.n, session, route.declared, running)
+        recording = route.kind is RouteKind.POLICY and bool(record.turn_options.get("replay"))
         if prompt.images:
             check_images(session, prompt.images, request.files, self._settings)
         return ReplyPlan(
@@ -80,13 +77,13 @@ class Planner:
             prompt=prompt,
             sampling=sampling,
             grammar=route.prompts.grammar(request),
-            best_effort=best_effort(wanted, info),
+            best_effort=() if wanted.seed is None else best_effort(wanted, info),
             pool=self._images,
-            columns=columns_of(session.record, prompt, info) if route.kind is RouteKind.POLICY else None,
+            columns=columns_of(record, prompt, info) if recording else None,
             samplers=((0, Sampler("", info.dtype, info.quantization)),) if info.dtype else (),
         )
 
-    def _of_external(
+    def of_external(
         self,
         session: LiveSession,
         request: TurnRequest,
@@ -94,7 +91,10 @@ class Planner:
         wanted: SamplingParams,
         route: ExternalRoute,
     ) -> ReplyPlan:
-        """Plan the reply of an external model: its conversation is the prompt, which has no tokens."""
+        """Plan the reply of an external model: its conversation is the prompt, which has no tokens.
+
+        Raises InvalidRequest and LimitReached.
+        """
         sampling = limited(wanted, request.n, session, route.settings)
         sampling = within_route(sampling, request.n, session, route.declared, partial(self._running_on, session, route))
         body = route.client.body(request, sampling)
@@ -120,30 +120,34 @@ class Planner:
         return sum(turn.interaction.route == route.name for turn in self._running.of(session))
 
 
-async def _prompt(session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute) -> Prompt:
-    """Return the prompt of a turn.
+async def _prompt(
+    session: LiveSession, request: TurnRequest, identity: Identity, route: EngineRoute, context: int, vocab_size: int
+) -> Prompt:
+    """Return the prompt of a turn, for a model with this context length and vocabulary.
 
     A history with a token outside of the vocabulary, from a broken engine or another model, is rendered again.
     """
-    info, prompts = route.gate.info(), route.prompts
-    context = context_of(session, route.settings, info.context_length)
-    most = most_in_prompt(session, context)
-    with fits(context):
+    prompts, most = route.prompts, most_in_prompt(session, context)
+    try:
         if request.input_ids is not None:
             if len(request.input_ids) > most:
                 raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
             return await prompts.given(session, request, request.input_ids)
         prompt = await prompts.build(session, request, identity, most)
-        if prompt.bridged and prompt.ids.largest >= info.vocab_size:
+        if prompt.bridged and prompt.ids.largest >= vocab_size:
             return await prompts.anew(session, request, prompt, most)
         return prompt
+    except TooManyTokens as found:
+        raise too_long(found, context) from None
 
 
 async def ids_of_text(session: LiveSession, text: PromptText, sender: Sender, route: EngineRoute) -> Ids:
     """Return the ids of a turn's text prompt. Raises InvalidRequest if there are none."""
     context = context_of(session, route.settings, route.gate.info().context_length)
-    with fits(context):
+    try:
         ids = await route.prompts.encode(text, most_in_prompt(session, context), sender)
+    except TooManyTokens as found:
+        raise too_long(found, context) from None
     if not ids:
         raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
     return ids

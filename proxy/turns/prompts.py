@@ -58,6 +58,8 @@ _INLINE_TOKENS = 8_000
 _T = TypeVar("_T")
 
 _ASSISTANT = Role.ASSISTANT
+FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+"""The modes in which the output has to call a tool."""
 _role_of = attrgetter("role")
 
 
@@ -127,15 +129,21 @@ class Prompts:
 
     async def render(self, request: TurnRequest, most: int, sender: Sender, generation_prompt: bool = True) -> Ids:
         """Return the ids of all messages. Raises TooManyTokens like `build`."""
-        work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
+        work = _work(request.messages, request.prefill)
+        if request.tools:
+            work += _work_of_tools(request.tools)
         if self._images is not None:
             work += self._images.work(images_of(request.messages))
+        if work <= _INLINE_CHARS and request.prefill is None:
+            return self._renderer.render(
+                request.messages, request.tools, request.template_options, prompt=generation_prompt
+            )
         return await self._do(sender, work, most, self._render, request, generation_prompt)
 
     def _render(self, request: TurnRequest, generation_prompt: bool = True) -> Ids:
         renderer = self._renderer
         ids = renderer.render(request.messages, request.tools, request.template_options, prompt=generation_prompt)
-        return self._with_prefill(ids, request)
+        return ids if request.prefill is None else self._with_prefill(ids, request)
 
     async def given(self, session: LiveSession, request: TurnRequest, ids: Ids) -> Prompt:
         """Return the prompt of a request that has token ids.
@@ -308,6 +316,8 @@ class Prompts:
 
         It is a forced tool call, the response format, or either of the two if the model may call tools.
         """
+        if request.response_format is None and request.tool_choice.mode not in FORCED:
+            return None
         renderer = self._renderer.reading(request.tool_parser)
         forced = renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:

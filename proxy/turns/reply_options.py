@@ -23,7 +23,10 @@ def reply_options_of(request: TurnRequest) -> dict[str, Json]:
 
     Instructions that begin the conversation are stored as true instead of as text, which would be stored twice.
     """
-    asked = {name: value for name, default in _KEPT if (value := getattr(request, name)) != default}
+    asked: dict[str, Json] = {}
+    for name, default in _KEPT:
+        if (value := getattr(request, name)) != default:
+            asked[name] = value
     if request.tool_choice.mode is not ToolChoiceMode.AUTO:
         asked["tool_choice"] = [request.tool_choice.mode.value, request.tool_choice.name]
     if request.echo:

@@ -46,7 +46,8 @@ class NewSample:
 
 
 Decision = Attach | Replay | NewSample
-_FIRST = NewSample(())
+FIRST = NewSample(())
+"""The decision for a request that no attempt equals."""
 
 
 def is_retry(request: TurnRequest) -> bool:
@@ -57,7 +58,7 @@ def is_retry(request: TurnRequest) -> bool:
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
     """Apply the rules above. `attempts`: the attempts of the session with the request's hash, oldest first."""
     if not attempts:
-        return _FIRST
+        return FIRST
     repeated = marked(attempts, request)
     gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]

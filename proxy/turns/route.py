@@ -41,13 +41,14 @@ class EngineRoute:
     model: str
     declared: DeclaredModel | None = None
     texts: TokenTexts = field(init=False)
+    name: str = field(init=False)
+    kind: RouteKind = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "texts", TokenTexts(self.renderer.piece, self.renderer.is_special))
-
-    @property
-    def name(self) -> str:
-        return "" if self.declared is None else self.declared.name
+        declared = self.declared
+        object.__setattr__(self, "name", "" if declared is None else declared.name)
+        object.__setattr__(self, "kind", RouteKind.POLICY if declared is None else declared.kind)
 
     def begin(self, session: LiveSession | None, pinned: int | None) -> int | None:
         """Count a request that starts, and return the version of its adapter until `adapters.end`; None: none.
@@ -59,8 +60,12 @@ class EngineRoute:
             return None
         if session is None:
             return self.adapters.begin(None, pinned=pinned)
-        policy = AdapterPinning(session.record.turn_options.get("adapter_pinning") or self.settings.adapter_pinning)
-        recorded = None if self.adapters.knows(session.id) else self._recorded(session, policy)
+        told, policy = session.record.turn_options.get("adapter_pinning"), self.settings.adapter_pinning
+        if told:
+            policy = AdapterPinning(told)
+        recorded = None
+        if session.cache.nodes and not self.adapters.knows(session.id):
+            recorded = self._recorded(session, policy)
         return self.adapters.begin(session.id, pinned=pinned, policy=policy, recorded=recorded)
 
     def _recorded(self, session: LiveSession, policy: AdapterPinning) -> int | None:
@@ -74,10 +79,6 @@ class EngineRoute:
             return max([turn.adapter or BASE for turn in own], default=None)
         first = min(own, key=_created_at, default=None)
         return None if first is None else first.adapter or BASE
-
-    @property
-    def kind(self) -> RouteKind:
-        return RouteKind.POLICY if self.declared is None else self.declared.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,6 +119,8 @@ class Routes:
 
     def of(self, request: TurnRequest) -> Route:
         """The route of a request. Raises ModelNotFound."""
+        if not request.route:
+            return self.main
         return self.externals.get(request.route) or self.engine(request.route)
 
     def reader(self, name: str) -> EngineRoute | None:

@@ -72,7 +72,7 @@ class RunningTurns:
     def check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
         elsewhere = self._worker_attempts.turns_elsewhere() if self._worker_attempts is not None else 0
-        if self.count + self._arriving + request.n + elsewhere > self._most:
+        if len(self._turns) + len(self._unrecorded) + self._arriving + request.n + elsewhere > self._most:
             raise TooManyRequests(
                 f"{self._most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0
             )
@@ -145,7 +145,7 @@ class RunningTurns:
         return len(slow) + len(others)
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
-        return [*(turn.task for turn in self._turns if turn.task is not None), *self._unrecorded]
+        return [*(turn.ended for turn in self._turns), *self._unrecorded]
 
     async def _run_placed(self, sender: Sender, work: Coroutine[Any, Any, T]) -> T:
         await self.place(sender)

@@ -41,8 +41,8 @@ class Turn:
     `recorded`: the side columns of the ended turn, until they are committed. `encode` tokenizes text from engines that
     return no token ids. `raw_text` returns the text of an output, markup included. `begun`: its task has started.
     `unwanted`: it was cancelled, possibly before it started. `placed`: it has one of the `Places`. `committing`: it is
-    being committed and can no longer be cancelled. `timeline`: the times of its phases; complete once the turn has
-    `ended`.
+    being committed and can no longer be cancelled. `ended`: its task, from its start on. `held`: deltas that
+    wait for the commit. `timeline`: the times of its phases; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -65,10 +65,10 @@ class Turn:
     unwanted: bool = False
     placed: bool = False
     committing: bool = False
-    task: asyncio.Task[Interaction] | None = None
+    ended: asyncio.Task[Interaction] = field(init=False)
     watchers: list[Callable[[], None]] = field(default_factory=list)
     timeline: Timeline = field(init=False)
-    _held: list[Delta] = field(default_factory=list)
+    held: list[Delta] = field(default_factory=list)
     _reader: OutputParser = field(init=False)
     _ends: frozenset[int] = field(init=False)
     _takes_whole_chunks: bool = field(init=False)
@@ -86,22 +86,17 @@ class Turn:
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.prompt.ids)
+        return self.prompt.ids.length
 
     @property
     def prompt_ids(self) -> Ids:
         return self.prompt.ids.joined
 
-    @property
-    def ended(self) -> asyncio.Future[Interaction]:
-        assert self.task is not None, "the turn was not started"
-        return self.task
-
     def cancel(self) -> None:
         """Cancel the turn. A task that has not started yet ends when it starts, so that its end is recorded."""
         self.unwanted = True
-        if self.begun and self.task is not None:
-            self.task.cancel()
+        if self.begun:
+            self.ended.cancel()
 
     def answer(self) -> Answer:
         interaction = self.ended.result()
@@ -131,7 +126,7 @@ class Turn:
             interaction.trainable = interaction.has_logprobs = False
         if chunk.logprobs_of is not LogprobsOf.RULE:
             interaction.logprobs_of = LogprobsOf.furthest((interaction.logprobs_of, chunk.logprobs_of))
-        if chunk.sampler is not self._sampler:
+        if chunk.sampler is not self._sampler and chunk.sampler is not None:  # a chunk without tokens has none
             self._note_sampler(chunk.sampler)
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
@@ -153,10 +148,8 @@ class Turn:
             return self._add(ids, chunk, 0, self._reader.feed(tokens)) or finish
         return self._take_apart(ids, chunk) or finish
 
-    def _note_sampler(self, sampler: Sampler | None) -> None:
+    def _note_sampler(self, sampler: Sampler) -> None:
         """Note which engine server the next tokens come from."""
-        if sampler is None:  # a chunk without tokens
-            return
         self._sampler, interaction = sampler, self.interaction
         start = len(interaction.output_ids)
         if not start:
@@ -199,7 +192,9 @@ class Turn:
         if chunk.unmasked is not None:
             interaction.unmasked_logprobs = interaction.unmasked_logprobs or Logprobs("f")
             interaction.unmasked_logprobs += chunk.unmasked[at : at + len(ids)]
-        interaction.versions = with_run(interaction.versions, len(ids), chunk.version)
+        if ids:
+            known = interaction.versions
+            interaction.versions = with_run(known, len(ids), chunk.version) if known else ((len(ids), chunk.version),)
         if self.report is not None:
             self._report(self.report, ids, chunk, at)
         if request.per_token and ids:
@@ -261,7 +256,7 @@ class Turn:
         """
         seen = len(self.deltas)
         for delta in deltas if self.report is None else map(self.report.attach, deltas):
-            if self._held or (isinstance(delta, _MAY_END) and self._may_end(delta)):
+            if self.held or (isinstance(delta, _MAY_END) and self._may_end(delta)):
                 self._hold(delta)
             else:
                 self.deltas.append(delta)
@@ -276,11 +271,11 @@ class Turn:
         the commit.
         """
         if isinstance(delta, ToolCallArguments) and all(
-            isinstance(held, ToolCallArguments) or not self._may_end(held) for held in self._held
+            isinstance(held, ToolCallArguments) or not self._may_end(held) for held in self.held
         ):
-            self.deltas += self._held
-            self._held.clear()
-        self._held.append(delta)
+            self.deltas += self.held
+            self.held.clear()
+        self.held.append(delta)
 
     def _may_end(self, delta: Delta) -> bool:
         """True if a delta may close a call, or has an end token or the tokens of a stop string."""
@@ -290,7 +285,7 @@ class Turn:
 
     def release(self) -> None:
         """Show the held deltas to readers, after the commit."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         if held:
             self.deltas += held
             for wake in self.watchers:

@@ -15,6 +15,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from proxy.images.image_pool import ImagePool
@@ -35,15 +37,15 @@ from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import check_capabilities, follow_session, with_defaults
 from proxy.turns.earlier import EarlierAttempts
-from proxy.turns.history import identified, with_history
+from proxy.turns.history import with_history
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.planner import Planner, ids_of_text
 from proxy.turns.prompts import Prompt
-from proxy.turns.retries import NewSample, decide, is_retry
+from proxy.turns.retries import FIRST, NewSample, decide, is_retry
 from proxy.turns.route import EngineRoute, Routes
 from proxy.turns.running import RunningTurns
 from proxy.turns.turn import Turn
-from proxy.types import Interaction, TurnRequest
+from proxy.types import Api, Interaction, TurnRequest
 from proxy.workers.attempt_table import WorkerAttempts, digest_of
 from tokengrove.errors import (
     SHUTTING_DOWN,
@@ -63,6 +65,7 @@ T = TypeVar("T")
 # The generation of a client that disconnects continues for this many seconds, so that a retry can attach.
 GRACE_S = 2.0
 _GRACE = "grace"
+_interaction_of = attrgetter("interaction")
 
 # Errors of a cancelled turn: two for its record, and one for its readers.
 _SHUT_DOWN = "cancelled: the server shut down"
@@ -130,26 +133,36 @@ class Turns:
         """
         request.timeline.begun = time.monotonic()
         session.check_open()
-        follow_session(request, session.record)
+        record = session.record
+        if record.turn_options:
+            follow_session(request, record)
         route = self.routes.of(request)
         if request.text is not None:
             ids = await ids_of_text(session, request.text, request.sender, self.routes.engine(request.route))
             request = replace(request, input_ids=ids, text=None)
-        if is_retry(request) and session.follows is not None:
+        if session.follows is not None and is_retry(request):
             earlier = await self.earlier.of_predecessor(session, request)
             if earlier is not None:
                 return earlier
-        wanted = with_defaults(request, session.record.sampling)
+        wanted = with_defaults(request, record.sampling) if record.sampling else request.sampling
         if isinstance(route, EngineRoute):
             check_capabilities(request, wanted, route.gate.info(), strict=self._settings.strict_sampling)
-        request = with_history(session, request)
-        identity = identified(session, request)
+        if request.api is Api.RESPONSES:
+            request = with_history(session, request)
+        request.messages, identity = session.cache.recent.identify(
+            request.messages, request.tools, request.template_options, request.route
+        )
         key = request_hash(request, wanted, identity)
-        if (earlier := await self.earlier.repeated(session, request, key)) is not None:
-            return earlier
+        if not self.earlier.alone or session.follows is not None or key in session.attempts:
+            earlier = await self.earlier.repeated(session, request, key)
+            if earlier is not None:
+                return earlier
         self._commits.check_backlog()
         self.running.check_room(request)
-        plan = await self._planner.plan(session, request, identity, wanted, route)
+        if isinstance(route, EngineRoute):
+            plan = await self._planner.of_engine(session, request, identity, wanted, route)
+        else:
+            plan = self._planner.of_external(session, request, identity, wanted, route)
         plan.attempt = Attempt(key, request.idempotency_key)
         request = plan.request
         request.timeline.rendered = time.monotonic()
@@ -158,10 +171,13 @@ class Turns:
         # Other turns may have started while this prompt was rendered, so the checks are repeated. No other task runs
         # between here and the start.
         session.check_open()
-        decision = decide(session.attempts.get(key, ()), request)
-        if (earlier := await self.earlier.answering(session, request, decision)) is not None:
-            return earlier
-        self.earlier.check_elsewhere(session, key)
+        decision = decide(session.attempts[key], request) if key in session.attempts else FIRST
+        if not isinstance(decision, NewSample):
+            earlier = await self.earlier.answering(session, request, decision)
+            if earlier is not None:
+                return earlier
+        if self._worker_attempts is not None:
+            self.earlier.check_elsewhere(session, key)
         self.running.check_room(request)
         if self.routes.of(request) is not route:  # it was removed meanwhile, and another may have its name
             raise ModelNotFound(f"the model {brief(request.model)} was removed meanwhile", param="model")
@@ -188,7 +204,8 @@ class Turns:
         """Record that the end of a reply was written to a client. From then on, an unmarked repetition is sampled."""
         if not attempt.written:
             attempt.written = True
-            self._note_replied(attempt)  # of no interaction yet if the attempt ends in the next pass of the event loop
+            for interaction in attempt.interactions:  # none yet if the attempt ends in the next pass of the event loop
+                self._log.note_replied(interaction.id)
 
     def _note_replied(self, attempt: Attempt) -> None:
         for interaction in attempt.interactions:
@@ -217,27 +234,28 @@ class Turns:
         self.earlier.running[attempt] = choices
         if self._worker_attempts is not None:
             self._worker_attempts.add(digest_of(session.id, attempt.key), len(choices))
-        left = len(choices)
+        left, loop = len(choices), asyncio.get_running_loop()
 
-        def ended(turn: Turn) -> None:
+        def ended(turn: Turn, _: object) -> None:
             nonlocal left
             left -= 1
             if not left:
                 self._attempt_ended(session, attempt)
-                plan.release()
+                if plan.adapter is not None:
+                    plan.release()
             self._ended(turn)
 
         for turn in choices:
             session.begin_turn(turn.interaction.id)
             self._log.note_begun(turn.interaction.id, session.id, attempt.key, attempt.idempotency_key)
             self.running.add(turn)
-            turn.task = asyncio.create_task(self._run(turn))
-            turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
+            turn.ended = loop.create_task(self._run(turn))
+            turn.ended.add_done_callback(partial(ended, turn))
 
     def _attempt_ended(self, session: LiveSession, attempt: Attempt) -> None:
         """End an attempt: all its choices have ended and are recorded."""
         choices = self.earlier.running.pop(attempt)
-        attempt.end([turn.interaction for turn in choices])
+        attempt.end(list(map(_interaction_of, choices)))
         if attempt.stage is Stage.FAILED:
             merge_stored(session, attempt)
         elif self._unreplaced:  # the database takes turns
@@ -271,9 +289,9 @@ class Turns:
         turn.timeline.ended = time.monotonic()
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self.running.discard(turn)
-        if turn.task is not None and not turn.task.cancelled():
+        if not turn.ended.cancelled():
             # Retrieve the exception: otherwise asyncio warns about a failed turn without a reader.
-            turn.task.exception()
+            turn.ended.exception()
 
     async def _run(self, turn: Turn) -> Interaction:
         sender, turn.begun = turn.request.sender, True

@@ -23,6 +23,7 @@ from proxy.serving.server import Stopping
 from proxy.settings import Settings
 from proxy.store import schema
 from proxy.store.inspection import inspecting
+from proxy.store.writer import Change, ChangeResult
 from proxy.turns import prompts
 from proxy.turns.turns import GRACE_S
 from proxy.workers.attempt_table import AttemptTable
@@ -133,6 +134,14 @@ class Site:
         engine = ScriptedEngine(lambda request: self._play(engine, request), vocab_size=renderer.vocab_size)
         app = build_app(self.settings, engine=engine, renderer=renderer, place=place)
         event.listen(app.state.store.database._writer_engine, "commit", self._commits)
+        writer = app.state.store.database.write
+        plainly = writer._apply_plainly
+
+        def slowly(connection: Connection, group: list[Change]) -> list[ChangeResult]:
+            self._commits(connection)
+            return plainly(connection, group)
+
+        writer._apply_plainly = slowly
         event.listen(app.state.store.database._reader_engine, "after_cursor_execute", self._reads)
         if place is not None:
             self._wires.apps[place.peers.address()] = app.state.for_workers

@@ -34,7 +34,7 @@ class Breaker:
     ) -> None:
         self.open = False
         self._clock, self._chance = clock, chance
-        self._score, self._waits = 0.0, 0
+        self.score, self._waits = 0.0, 0
         self._due = self._sound = -1.0
 
     def blame(self, failed_at: float, *, alone: bool) -> bool:
@@ -44,8 +44,8 @@ class Breaker:
         """
         if self.open or failed_at <= self._sound:
             return False
-        self._score = min(self._score + 1.0, _LIMIT)
-        if self._score < _LIMIT or alone:
+        self.score = min(self.score + 1.0, _LIMIT)
+        if self.score < _LIMIT or alone:
             return False
         self.open = True
         self.postpone()
@@ -53,9 +53,9 @@ class Breaker:
 
     def credit(self) -> None:
         """Count a successful request."""
-        if self._score:
-            self._score = max(self._score - _FORGIVEN, 0.0)
-            if not self._score:
+        if self.score:
+            self.score = max(self.score - _FORGIVEN, 0.0)
+            if not self.score:
                 self._waits = 0
 
     @property
@@ -73,4 +73,4 @@ class Breaker:
         """Close the breaker, since the server has sampled a token. If it was open, the server is on trial."""
         self._due = self._sound = self._clock()
         if self.open:
-            self.open, self._score = False, _LIMIT - 1.0
+            self.open, self.score = False, _LIMIT - 1.0

@@ -191,9 +191,12 @@ class ServerConnection:
         answer = Exchange()
         try:
             async with asyncio.timeout(limit_s):
-                await self._send(answer, self._client.head(method, path, headers), body, repeat=method == "GET")
+                head = self._client.head(method, path, headers)
+                await self._client.send(answer, head, body, repeat=method == "GET")
         except TimeoutError:
             raise EngineLost(f"{self.url} does not answer within {limit_s:g} s") from None
+        except Disconnected as error:
+            raise self._lost(error) from None
         return answer
 
     async def _sample(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: Exchange) -> None:
@@ -203,19 +206,18 @@ class ServerConnection:
             head = self._heads[path] = self._client.head("POST", path, {**_JSON, **self._normal})
         self._replies.add(reply)
         try:
-            await self._send(reply, head + fields_of(headers) if headers else head, body, repeat=True)
+            await self._client.send(reply, head + fields_of(headers) if headers else head, body, repeat=True)
+        except Disconnected as error:
+            raise self._lost(error) from None
         finally:
             self._replies.discard(reply)
-        self._check(reply, path, "the engine server")  # agents see this error if their request is refused
+        if reply.status != _OK:
+            self._check(reply, path, "the engine server")  # agents see this error if their request is refused
 
-    async def _send(self, exchange: Exchange, head: bytes, body: Sequence[bytes], *, repeat: bool) -> None:
+    def _lost(self, error: Disconnected) -> EngineLost:
         if self._client.closed:
-            raise EngineLost(f"the connection to {self.url} is closed")
-        try:
-            await self._client.send(exchange, head, body, repeat=repeat)
-        except Disconnected as error:
-            ran = not isinstance(error, Unreached)
-            raise EngineLost(f"{self.url} does not answer ({error})", ran=ran) from None
+            return EngineLost(f"the connection to {self.url} is closed")
+        return EngineLost(f"{self.url} does not answer ({error})", ran=not isinstance(error, Unreached))
 
     def _check_key(self, status: int) -> None:
         if status in (401, 403):
@@ -290,7 +292,11 @@ class Written(Protocol):
 
 def with_prompt(body: Mapping[str, Any], field: str, prompt: Written) -> list[bytes]:
     """Return the JSON object `body` in parts, with the ids of a prompt as an additional field."""
-    return [_encoded(body)[:-1] + b',"%b":' % field.encode(), *prompt.json(), b"}"]
+    try:
+        head = orjson.dumps(body)
+    except TypeError:
+        head = _encoded(body)  # raises the error
+    return [head[:-1] + b',"%b":' % field.encode(), *prompt.json(), b"}"]
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

@@ -95,6 +95,8 @@ class HttpClient:
         twice, so an idle connection can be reused. If the server is just closing it, the request is sent again over a
         new connection.
         """
+        if self.closed:
+            raise Disconnected("closed")
         length = sum(map(len, body))
         message = [b"%bcontent-length: %d\r\n\r\n" % (head, length), *body]
         if length <= _JOINED:

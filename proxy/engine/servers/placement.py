@@ -15,7 +15,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from proxy.engine.interface import EngineInfo
 from proxy.engine.requests import Failure
 from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.remote import RemoteEngine
@@ -61,6 +63,7 @@ class Member:
     cached_tokens: int = 0
     failure: str = ""
     breaker: Breaker = field(default_factory=Breaker)
+    _described: tuple[EngineInfo, Sampler] | None = None
 
     @property
     def url(self) -> str:
@@ -70,7 +73,9 @@ class Member:
     def sampler(self) -> Sampler:
         """What turns record of it."""
         info = self.engine.info()
-        return Sampler(self.url, info.dtype, info.quantization)
+        if self._described is None or self._described[0] is not info:
+            self._described = info, Sampler(self.url, info.dtype, info.quantization)
+        return self._described[1]
 
     @property
     def takes(self) -> bool:
@@ -90,6 +95,9 @@ class Member:
         if not self.alive:
             return "ejected"
         return "failing" if self.breaker.open else "alive"
+
+
+_is_sound, _takes = attrgetter("sound"), attrgetter("takes")
 
 
 def named_failure(url: str, why: str) -> str:
@@ -150,7 +158,7 @@ class SessionPlacement:
         self._forget_unused()
         group_id = f"{group_id}@{adapter}" if group_id and adapter is not None else group_id
         home, shared = self._homes.get(session_id), self._groups.get(group_id)
-        failed = {failure.url for failure in failures if not failure.lost}
+        failed = {failure.url for failure in failures if not failure.lost} if failures else ()
 
         def preference(member: Member) -> tuple[bool, bool, float, int]:
             stays = home is not None and home.member is member and home.adapter == adapter
@@ -160,22 +168,21 @@ class SessionPlacement:
             cost = _PER_REQUEST * member.in_flight + _PER_HELD * self._held[member] - min(held, prompt_tokens)
             return bool(failed) and member.url in failed, member.doubtful, cost, member.served
 
-        servers = (self.untried(failures) if failures else []) or self.candidates()
-        member = min(servers, key=preference)
+        only = self._members[0] if len(self._members) == 1 and not failures else None
+        if only is not None and only.alive and not only.leaving and not only.breaker.open:
+            servers = [only]
+        else:
+            servers = (self.untried(failures) if failures else []) or self.candidates()
+        member = servers[0] if len(servers) == 1 else min(servers, key=preference)
         if session_id:
             self._remember(session_id, member, prompt_tokens, adapter)
         if group_id:
             self._share(group_id, member, prompt_tokens)
         return member
 
-    @property
-    def open(self) -> bool:
-        """True if a server takes requests."""
-        return any(member.takes for member in self._members)
-
     def candidates(self) -> list[Member]:
         """Return the servers that take requests, at least one. Raises EngineUnavailable if there is none."""
-        candidates = [member for member in self._members if member.sound] or [m for m in self._members if m.takes]
+        candidates = list(filter(_is_sound, self._members)) or list(filter(_takes, self._members))
         if not candidates:
             why = "; ".join(named_failure(m.url, m.failure) for m in self._members if m.failure) or "the pool is empty"
             raise EngineUnavailable(f"no engine server is available ({why})", retry_after_s=RETRY_AFTER_S)
@@ -219,11 +226,16 @@ class SessionPlacement:
         return Counter(home.member.url for home in self._homes.values())
 
     def _remember(self, session_id: str, member: Member, tokens: int, adapter: int | None) -> None:
-        self.release(session_id)
-        self._homes[session_id] = _Home(member, tokens, self._clock(), adapter)
+        home = self._homes.get(session_id)
+        if home is None:
+            self._homes[session_id] = _Home(member, tokens, self._clock(), adapter)
+            if len(self._homes) > self._remembered:
+                self.release(next(iter(self._homes)))
+        else:
+            self._held[home.member] -= home.tokens
+            home.member, home.tokens, home.at, home.adapter = member, tokens, self._clock(), adapter
+            self._homes.move_to_end(session_id)
         self._held[member] += tokens
-        if len(self._homes) > self._remembered:
-            self.release(next(iter(self._homes)))
 
     def _share(self, group_id: str, member: Member, tokens: int) -> None:
         shared = self._groups.setdefault(group_id, _Shared(tokens, set(), 0.0))

@@ -152,7 +152,7 @@ class Pool:
 
         Raises EngineUnavailable if no server is alive, and otherwise the error of the server.
         """
-        prompt_tokens, state, adapter = len(request.prompt), self._state, request.adapter
+        prompt_tokens, state, adapter = request.prompt.length, self._state, request.adapter
         if adapter is not None:
             request.adapter_name = self._adapters.name_of(adapter)
         member = self._placement.choose(request.session_id, request.failures, prompt_tokens, request.group_id, adapter)
@@ -204,7 +204,9 @@ class Pool:
                 raise
             raise EngineLost(error.message).showing(error.shown) from error
         else:
-            if finish is not None and finish is not FinishReason.ABORT:
+            breaker = member.breaker
+            told = breaker.open or breaker.score or request.failures  # else there is nothing to forgive or to blame
+            if told and finish is not None and finish is not FinishReason.ABORT:
                 self._trust.credit(member, request.failures)
             return finish
         finally:
@@ -315,11 +317,16 @@ class Pool:
 
     def info(self) -> EngineInfo:
         """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
-        alive = self._alive()
-        infos = tuple([member.engine.info() for member in alive or self._members])
-        if not infos:  # all servers were removed; requests wait for a new one
-            return self._info
-        facts = infos, len(alive), len(self._members) + len(self._missing)
+        infos, alive = [], 0
+        for member in self._members:
+            if member.alive:
+                infos.append(member.engine.info())
+                alive += 1
+        if not alive:
+            infos = [member.engine.info() for member in self._members]
+            if not infos:  # all servers were removed; requests wait for a new one
+                return self._info
+        facts = tuple(infos), alive, len(self._members) + len(self._missing)
         if facts != self._summed_up:  # cached, since every turn calls this
             self._summed_up, self._info = facts, _sum_up(*facts)
         return self._info
@@ -391,7 +398,10 @@ class Pool:
     @property
     def alive(self) -> bool:
         """True while a server is known to take requests."""
-        return self._placement.open
+        for member in self._members:  # noqa: SIM110  # every turn asks this, and a generator costs more than the answer
+            if member.alive and not member.leaving:
+                return True
+        return False
 
     def has_other(self, failures: Sequence[Failure]) -> bool:
         """True if a server that is not named in `failures` takes requests."""
@@ -407,7 +417,7 @@ class Pool:
 
     async def until_alive(self) -> None:
         """Wait until a server takes requests."""
-        while not self._placement.open:
+        while not self.alive:
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -672,7 +682,7 @@ class Pool:
             self.pauses.take_over()
 
     def _tell_alive(self) -> None:
-        alive = self._placement.open
+        alive = self.alive
         reasons = [named_failure(member.url, member.failure) for member in self._members if member.failure]
         self._events.alive(alive, next((member.url for member in self._alive()), "") if alive else "; ".join(reasons))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -172,13 +172,17 @@ class SglangServer:
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
-    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
+    def sample(self, request: GenerateRequest, take: TakeChunk) -> Coroutine[Any, Any, FinishReason | None]:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed.
 
         SGLang does not tell which adapter sampled a reply; it refuses a request that names one that it does not have.
         """
         if request.adapter is None and request.scored_from is None:
-            return await self._sample(request, take)
+            return self._sample(request, take)
+        return self._sample_named(request, take)
+
+    async def _sample_named(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
+        """Sample with an adapter, or score a prompt."""
         if request.adapter is not None:
             take = of_adapter(take, request.adapter)
         try:
@@ -188,16 +192,22 @@ class SglangServer:
         except InvalidRequest as error:
             raise adapter_fault(self.url, request, error) from None
 
-    async def _sample(
+    def _sample(
         self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None = None
-    ) -> FinishReason | None:
+    ) -> Coroutine[Any, Any, FinishReason | None]:
         """The same. `seen`: the prompt with its images, once they are ready to be sent."""
         check_request(request, self._info.vocab_size, self._info.context_length)
         if request.images is not None and seen is None:
-            return await self._see(request, take)
-        plan = self._planned(request)
+            return self._see(request, take)
+        plan = None if request.columns is None else self._planned(request)
         if plan is None or not plan.masks:
-            return await self._sampled(request, take, seen, plan)
+            return self._sampled(request, take, seen, plan)
+        return self._sample_masked(request, take, seen, plan)
+
+    async def _sample_masked(
+        self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None, plan: ReplayPlan
+    ) -> FinishReason | None:
+        """Sample with kept sets; without them if the server refuses to report them."""
         told = ids_of()
 
         def collect(chunk: TokenChunk) -> FinishReason | None:
@@ -217,12 +227,12 @@ class SglangServer:
         self, request: GenerateRequest, take: TakeChunk, seen: SentPrompt | None, plan: ReplayPlan | None
     ) -> FinishReason | None:
         """Sample in one request. `plan`: its side columns. The rest as in `sample`."""
-        rid = _new_id()
-        body = self._body(request, rid)
+        rid, streamed = _new_id(), request.streamed
+        body = self._body(request, rid, streamed=streamed)
+        prompt_tokens, stopped = request.prompt.length, None
         if plan is not None:
-            body |= plan.fields(len(request.prompt))
+            body |= plan.fields(prompt_tokens)
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
-        prompt_tokens, stopped = len(request.prompt), None
         scored = None if request.scored_from is None else scored_prompt(request, self._vocab_size)
         reply = SglangReply(self._numbers, prompt_tokens, incremental, version=self._version, plan=plan, scored=scored)
 
@@ -241,9 +251,9 @@ class SglangServer:
             return reply.finish is not None
 
         self._rids[request.request_id] = rid
-        self._streams.running += request.streamed
+        self._streams.running += streamed
         try:
-            headers = request.trace_headers()
+            headers = {} if request.timeline.trace is None else request.trace_headers()
             if body["stream"]:
                 await self._stream(body, seen or request.prompt, headers, read)
             else:
@@ -257,7 +267,7 @@ class SglangServer:
                 raise
             return take(self._aborted()) or FinishReason.ABORT
         finally:
-            self._streams.running -= request.streamed
+            self._streams.running -= streamed
             del self._rids[request.request_id]
             self._late.discard(rid)
             self._replies.pop(rid, None)
@@ -364,9 +374,9 @@ class SglangServer:
             self._replies[body["rid"]] = reply = EventStream(read)
             await self._connection.stream("/generate", sent, headers, reply)
 
-    def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest, rid: str, *, streamed: bool) -> dict[str, Any]:
         """Return the fields of a request except `input_ids` and those of side columns."""
-        interval = self._interval(request)
+        interval = self._interval(request, streamed=streamed)
         params = sampling_params(request, interval if self._intervals else None)
         if self._facts and SEEDED not in self._facts:  # an old server fails on a seed
             params.pop("sampling_seed", None)
@@ -382,17 +392,17 @@ class SglangServer:
         }
         if request.images is not None and interval in (None, _PIECE_TOKENS):
             body[ASKS] = True
-        if name := named_adapter(request):
-            body["lora_path"] = name
+        if request.adapter is not None:
+            body["lora_path"] = named_adapter(request)
         return body
 
-    def _interval(self, request: GenerateRequest) -> int | None:
+    def _interval(self, request: GenerateRequest, *, streamed: bool) -> int | None:
         """Tokens per part of the reply; None for the whole reply in one part."""
         sampling, turn = request.sampling, request.turn
         if request.scored_from is not None and request.images is None:
             return None
         cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
-        if request.streamed or cut:
+        if streamed or cut:
             return self._streams.interval(request)
         whole = request.grammar is not None or (request.images is None and (sampling.max_tokens or 0) <= _PIECE_TOKENS)
         return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued

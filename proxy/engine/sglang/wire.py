@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from proxy.engine.chunks import TokenChunk
@@ -27,6 +28,7 @@ from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 from tokengrove.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
 from tokengrove.reasons import FinishReason
 
+_logprob_of, _token_of = itemgetter(0), itemgetter(1)
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _BUSY = (429, 503)
@@ -119,8 +121,11 @@ class SglangReply:
                     if self.scored is not None and finish is not FinishReason.ABORT:
                         scores = read_scores(self.scored, meta)
                 if sent == 0:
-                    cached = _count(meta.get("cached_tokens"))
-                    self._check_prompt(meta.get("prompt_tokens"))
+                    cached, told_prompt = meta.get("cached_tokens"), meta.get("prompt_tokens")
+                    if cached is not None and type(cached) is not int:
+                        raise TypeError("a count of tokens is no integer")
+                    if told_prompt is not None and told_prompt != self.prompt_tokens:
+                        raise _other_prompt(told_prompt, self.prompt_tokens)
                 elif not self.incremental:
                     self._check_said(part.get("output_ids"), whole=finish is not None)
                 spans, name, version = meta.get("weight_versions"), meta.get("weight_version"), self.version
@@ -137,7 +142,8 @@ class SglangReply:
                 if spans:
                     told, unsure = self.numbers.spans(spans, total, self.sent, newest)
                 else:
-                    told, unsure = with_run(told, new, version), unsure + (0 if certain else new)
+                    told = with_run(told, new, version) if told or not new else ((new, version),)
+                    unsure += 0 if certain else new
                 if not new:
                     continue  # only the end, without tokens
                 # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
@@ -151,8 +157,8 @@ class SglangReply:
                 if not len(taken) == len(sampled) == new:
                     raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
                 try:
-                    logprobs.fromlist([entry[0] for entry in sampled])
-                    tokens = [entry[1] for entry in sampled]
+                    logprobs.fromlist(list(map(_logprob_of, sampled)))
+                    tokens = list(map(_token_of, sampled))
                     ids.fromlist(tokens)
                 except (TypeError, LookupError, OverflowError):
                     raise EngineFailed("the engine gave a token without its logprob") from None
@@ -167,7 +173,7 @@ class SglangReply:
             raise EngineFailed(message).showing("the engine's answer does not have SGLang's form") from None
         if len(self.ids) == before and finish is None:
             return []
-        said, runs = divided(told, before)
+        said, runs = divided(told, before) if before else ((), told)
         correction = said if said != self.said else ()
         more, self.unsure = unsure - self.unsure, unsure
         self.said, self.finish = told, finish
@@ -177,12 +183,6 @@ class SglangReply:
         if scores is not None:
             chunks[0].prompt_logprobs, chunks[0].prompt_top = scores
         return chunks
-
-    def _check_prompt(self, told: Any) -> None:
-        """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""
-        if told is not None and told != self.prompt_tokens:
-            count = told if type(told) is int else "an unknown number of"
-            raise EngineFailed(f"the engine continued a prompt of {count} tokens, but was sent {self.prompt_tokens}")
 
     def _check_said(self, ids: Any, *, whole: bool) -> None:
         """Raise EngineFailed if a cumulative part repeats, loses or changes tokens of earlier parts.
@@ -225,11 +225,10 @@ def _failure(status: Any, message: str) -> ProxyError:
     return InvalidRequest(message).showing("the engine refused the request")
 
 
-def _count(told: Any) -> int | None:
-    """An optional count in an answer of the engine. Raises TypeError."""
-    if told is not None and type(told) is not int:
-        raise TypeError("a count of tokens is no integer")
-    return told
+def _other_prompt(told: Any, sent: int) -> EngineFailed:
+    """The error if the engine continued another prompt than it was sent, such as a truncated one."""
+    count = told if type(told) is int else "an unknown number of"
+    return EngineFailed(f"the engine continued a prompt of {count} tokens, but was sent {sent}")
 
 
 def _ranked(top: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

@@ -38,7 +38,7 @@ from proxy.protocols.fields import (
     optional_str,
 )
 from proxy.protocols.prefill import take_prefill
-from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.sampling_params import NUMBERS, parse_sampling, parse_sampling_numbers, parse_stop
 from proxy.protocols.tool_choice import parse_tool_choice
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import (
@@ -71,6 +71,8 @@ IGNORED = frozenset(
 )
 _REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
 REFUSED = _REFUSED | FORMER_FIELDS
+_USUAL = frozenset({"model", "messages", "stream", "stop", *NUMBERS})
+"""The fields of the usual request without tools."""
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
 
@@ -84,41 +86,19 @@ class ChatProtocol:
         return "chatcmpl-" + ordered_hex()
 
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
-        body = expect_object(body, "body")
-        _refuse_unsupported(body)
-        functions, dropped_tools = parse_tools(body.get("tools"))
-        tool_choice, tools = parse_tool_choice(body.get("tool_choice"), functions)
-        sampling = parse_sampling(body)
-        logprobs, top_logprobs = _parse_logprobs(body)
-        return_token_ids = optional_bool(body, "return_token_ids")
-        names_ids = optional_bool(body, "return_tokens_as_token_ids") and logprobs
-        request = TurnRequest(
-            api=Api.CHAT,
-            model=parse_model(body),
-            messages=_parse_messages(body, bodies),
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=optional_bool(body, "parallel_tool_calls", True),
+        if type(body) is not dict or not _USUAL.issuperset(body):
+            return _parse_unusual(expect_object(body, "body"), bodies)
+        sampling, stream = parse_sampling_numbers(body), body.get("stream")
+        if (stop := body.get("stop")) is not None:
+            sampling["stop"] = parse_stop(stop)
+        return TurnRequest(
+            Api.CHAT,
+            parse_model(body),
+            _parse_messages(body, bodies),
             sampling=SamplingParams(**sampling),
             given=frozenset(sampling),
-            template_options=_parse_template_options(body),
-            stream=optional_bool(body, "stream", False),
-            include_usage=parse_include_usage(body),
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-            n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
-            response_format=parse_answer_format(
-                body, parse_response_format(body.get("response_format"), "response_format")
-            ),
-            dropped=(*ignored_fields(body, HONOURED), *dropped_tools),
-            return_token_ids=return_token_ids,
-            return_completion_text=optional_bool(body, "return_completion_text"),
-            per_token=return_token_ids or names_ids,
-            names_ids=names_ids,
+            stream=bool(stream) if stream is None or type(stream) is bool else expect_bool(stream, "stream"),
         )
-        if "continue_final_message" in body or "add_generation_prompt" in body:
-            _take_prefill(request, body)
-        return request
 
     def body(self, request: TurnRequest) -> dict[str, Any]:
         return chat_body(request)
@@ -130,6 +110,44 @@ class ChatProtocol:
         self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int, prompt_ids: Ids | None = None
     ) -> ChatStream:
         return ChatStream(request, reply_id, created, prompt_ids)
+
+
+def _parse_unusual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
+    """Parse a body that has other fields than the usual ones, each of which is a call or more."""
+    _refuse_unsupported(body)
+    functions, dropped_tools = parse_tools(body.get("tools"))
+    tool_choice, tools = parse_tool_choice(body.get("tool_choice"), functions)
+    sampling = parse_sampling(body)
+    logprobs, top_logprobs = _parse_logprobs(body)
+    return_token_ids = optional_bool(body, "return_token_ids")
+    names_ids = optional_bool(body, "return_tokens_as_token_ids") and logprobs
+    request = TurnRequest(
+        api=Api.CHAT,
+        model=parse_model(body),
+        messages=_parse_messages(body, bodies),
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=optional_bool(body, "parallel_tool_calls", True),
+        sampling=SamplingParams(**sampling),
+        given=frozenset(sampling),
+        template_options=_parse_template_options(body),
+        stream=optional_bool(body, "stream", False),
+        include_usage=parse_include_usage(body),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
+        response_format=parse_answer_format(
+            body, parse_response_format(body.get("response_format"), "response_format")
+        ),
+        dropped=(*ignored_fields(body, HONOURED), *dropped_tools),
+        return_token_ids=return_token_ids,
+        return_completion_text=optional_bool(body, "return_completion_text"),
+        per_token=return_token_ids or names_ids,
+        names_ids=names_ids,
+    )
+    if "continue_final_message" in body or "add_generation_prompt" in body:
+        _take_prefill(request, body)
+    return request
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -156,7 +174,9 @@ def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
 def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tuple[Message, ...]:
     if body.get("messages") is None:
         raise InvalidRequest("'messages' is missing", param="messages")
-    messages = expect_list(body["messages"], "messages")
+    messages = body["messages"]
+    if type(messages) is not list:
+        messages = expect_list(messages, "messages")
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
     return parse_messages(messages, bodies)

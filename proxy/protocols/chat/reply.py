@@ -9,7 +9,7 @@ import orjson
 
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import openai_error
-from proxy.protocols.openai_choices import finish_reason, usage_json
+from proxy.protocols.openai_choices import FINISH_REASONS, finish_reason, usage_json
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import (
     Delta,
@@ -31,22 +31,27 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
     `return_completion_text` each choice has `completion_text`.
     """
     first, prompt_ids = answers[0].interaction, answers[0].prompt_ids
+    choices = []
+    for index, answer in enumerate(answers):
+        turn = answer.interaction
+        assert turn.finish_reason is not None
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message_json(turn.sampled_output if turn.prefill else turn.output),
+            "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
+            "finish_reason": FINISH_REASONS[turn.finish_reason],
+        }
+        if request.return_token_ids:
+            choice["token_ids"] = turn.output_ids.tolist()
+        if answer.completion_text is not None:
+            choice["completion_text"] = answer.completion_text
+        choices.append(choice)
     return {
         "id": first.id,
         "object": "chat.completion",
         "created": int(first.created_at),
         "model": request.model,
-        "choices": [
-            {
-                "index": index,
-                "message": message_json(answer.interaction.sampled_output),
-                "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
-                "finish_reason": finish_reason(answer.interaction),
-                **({"token_ids": answer.interaction.output_ids.tolist()} if request.return_token_ids else {}),
-                **answer.text_json(),
-            }
-            for index, answer in enumerate(answers)
-        ],
+        "choices": choices,
         "usage": usage_json(answers),
         "system_fingerprint": None,
         **({} if prompt_ids is None else {"prompt_token_ids": prompt_ids.tolist()}),

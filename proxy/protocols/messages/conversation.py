@@ -8,6 +8,8 @@ from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.messages.blocks import parse_message
 from proxy.types import Api, Message, Role
 
+_PLAIN_FIELDS = 2
+
 
 class Conversation:
     """The messages parsed so far, and the paths of ignored blocks."""
@@ -27,6 +29,14 @@ class Conversation:
         """Add the messages from index `start` on. Raises InvalidRequest with the path of the field."""
         messages, answer = self.messages, Role.ASSISTANT
         for index, value in enumerate(values[start:], start):
+            if (
+                type(value) is dict
+                and len(value) == _PLAIN_FIELDS
+                and type(text := value.get("content")) is str
+                and value.get("role") == "user"
+            ):
+                messages.append(Message(Role.USER, text))
+                continue
             for message in parse_message(value, f"messages[{index}]", self.dropped):
                 if message.role is answer and messages and messages[-1].role is answer:
                     messages[-1] = _merged(messages[-1], message)

@@ -31,6 +31,7 @@ from proxy.parsed_items import ParsedBodies
 from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format
 from proxy.protocols.common_fields import ignored_fields, parse_model
 from proxy.protocols.fields import (
+    expect_bool,
     expect_list,
     expect_object,
     expect_str,
@@ -90,6 +91,10 @@ REFUSED = _REFUSED | FORMER_FIELDS
 # Anthropic's tool runners try a thread first. After this error, they send the whole conversation with every turn.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k")
+_USUAL = frozenset(
+    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k"}
+)
+"""The fields of the usual request without tools."""
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 _CHOICES = {
     "auto": ToolChoiceMode.AUTO,
@@ -110,10 +115,11 @@ class MessagesProtocol:
         return "msg_" + ordered_hex()
 
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
-        body = expect_object(body, "body")
+        if type(body) is not dict:
+            body = expect_object(body, "body")
         if body.get("max_tokens") is None:
             raise InvalidRequest("'max_tokens' is missing; the Messages API requires it", param="max_tokens")
-        return _parse(body, bodies)
+        return (_parse_usual if _USUAL.issuperset(body) else _parse)(body, bodies)
 
     def parse_count(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         """Parse a request of `/v1/messages/count_tokens`, where `max_tokens` and `stream` have no effect."""
@@ -130,6 +136,26 @@ class MessagesProtocol:
         self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int, prompt_ids: Ids | None = None
     ) -> MessageStream:
         return MessageStream(request, reply_id, prompt_tokens, prompt_ids)
+
+
+def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
+    """Parse a body that has only usual fields, so that the others cost nothing."""
+    dropped = list[str]()
+    sampling, stream = parse_sampling_numbers(body), body.get("stream")
+    if (stop := body.get("stop_sequences")) is not None:
+        sampling["stop"] = _parse_stop(expect_list(stop, "stop_sequences"))
+    request = TurnRequest(
+        Api.MESSAGES,
+        parse_model(body),
+        _parse_messages(body, dropped, bodies),
+        sampling=SamplingParams(**sampling),
+        given=frozenset(sampling),
+        stream=bool(stream) if stream is None or type(stream) is bool else expect_bool(stream, "stream"),
+        dropped=tuple(dropped),
+    )
+    if request.messages[-1].role is Role.ASSISTANT:
+        _take_prefill(request, f"messages[{len(body['messages']) - 1}].content")
+    return request
 
 
 def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
@@ -181,7 +207,7 @@ def _parse_messages(body: Mapping[str, Any], dropped: list[str], bodies: ParsedB
     values = expect_list(body["messages"], "messages")
     if not values:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
-    system = parse_system(body.get("system"), dropped)
+    system = () if body.get("system") is None else parse_system(body["system"], dropped)
     conversation = parse_conversation(values, bodies)
     dropped += conversation.dropped
     return (*system, *conversation.messages)

@@ -35,6 +35,9 @@ _EMPTY = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
 def message_json(request: TurnRequest, answer: Answer) -> dict[str, Any]:
     """Return a whole `message` object."""
     interaction = answer.interaction
+    more: dict[str, Any] = {}
+    if answer.prompt_ids is not None or request.return_token_ids or answer.completion_text is not None:
+        more = {**_prompt_json(answer.prompt_ids), **_output_json(request, answer)}
     return {
         "id": interaction.id,
         "type": "message",
@@ -43,8 +46,7 @@ def message_json(request: TurnRequest, answer: Answer) -> dict[str, Any]:
         "content": _content_json(interaction),
         **_stop_json(interaction),
         "usage": _usage_json(interaction),
-        **_prompt_json(answer.prompt_ids),
-        **_output_json(request, answer),
+        **more,
     }
 
 
@@ -58,7 +60,7 @@ def _output_json(request: TurnRequest, answer: Answer) -> dict[str, Any]:
 
 
 def _content_json(interaction: Interaction) -> list[dict[str, Any]]:
-    output = interaction.sampled_output
+    output = interaction.sampled_output if interaction.prefill else interaction.output
     blocks: list[dict[str, Any]] = []
     if output.reasoning:
         signature = signature_of(interaction.id)

@@ -49,7 +49,7 @@ from proxy.protocols.responses.response_object import (
     response_head,
 )
 from proxy.protocols.responses.stream import ResponseStream
-from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling, parse_sampling_numbers
 from proxy.protocols.tool_choice import parse_tool_choice
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import INSTRUCTIONS, Api, Ids, Message, ResponseFormat, Role, SamplingParams, Tool, TurnRequest
@@ -76,6 +76,14 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"background", "conversation", "prompt"}) | FORMER_FIELDS
 _MAX_TOP_LOGPROBS = 20
+_USUAL = frozenset(
+    {
+        *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream", "store"),
+        "previous_response_id",
+    }
+)
+"""The fields of the usual request without tools."""
+_ECHOED_USUAL = tuple(name for name in ECHOED if name in _USUAL)
 # Ignored fields that the reply repeats if they have the type that clients expect.
 _REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
 # The chat API's names for `max_output_tokens`; in this API they are unknown fields.
@@ -91,6 +99,8 @@ class ResponsesProtocol:
         return "resp_" + ordered_hex()
 
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
+        if type(body) is dict and _USUAL.issuperset(body):
+            return _parse_usual(body, bodies)
         body = expect_object(body, "body")
         _refuse_unsupported(body)
         tools = parse_tools(body.get("tools"))
@@ -135,6 +145,32 @@ class ResponsesProtocol:
         return ResponseStream(request, reply_id, created, prompt_ids)
 
 
+def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
+    """Parse a body that has only usual fields, so that the others cost nothing."""
+    messages, dropped = _parse_messages(body, bodies)
+    sampling = parse_sampling_numbers(body)
+    if (limit := optional_int(body, "max_output_tokens", least=1)) is not None:
+        sampling["max_tokens"] = limit
+    stream, echo = body.get("stream"), dict[str, Any]()
+    for name in _ECHOED_USUAL:
+        if body.get(name) is not None:
+            echo[name] = body[name]
+    if type(echo.get("store", True)) is not bool:
+        optional_bool(body, "store")
+    echo |= {"include": [], "namespaces": {}}
+    return TurnRequest(
+        Api.RESPONSES,
+        parse_model(body),
+        messages,
+        sampling=SamplingParams(**sampling),
+        given=frozenset(sampling),
+        stream=bool(stream) if stream is None or type(stream) is bool else expect_bool(stream, "stream"),
+        dropped=tuple(dropped),
+        previous_id=optional_text(body, "previous_response_id") if "previous_response_id" in body else None,
+        echo=echo,
+    )
+
+
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
@@ -162,7 +198,7 @@ def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tup
     messages, dropped = parse_input([] if body.get("input") is None else body["input"], bodies)
     if not messages and body.get("previous_response_id") is None:
         raise InvalidRequest("'input' must hold at least one message", param="input")
-    if instructions := optional_str(body, "instructions"):
+    if "instructions" in body and (instructions := optional_str(body, "instructions")):
         messages = [Message(Role.SYSTEM, instructions, name=INSTRUCTIONS), *messages]
     return tuple(messages), dropped
 

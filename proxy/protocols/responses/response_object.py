@@ -55,7 +55,7 @@ def response_head(
         "model": request.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls,
-        "tools": [_tool_json(tool) for tool in request.tools],
+        "tools": list(map(_tool_json, request.tools)),
         "top_logprobs": request.top_logprobs,
         "service_tier": "default",
         "usage": None,
@@ -73,6 +73,7 @@ def response_end(head: Mapping[str, Any], answer: Answer, output: list[dict[str,
     interaction = answer.interaction
     tokens = {"token_ids": interaction.output_ids.tolist()} if "prompt_token_ids" in head else {}
     reason = _incomplete_reason(interaction)
+    text = {} if answer.completion_text is None else answer.text_json()
     return {
         **head,
         "status": "incomplete" if reason else "completed",
@@ -82,7 +83,7 @@ def response_end(head: Mapping[str, Any], answer: Answer, output: list[dict[str,
         "usage": _usage_json(interaction),
         **_sampling_json(interaction.sampling),
         **tokens,
-        **answer.text_json(),
+        **text,
     }
 
 
@@ -110,9 +111,10 @@ class OutputItems:
         output, status = answer.interaction.output, last_status(answer.interaction)
         items = [self.reasoning(0, output.reasoning, "completed")] if output.reasoning else []
         if output.content or not (items or output.tool_calls):
-            logprobs = text_logprobs(answer.logprobs or (), output.content)
+            logprobs = text_logprobs(answer.logprobs, output.content) if answer.logprobs else ()
             items.append(self.message(0, output.content, "completed", logprobs))
-        items += [self.call(number, call, "completed") for number, call in enumerate(output.tool_calls)]
+        for number, call in enumerate(output.tool_calls):
+            items.append(self.call(number, call, "completed"))
         return [*items[:-1], {**items[-1], "status": status}]
 
     def reasoning(self, number: int, text: str, status: str) -> dict[str, Any]:
@@ -165,7 +167,12 @@ def summary_part(text: str) -> dict[str, Any]:
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
     """Return the only content part of a message item."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_json(logprobs)}
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": logprobs_json(logprobs) if logprobs else [],
+    }
 
 
 def logprobs_json(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

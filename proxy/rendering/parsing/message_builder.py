@@ -22,7 +22,7 @@ class MessageBuilder:
         self, stop: Sequence[str], call_id: Callable[[], str], begun: Message = NOTHING, *, strip: bool = True
     ) -> None:
         self._content = VisibleText(stop, begun.content, strip=strip)
-        self._reasoning = VisibleText(begun=begun.reasoning or "")
+        self._reasoning = VisibleText(begun=begun.reasoning) if begun.reasoning else None
         self._call_id = call_id
         self._calls: list[ToolCall] = []
         self._label = ""
@@ -35,12 +35,8 @@ class MessageBuilder:
     def message(self) -> Message:
         """The message so far, an unfinished call included."""
         calls = (*self._calls, *(self.sink.unfinished() if self.sink is not None else ()))
-        return Message(
-            role=Role.ASSISTANT,
-            content=self._content.text,
-            tool_calls=calls,
-            reasoning=self._reasoning.text or None,
-        )
+        reasoning = None if self._reasoning is None else "".join(self._reasoning.parts) or None
+        return Message(Role.ASSISTANT, "".join(self._content.parts), calls, reasoning=reasoning)
 
     def keep_stop_string(self) -> None:
         """Let the visible text include its stop string."""
@@ -60,7 +56,8 @@ class MessageBuilder:
 
     def flush(self) -> None:
         """Release the text that was held back: the output has ended."""
-        self.end_label()
+        if self._label or self._maybe_label:
+            self.end_label()
         shown = self._content.flush()
         if shown:
             self.deltas.append(TextDelta(shown))
@@ -80,6 +77,8 @@ class MessageBuilder:
         if self._label:
             self._compare_label(text)
             return
+        if self._reasoning is None:
+            self._reasoning = VisibleText()
         shown = self._reasoning.push(text)
         if shown:
             self.deltas.append(ReasoningDelta(shown))
@@ -162,23 +161,18 @@ class VisibleText:
     """Incremental filter of visible text. Leading white space is dropped before stop strings are searched for.
 
     `begun`: existing text, which is neither returned nor searched. `strip` False: white space stays. `keeps_stop`: the
-    text includes the stop string that ends it.
+    text includes the stop string that ends it. `parts`: `begun`, and all text returned so far.
     """
 
     def __init__(self, stop: Sequence[str] = (), begun: str = "", *, strip: bool = True) -> None:
         self._strip = strip
         self._stop = tuple(filter(None, stop))
-        self._parts: list[str] = [begun]
+        self.parts: list[str] = [begun]
         self._candidate = ""
         self._space = ""
         self._started = bool(begun) or not strip
         self.stop_string: str | None = None
         self.keeps_stop = False
-
-    @property
-    def text(self) -> str:
-        """`begun`, and all text returned so far."""
-        return "".join(self._parts)
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
         """Add `text` and return what can be sent. `may_stop` False: a stop string that it completes is text."""
@@ -195,7 +189,7 @@ class VisibleText:
         shown = text.rstrip() if self._strip else text
         self._space = text[len(shown) :]
         if shown:
-            self._parts.append(shown)
+            self.parts.append(shown)
         return shown
 
     def flush(self) -> str:

@@ -117,14 +117,19 @@ class OutputParser:
         self._built.deltas = []
         if not self._finished:
             self._finished = True
-            if self._state is not State.DONE:
-                self._take(self._lexer.flush())
-            self._resolve_held()
+            if self._state is not State.DONE and (rest := list(self._lexer.flush())):
+                self._take(rest)
+            if self._held or self._state is State.DRAFT or self._state is State.CALL:
+                self._resolve_held()
             self._built.flush()
         return self._built.deltas
 
     def _run(self, text: str, tokens: int) -> None:
         """Take a run of text, like `_take` but faster in the two states in which most of an output is read."""
+        if self._fresh and (self._state is State.START or self._state is State.CONTENT):
+            first = text.lstrip()[:1]
+            if first and (self._format is None or first not in self._format.bare):
+                self._state, self._fresh = State.CONTENT, False
         if self._state is State.REASONING:
             self.reasoning_tokens += tokens
             self._built.reasoning(text)

@@ -49,8 +49,11 @@ class Template(Protocol):
 
 def require_text(messages: Sequence[Message]) -> None:
     """Raise InvalidRequest if there are no messages, or if one has an image."""
-    _require_messages(messages)
-    require_no_images(messages)
+    if not messages:
+        _require_messages(messages)
+    for message in messages:
+        if message.images:
+            raise no_images("")
 
 
 def _require_messages(messages: Sequence[Message]) -> None:
@@ -158,7 +161,7 @@ class ChatTemplate:
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
         """Render as text. If the template refuses, retry without reasoning: gpt-oss cannot write it next to content."""
-        given = tool_dicts(tools)
+        given = tool_dicts(tools) if tools else None
         try:
             return self.write(self._dicts(messages), given, options, prompt=prompt)
         except InvalidRequest:
@@ -200,7 +203,8 @@ class ChatTemplate:
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: Options, *, prompt: bool
     ) -> str:
         """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
-        check_options(options)
+        if options:
+            check_options(options)
         if self._images is not None and self._takes_lists:
             messages = _with_lists(messages)
         given = {"documents": None, **options, "messages": _with_reasoning(messages), "tools": tools}

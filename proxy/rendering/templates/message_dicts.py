@@ -28,7 +28,7 @@ def to_dicts(
 ) -> list[MessageDict]:
     """Convert messages to dicts. Tool results get the name of their call, and call ids the style `ids`."""
     names: dict[str, str] = {}
-    written = rewritten_ids(messages, ids)
+    written = {} if ids is CallIds.GIVEN else rewritten_ids(messages, ids)
     out = []
     for message in messages:
         for call in message.tool_calls:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, bindparam, delete, insert, or_, true, update
+from sqlalchemy import ColumnElement, Connection, Engine, bindparam, delete, exists, insert, or_, select, true, update
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -113,21 +113,26 @@ def mark_answered(connection: Connection, new: Iterable[Interaction]) -> None:
 
     The caller has locked their sessions.
     """
-    answers = [
-        {
-            "of_session": node.session_id,
-            "of_hash": node.request_hash,
-            "of_key": node.idempotency_key,
-            "asked_at": node.created_at,
-        }
-        for node in new
-        if node.status is Status.COMPLETE
-    ]
+    answers = []
+    for node in new:
+        if node.status is Status.COMPLETE:
+            answers.append(
+                {
+                    "of_session": node.session_id,
+                    "of_hash": node.request_hash,
+                    "of_key": node.idempotency_key,
+                    "asked_at": node.created_at,
+                }
+            )
     if answers:
         _MARK.run(connection, answers)
 
 
-def disown_all(engine: Engine) -> None:
-    """Clear the process of all begun calls, for a SQLite file whose lock this process holds: the others have ended."""
+def disown_all(engine: Engine) -> bool:
+    """Clear the process of all begun calls, for a SQLite file whose lock this process holds: the others have ended.
+
+    Return whether there are any.
+    """
     with engine.begin() as connection:
         connection.execute(update(intents).where(intents.c.owner.is_not(None)).values(owner=None))
+        return bool(connection.scalar(select(exists().where(intents.c.interaction_id.is_not(None)))))

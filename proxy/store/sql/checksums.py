@@ -40,6 +40,7 @@ OF_ENDS = frozenset({"status", "outcome", "exit_reason", "finished", "metrics", 
 """The columns of a session that its end sets permanently."""
 
 _DOUBLE = Struct("<d")
+_COMPLETE = Status.COMPLETE.value
 
 
 class _Kind(Enum):
@@ -68,7 +69,7 @@ def of_turn(row: RowMapping | Mapping[str, Any]) -> bytes:
 
     Raises AttributeError, TypeError or struct.error for a value whose type does not match its column.
     """
-    return _digest(b"complete " if row["status"] == Status.COMPLETE.value else b"lost ", row, _TURN)
+    return _digest(b"complete " if row["status"] == _COMPLETE else b"lost ", row, _TURN)
 
 
 def of_start(row: RowMapping | Mapping[str, Any]) -> bytes:

@@ -73,7 +73,16 @@ def encode_json(value: Json) -> bytes | None:
 def encode_columns(row: dict[str, Any], names: Iterable[str]) -> None:
     """Replace the JSON values of a row with their encodings. Raises InvalidRequest."""
     for name in names:
-        row[name] = encode_json(row[name]) if row[name] else None
+        value = row[name]
+        if not value:
+            row[name] = None
+            continue
+        try:
+            text = orjson.dumps(value, default=_plain)
+        except TypeError:
+            row[name] = encode_json(value)
+            continue
+        row[name] = b"j" + text if len(text) <= COMPRESS_ABOVE_BYTES else encode_json(value)
 
 
 def decode_json(data: bytes | None, empty: Json = None) -> Json:

@@ -38,6 +38,7 @@ Row = RowMapping | Mapping[str, Any]
 NO_ANSWER = Message(Role.ASSISTANT)
 """The output of an interaction that was read without messages. A stored output is never NULL."""
 _count = itemgetter(0)
+_UNREWARDED: RowValues = {"reward": None, "rewards": None, "token_rewards": None}
 _SESSION_TEXTS = ("session_id", "task_id", "group_id", "exit_reason", "series")
 _SESSION_JSON = ("sampling", "turn_options", "limits", "metadata", "metrics")
 _INTERACTION_JSON = (
@@ -145,7 +146,7 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "template_options": node.template_options,
         "sampling": node.sampling.to_json(),
         "prefix_length": node.prefix_length,
-        "prompt_tokens": node.prompt_tokens,
+        "prompt_tokens": node.prefix_length + len(node.prompt_suffix),
         "output_tokens": len(node.output_ids),
         "prompt_suffix": codec.encode_ids(node.prompt_suffix),
         "output_ids": codec.encode_ids(node.output_ids),
@@ -153,10 +154,10 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "versions": node.versions,
         "finish_reason": None if node.finish_reason is None else str(node.finish_reason),
         "stop_string": node.stop_string,
-        **reward_columns({"reward": node.reward, "rewards": node.rewards, "token_rewards": node.token_rewards}),
+        **_rewards_of(node),
         "trainable": node.trainable,
         "spans": node.spans,
-        "error": codec.clean_text(node.error),
+        "error": None if node.error is None else codec.clean_text(node.error),
         "notes": notes_of(node),
         "cached_tokens": node.cached_tokens,
         "reasoning_tokens": node.reasoning_tokens,
@@ -262,6 +263,12 @@ def step_of(row: Row) -> Interaction:
         completed_at=row["completed_at"],
         **step_fields(codec.decode_json(row["notes"], {})),
     )
+
+
+def _rewards_of(node: Interaction) -> RowValues:
+    if node.reward is None and node.token_rewards is None and not node.rewards:  # like every turn that just ended
+        return _UNREWARDED
+    return reward_columns({"reward": node.reward, "rewards": node.rewards, "token_rewards": node.token_rewards})
 
 
 def reward_columns(update: Mapping[str, Any]) -> RowValues:

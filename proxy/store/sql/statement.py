@@ -18,7 +18,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 Parameters = Mapping[str, Any]
 """Values by bind name: text, numbers, booleans, bytes or None."""
-_Compiled = tuple[str, Callable[[Parameters], tuple[Any, ...]]]
+_Compiled = tuple[str, Callable[[Parameters], Any] | None, bool]
+"""The text, what gets its values from the parameters (None: it has none), and whether that is a tuple of several."""
 
 
 class Statement:
@@ -36,23 +37,28 @@ class Statement:
 
         In a pipeline the number has no meaning, because it is not known yet. Raises DBAPIError.
         """
-        sql, values = self._compiled.get(connection.dialect.name) or self._compile(connection, rows[0])
+        sql, values, several = self._compiled.get(connection.dialect.name) or self._compile(connection, rows[0])
         try:
-            cursor = connection.connection.cursor()
-            if len(rows) == 1:
-                cursor.execute(sql, values(rows[0]))
+            cursor: Any = connection.connection.dbapi_connection.cursor()  # type: ignore[union-attr]
+            if values is None:
+                cursor.execute(sql)
+            elif len(rows) == 1:
+                cursor.execute(sql, values(rows[0]) if several else (values(rows[0]),))
             else:
-                cursor.executemany(sql, list(map(values, rows)))
-            return cursor.rowcount
+                cursor.executemany(sql, list(map(values, rows) if several else zip(map(values, rows), strict=True)))
+            return cursor.rowcount  # type: ignore[no-any-return]
         except connection.dialect.loaded_dbapi.Error as error:
             raise as_sqlalchemy(connection, sql, error) from error
 
     def fetch(self, connection: Connection, parameters: Parameters) -> list[tuple[Any, ...]]:
         """Run once and return the selected rows. Raises DBAPIError."""
-        sql, values = self._compiled.get(connection.dialect.name) or self._compile(connection, parameters)
+        sql, values, several = self._compiled.get(connection.dialect.name) or self._compile(connection, parameters)
         try:
-            cursor = connection.connection.cursor()
-            cursor.execute(sql, values(parameters))
+            cursor: Any = connection.connection.dbapi_connection.cursor()  # type: ignore[union-attr]
+            if values is None:
+                cursor.execute(sql)
+            else:
+                cursor.execute(sql, values(parameters) if several else (values(parameters),))
             return list(cursor.fetchall())
         except connection.dialect.loaded_dbapi.Error as error:
             raise as_sqlalchemy(connection, sql, error) from error
@@ -60,9 +66,27 @@ class Statement:
     def _compile(self, connection: Connection, parameters: Parameters) -> _Compiled:
         clause = self._clause.compile(dialect=connection.dialect, column_keys=list(parameters))
         names: Sequence[str] = clause.positiontup  # type: ignore[attr-defined]
-        values = itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],) if names else ()
-        compiled = self._compiled[connection.dialect.name] = (str(clause), values)
+        compiled = (str(clause), itemgetter(*names) if names else None, len(names) > 1)
+        self._compiled[connection.dialect.name] = compiled
         return compiled
+
+
+class DriverView:
+    """What a Statement reads of a connection, as attributes. In SQLAlchemy it is a property, called once a statement.
+
+    Give it to functions that run statements only. `of`: the connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.of, self.dialect, self.connection = connection, connection.dialect, connection.connection
+
+    @property
+    def invalidated(self) -> bool:
+        return self.of.invalidated
+
+    def invalidate(self, error: BaseException | None = None) -> None:
+        """Mark the connection as lost."""
+        self.of.invalidate(error)
 
 
 class Named(ColumnElement[bool]):

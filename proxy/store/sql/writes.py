@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -33,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from proxy.side_columns.columns import Columns
-from proxy.store.news import Seen, first_seen
+from proxy.store.news import Seen, first_revision
 from proxy.store.sql import rows
 from proxy.store.sql.begun import delete_intents, insert_intents, mark_answered
 from proxy.store.sql.checksums import OF_STARTS, of_end, of_start
@@ -49,6 +51,7 @@ from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
+_row_of = attrgetter("row")
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 
@@ -56,13 +59,16 @@ BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 class Append:
     """A node, and the session state on which its place in the tree is based (None: no other replica exists).
 
-    `files`: its images that the session may not have yet. `columns`: its side columns.
+    `files`: its images that the session may not have yet. `columns`: its side columns. `noted`: the note that it began
+    may be stored. `cut_off`: notes of calls may be stored that this answers instead of a process that died.
     """
 
     node: Interaction
     seen: Seen | None = None
     files: Sequence[ImageFile] = ()
     columns: Columns = field(default_factory=dict)
+    noted: bool = True
+    cut_off: bool = True
 
     @property
     def session_id(self) -> str:
@@ -136,14 +142,7 @@ _ADVANCE = Statement(
     .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
     .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
 )
-_INSERT_UNREPLIED = Statement(
-    insert(unreplied).from_select(
-        ["interaction_id", "session_id"],
-        select(interactions.c.id, interactions.c.session_id).where(
-            Named(interactions.c.id), interactions.c.status == bindparam("of_status")
-        ),
-    )
-)
+_INSERT_UNREPLIED = Statement(insert(unreplied))
 _DELETE_UNREPLIED = Statement(delete(unreplied).where(Named(unreplied.c.interaction_id)))
 _ONE: ColumnElement[int] = literal_column("1")
 _OF_SESSION = sessions.c.session_id == bindparam("of_session")
@@ -192,15 +191,17 @@ def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[No
 
 def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
     """Insert session rows in one statement, for starts without conditions. Raises InvalidRequest if an id exists."""
-    _insert_sessions(connection, [start.row for start in new])
+    _insert_sessions(connection, list(map(_row_of, new)))
     return [None] * len(new)
 
 
 def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
+    whole = []
+    for row in new:
+        revision = first_revision(row["created_at"])
+        whole.append({**row, "checksum": of_start(row), "next_seq": 0, "revision": revision})
     try:
-        seen = [first_seen(row["created_at"])._asdict() for row in new]
-        summed = [{**row, "checksum": of_start(row)} for row in new]
-        _INSERT_SESSION.run(connection, [{**row, **state} for row, state in zip(summed, seen, strict=True)])
+        _INSERT_SESSION.run(connection, whole)
     except IntegrityError:
         raise InvalidRequest(
             f"session {new[0]['session_id']} exists already: choose another id; a start whose answer was lost is "
@@ -219,6 +220,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         counts[each.node.session_id] += 1
     states = _advance(connection, counts)
     new: list[rows.RowValues] = []
+    added: list[Append] = []
     seqs: list[int | None] = []
     refused: dict[str, int] = defaultdict(int)
     files: list[tuple[str, ImageFile]] = []
@@ -230,8 +232,9 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
             seqs.append(None)
             refused[name] -= 1
             continue
-        states[name] = Seen(next_seq + 1, revision)
+        states[name] = next_seq + 1, revision
         seqs.append(next_seq)
+        added.append(each)
         new.append(rows.interaction_row(each.node, next_seq))
         if each.files:
             files += [(name, file) for file in each.files]
@@ -241,8 +244,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         _advance(connection, refused)
     if new:
         _insert_interactions(connection, new)
-        note_routes(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
-        mark_answered(connection, [each.node for each, seq in zip(batch, seqs, strict=True) if seq is not None])
+        _note_added(connection, added)
     if files:
         insert_images(connection, files)
     if beside:
@@ -250,16 +252,42 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
     return seqs
 
 
-def _advance(connection: Connection, counts: Mapping[str, int]) -> dict[str, Seen]:
+def _note_added(connection: Connection, added: Sequence[Append]) -> None:
+    """Note what else follows from new interactions: calls that have ended, unwritten replies, routes of sessions."""
+    noted, routed, answering, waiting = [], [], [], []
+    for each in added:
+        node = each.node
+        if each.noted:
+            noted.append(node.id)
+        if node.route:
+            routed.append(node)
+        if each.cut_off:
+            answering.append(node)
+        if node.status is Status.COMPLETE:
+            waiting.append({"interaction_id": node.id, "session_id": node.session_id})
+    if noted:
+        delete_intents(connection, noted)
+    if waiting:
+        _INSERT_UNREPLIED.run(connection, waiting)
+    if routed:
+        note_routes(connection, routed)
+    if answering:
+        mark_answered(connection, answering)
+
+
+def _advance(connection: Connection, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Lock sessions, and raise the `next_seq` of each by its value in `counts` (below 0: lower it).
 
-    Returns the states before. Raises SessionNotFound.
+    Returns the states before, as `Seen` has them. Raises SessionNotFound.
     """
-    states: dict[str, Seen] = {}
-    for count in set(counts.values()):
-        names = json_list([name for name, number in counts.items() if number == count])
-        for name, next_seq, revision in _ADVANCE.fetch(connection, {"names": names, "by": count, "now": time.time()}):
-            states[name] = Seen(next_seq - count, revision)
+    by_count: dict[int, list[str]] = {}
+    for name, number in counts.items():
+        by_count.setdefault(number, []).append(name)
+    states: dict[str, tuple[int, int]] = {}
+    for count, names in by_count.items():
+        asked = {"names": json_list(names), "by": count, "now": time.time()}
+        for name, next_seq, revision in _ADVANCE.fetch(connection, asked):
+            states[name] = next_seq - count, revision
     if len(states) < len(counts):
         raise SessionNotFound(f"session {min(counts.keys() - states.keys())} does not exist")
     return states
@@ -270,9 +298,6 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) 
         _INSERT_INTERACTION.run(connection, new)
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
-    names = [row["id"] for row in new]
-    delete_intents(connection, names)
-    _INSERT_UNREPLIED.run(connection, [{"names": json_list(names), "of_status": Status.COMPLETE.value}])
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
@@ -289,9 +314,9 @@ def add_scores(connection: Connection, batch: Sequence[Sequence[rows.RowValues]]
     return [None] * len(batch)
 
 
-def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
-    """Note that the replies of interactions, given by id, were written. Unknown ids are ignored."""
-    _DELETE_UNREPLIED.run(connection, [{"names": json_list(replied)}])
+def set_replied(connection: Connection, replied: Sequence[Sequence[str]]) -> Sequence[None]:
+    """Note that the replies of interactions, given by lists of ids, were written. Unknown ids are ignored."""
+    _DELETE_UNREPLIED.run(connection, [{"names": json_list(chain.from_iterable(replied))}])
     return [None] * len(replied)
 
 

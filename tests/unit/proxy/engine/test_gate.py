@@ -600,7 +600,7 @@ async def test_images_never_reach_an_engine_that_does_not_take_them(monkeypatch:
     gate, request = gate_of(engine), replace(asking("a", 3), images=PromptImages((), ImagePool(_read_none, 0), {}))
     await gate.sample(request, CollectedReply().add)
     lacking = replace(engine.info(), capabilities=frozenset(Capability) - {Capability.IMAGES})
-    monkeypatch.setattr(engine, "info", lambda: lacking)
+    monkeypatch.setattr(gate, "info", lambda: lacking)
     with pytest.raises(UnsupportedParameter, match="'scripted' does not take images") as refused:
         await gate.sample(request, CollectedReply().add)
     assert refused.value.status == 400 and refused.value.param == "messages" and len(engine.requests) == 1

@@ -63,6 +63,7 @@ async def test_no_other_answer_supersedes_a_call_that_a_crash_cut_off(cut: Store
 
 async def test_a_call_that_runs_in_this_process_is_not_superseded(cut: Store, node: Build) -> None:
     cut.turns.note_begun("running", "task-0", "hash")
+    cut.turns.queue_notes()
     await cut.turns.append(node("new", request_hash="hash"))
     assert await begun(cut) == {"keyed", "running"}
 

@@ -161,6 +161,7 @@ async def test_a_begun_call_is_on_record_until_its_interaction_is(
 ) -> None:
     for name in ("one", "three", "three"):
         store.turns.note_begun(name, "task-0", "h")
+    store.turns.queue_notes()
     await store.turns.append(node("one"))
     await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
     assert set(await store.news.load_begun("task-0")) == {"three"}
@@ -172,6 +173,7 @@ async def test_a_reply_is_unwritten_until_it_is_noted(store: Store, session: Ses
     await store.turns.append(node("three", status=Status.FAILED))
     store.turns.note_replied("one")
     store.turns.note_replied("nobody")
+    store.turns.queue_notes()
     await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
     assert await store.news.load_unreplied("task-0") == {"two"}
 

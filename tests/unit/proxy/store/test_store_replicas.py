@@ -110,6 +110,7 @@ async def test_news_contain_only_unseen_changes(store: Store, node: Build) -> No
     for name in ("one", "two", "three"):
         await store.turns.append(node(name))
     store.turns.note_replied("two")
+    store.turns.queue_notes()
     await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
     news = await store.news.load_news("task-0", Seen(1, 1))
     assert news is not None
@@ -140,6 +141,7 @@ async def test_replicas_that_change_the_same_sessions_in_any_order_come_to_no_de
             await store.turns.append(node(f"{name}-{id(store)}-{turn}", session_id=name))
         else:
             store.turns.note_replied(f"{name}-first")
+            store.turns.queue_notes()
             await store.changes.set_rewards(name, {f"{name}-first": {"reward": float(turn)}})
 
     for turn in range(30):

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "monitoring.md"
 
 
 SOURCES = [path for package in ("proxy", "tokengrove") for path in (ROOT / package).rglob("*.py")]
-_LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log", "LogRecord", "_tell"})
+_LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception", "log", "LogRecord", "_tell", "tell"})
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache
-from proxy.turns.budgets import apply_budgets
+from proxy.turns.budgets import apply_budgets, context_of
 from proxy.types import SamplingParams, SessionRecord
 from tests.interactions import interaction
 from tokengrove.errors import ContextLengthExceeded, LimitReached
@@ -27,7 +27,8 @@ def budget(
     held: LiveSession, *, asked: int | None = None, choices: int = 1, prompt: int = 10, **settings: Any
 ) -> int | None:
     sampling = SamplingParams(max_tokens=asked)
-    return apply_budgets(sampling, choices, held, prompt, Settings(**settings), 100).max_tokens
+    allowed = Settings(**settings)
+    return apply_budgets(sampling, choices, held, prompt, allowed, context_of(held, allowed, 100)).max_tokens
 
 
 def test_the_smallest_limit_sets_max_tokens() -> None:
