@@ -11,8 +11,8 @@ import gc
 from collections.abc import Mapping
 
 # Every second collection is one of the middle generation, which also examines what the one before has left: at most
-# 40,000 objects, in 10 ms. The default thresholds collect too often for a server that creates almost no cycles.
-_THRESHOLDS = 20_000, 0, 60
+# 20,000 objects, in 5 to 25 ms. The default thresholds collect too often for a server that creates almost no cycles.
+_THRESHOLDS = 10_000, 0, 60
 _MIDDLE = 1
 
 

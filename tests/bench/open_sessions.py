@@ -5,8 +5,8 @@ turns with tools and tool calls; then it waits. A few sessions go on, at a pace,
 their tools. Memory is the growth of the process since a few sessions were open. "Beyond" is what a session takes beyond
 15 bytes a token and the text of its messages once. The server has one core, the others share the second.
 
-Run `python -m tests.bench.open_sessions [10 10000] [--split]` from the root of the repository. `--split` also prints
-which objects a session holds, by type. No figure fails the bench."""
+Run `python -m tests.bench.open_sessions [100 10000] [--turns 6] [--split]` from the root of the repository. `--split`
+also prints which objects a session holds, by type. No figure fails the bench."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tests.bench.sizing import memory_mb
 from tests.bench.streams import Stalls
 from tests.bench.upstream import model_of, upstream_server, word_tokens
 
-TURNS = 6
 WORDS = 100
 SYSTEM_CHARACTERS, TASK_CHARACTERS, RESULT_CHARACTERS = 2000, 2500, 1500
 ARGUMENTS = '{"command": "ls -la src && cat README", "cwd": "/w"}'
@@ -162,10 +161,11 @@ def watched_proxy(folder: Path, tokenizer: Path | None, engine: str) -> Iterator
 
 
 class Bench:
-    """One server and its sessions. `reply_tokens`: of every answer, which ends with a tool call."""
+    """One server and its sessions of `turns`. `reply_tokens`: of every answer, which ends with a tool call."""
 
-    def __init__(self, watched: Watched, reply_tokens: int) -> None:
+    def __init__(self, watched: Watched, reply_tokens: int, turns: int) -> None:
         self._watched, self._server, self._reply_tokens = watched, watched.server, reply_tokens
+        self._turns_each = turns
         self._going_on: list[Agent] = []
 
     async def run(self, count: int, split: bool) -> Figures:
@@ -194,7 +194,7 @@ class Bench:
         async def work(lane: Connection) -> None:
             for number in left:
                 agent = await self._start(lane, number)
-                for _ in range(TURNS):
+                for _ in range(self._turns_each):
                     agent.take(await lane.post(agent.path, agent.body(self._reply_tokens)))
                 sent = agent.messages[-1]["content"]  # the last result was not sent
                 found.append((agent.tokens, agent.text - len(sent)))
@@ -232,7 +232,7 @@ class Bench:
         figures.pauses, figures.sweeps = _longest(seen["pauses"]), _longest(seen["sweeps"])
 
     async def _turn(self, lane: Connection, agent: Agent) -> None:
-        """A turn that continues the conversation of `TURNS` turns; each is a sibling of the one before."""
+        """A turn that continues the conversation; each is a sibling of the one before."""
         agent.messages[-1] = {**agent.messages[-1], "content": agent.words.text(RESULT_CHARACTERS)}
         await lane.post(agent.path, agent.body(self._reply_tokens))
 
@@ -267,7 +267,7 @@ def calling_tokens(folder: Path) -> list[int]:
     return [words[at % len(words)] for at in range(WORDS)] + tokenizer.encode(CALL, add_special_tokens=False).ids
 
 
-def run(counts: Sequence[int], tokenizer: Path | None, *, split: bool) -> list[Figures]:
+def run(counts: Sequence[int], turns: int, tokenizer: Path | None, *, split: bool) -> list[Figures]:
     ids = calling_tokens(model_of(tokenizer))
     allow_open_files()
     found = []
@@ -279,12 +279,12 @@ def run(counts: Sequence[int], tokenizer: Path | None, *, split: bool) -> list[F
                 watched_proxy(folder, tokenizer, upstream.url) as watched,
                 on_core(1),
             ):
-                found.append(uvloop.run(Bench(watched, len(ids)).run(count, split)))
+                found.append(uvloop.run(Bench(watched, len(ids), turns).run(count, split)))
     return found
 
 
-def report(figures: Sequence[Figures], console: Console) -> None:
-    table = Table(title=f"Open sessions of {TURNS} turns", title_justify="left")
+def report(figures: Sequence[Figures], turns: int, console: Console) -> None:
+    table = Table(title=f"Open sessions of {turns} turns", title_justify="left")
     rows: dict[str, list[str]] = {
         "tokens of a session": [f"{each.tokens:.0f}" for each in figures],
         "text of its messages, kB": [f"{each.text / 1e3:.1f}" for each in figures],
@@ -294,8 +294,8 @@ def report(figures: Sequence[Figures], console: Console) -> None:
         "CPU of a turn, ms": [f"{each.turn_cpu_ms:.2f}" for each in figures],
         "listing of 100, ms": [f"{each.listing_ms:.1f} (CPU {each.listing_cpu_ms:.1f})" for each in figures],
         "longest stall, ms": [f"{each.stall_ms:.0f}" for each in figures],
-        "longest collection by generation, ms": [_by_name(each.pauses) for each in figures],
-        "the same while they opened, ms": [_by_name(each.load_pauses) for each in figures],
+        "longest collection by generation, ms of CPU": [_by_name(each.pauses) for each in figures],
+        "the same while they opened": [_by_name(each.load_pauses) for each in figures],
         "longest sweep, ms of CPU": [_by_name(each.sweeps) for each in figures],
         "seconds to open": [f"{each.open_s:.0f}" for each in figures],
     }
@@ -328,12 +328,13 @@ def _split(figures: Figures) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("counts", type=int, nargs="*", default=[10, 10_000])
+    parser.add_argument("counts", type=int, nargs="*", default=[100, 10_000])
+    parser.add_argument("--turns", type=int, default=6, help="of each session, before it waits (6)")
     parser.add_argument("--split", action="store_true", help="also print what a session holds, by type of object")
     options = parser.parse_args()
     console, tokenizer = Console(width=140), assets_tokenizer()
     console.print(machine())
-    report(run(options.counts, tokenizer, split=options.split), console)
+    report(run(options.counts, options.turns, tokenizer, split=options.split), options.turns, console)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _BLOCK = 16  # bytes that an allocation is rounded to
 
 
 class Watch:
-    """What was seen since the last question. Pauses: generation and ns; sweeps: name, ns of this thread's CPU."""
+    """What was seen since the last question. Pauses: generation; sweeps: name; both with ns of CPU of their thread."""
 
     def __init__(self) -> None:
         self.registry: Registry | None = None
@@ -64,9 +64,9 @@ class Watch:
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            self._begun_ns = time.perf_counter_ns()
+            self._begun_ns = time.thread_time_ns()
         else:
-            self.pauses.append((info["generation"], time.perf_counter_ns() - self._begun_ns))
+            self.pauses.append((info["generation"], time.thread_time_ns() - self._begun_ns))
 
     def _remember_registry(self) -> None:
         made, watch = Registry.__init__, self
