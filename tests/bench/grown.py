@@ -39,10 +39,11 @@ _BLOCKS = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = cur
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one operation: its median time in ms, and the pages that it read."""
+    """Of one operation: its median time in ms, the CPU time of our process in ms, and the pages that were read."""
 
     ms: float
-    pages: float
+    cpu_ms: float = 0.0
+    pages: float = 0.0
 
 
 @dataclass(slots=True)
@@ -56,36 +57,38 @@ class Grown:
 
 
 class Meter:
-    """Measures operations against a database, in a server with the process id `pid` or in commands."""
+    """Measures operations against a database, in a server or in commands."""
 
     def __init__(self, url: str, grown: Grown) -> None:
         self._url, self._grown = url, grown
-        self.pid: int | None = None
+        self.server: Server | None = None
 
     def each(self, name: str, work: Callable[[int], Any], repeats: int = REPEATS) -> None:
         """Run `work` several times, after once to warm up."""
         work(0)
-        pages, times = self._pages(), list[float]()
+        assert self.server is not None
+        pages, cpu_ns, times = self._pages(), self.server.cpu_ns(), list[float]()
         for number in range(1, repeats + 1):
             begun = time.perf_counter()
             work(number)
             times.append((time.perf_counter() - begun) * 1e3)
-        self._grown.costs[name] = Cost(statistics.median(times), (self._pages() - pages) / repeats)
+        cpu_ms = (self.server.cpu_ns() - cpu_ns) / repeats / 1e6
+        self._grown.costs[name] = Cost(statistics.median(times), cpu_ms, (self._pages() - pages) / repeats)
 
     def command(self, name: str, *arguments: str) -> None:
         """Run a command of tokengrove on the database, once."""
         pages, begun, cpu_s = self._pages(), time.perf_counter(), _cpu_of_commands_s()
         command(*arguments, "--database-url", self._url)
-        self._grown.costs[name] = Cost((time.perf_counter() - begun) * 1e3, self._pages() - pages)
-        self._grown.costs[f"{name}: CPU"] = Cost((_cpu_of_commands_s() - cpu_s) * 1e3, 0.0)
+        ms, cpu_ms = (time.perf_counter() - begun) * 1e3, (_cpu_of_commands_s() - cpu_s) * 1e3
+        self._grown.costs[name] = Cost(ms, cpu_ms, self._pages() - pages)
 
     def _pages(self) -> float:
         if self._url.startswith("postgres"):
             execute(self._url, "SELECT pg_stat_force_next_flush()")
             return float(execute(self._url, _BLOCKS)[0][0])
-        if self.pid is None:
+        if self.server is None:
             return 0.0
-        read = Path(f"/proc/{self.pid}/io").read_text().partition("rchar: ")[2].split()[0]
+        read = Path(f"/proc/{self.server.pid}/io").read_text().partition("rchar: ")[2].split()[0]
         return int(read) / PAGE_BYTES
 
 
@@ -169,17 +172,17 @@ def measure(url: str, turns: int, folder: Path, most_for_commands: int) -> Grown
     with ExitStack() as stack:
         begun = time.perf_counter()
         server = stack.enter_context(server_of(url, folder))
-        grown.costs["start of the server"] = Cost((time.perf_counter() - begun) * 1e3, 0.0)
-        meter.pid = server.pid
+        grown.costs["start of the server"] = Cost((time.perf_counter() - begun) * 1e3, server.cpu_ns() / 1e6)
+        meter.server = server
         client = stack.enter_context(httpx.Client(base_url=server.url, timeout=600.0))
         Operations(client, turns).measure(meter)
-    meter.pid = None
+    meter.server = None
     meter.command("prune, nothing old", "db", "prune", "--older-than", "900d")
     if turns <= most_for_commands:
         backup = folder / "backup.jsonl.zst"
         meter.command("db check", "db", "check")
         meter.command("backup", "export", "--all", "-o", str(backup))
-        grown.costs["size of the backup, MB"] = Cost(backup.stat().st_size / 1e6, 0.0)
+        grown.costs["size of the backup, MB"] = Cost(backup.stat().st_size / 1e6)
         backup.unlink()
         meter.command("prune of all that was exported", "db", "prune", "--older-than", "0s")
     return grown
@@ -209,14 +212,14 @@ def run(counts: list[int], most_for_commands: int, postgres: bool, folder: Path)
 
 
 def report(found: list[Grown], console: Console) -> None:
-    table = Table(title="Operations by the turns in the database: ms, pages read", title_justify="left")
+    table = Table(title="Operations by the turns in the database: ms, ms of CPU, pages read", title_justify="left")
     table.add_column("operation")
     for each in found:
         table.add_column(f"{each.turns:,} turns", justify="right")
     table.add_row("size of the database, MB", *(f"{each.size_mb:,.0f}" for each in found))
-    for name in found[-1].costs:
-        cells = (f"{each.costs[name].ms:,.1f}, {each.costs[name].pages:,.0f}" for each in found)
-        table.add_row(name, *cells)
+    for name in max((each.costs for each in found), key=len):
+        costs = (each.costs.get(name) for each in found)
+        table.add_row(name, *(f"{one.ms:,.1f}, {one.cpu_ms:,.1f}, {one.pages:,.0f}" if one else "" for one in costs))
     table.add_row("written in, s", *(f"{each.grow_s:.0f}" for each in found))
     console.print(table)
 

@@ -77,6 +77,9 @@ def grow(url: str, turns: int) -> None:
         for table, made in _copies(copied, -(-turns // (GROUP * TURNS))).items():
             while rows := list(islice(made, _ROWS)):
                 _insert(connection, table, rows)
+        if connection.dialect.name == "postgresql":  # the copies have numbers of their own
+            newest = "SELECT setval(pg_get_serial_sequence('sessions', 'number'), max(number)) FROM sessions"
+            connection.exec_driver_sql(newest)
         connection.commit()
         connection.exec_driver_sql("ANALYZE")
         connection.commit()

@@ -117,6 +117,7 @@ class Figures:
     first_mb: float
     end_mb: float
     open_s: float
+    open_cpu_s: float
     turn_cpu_ms: float = 0.0
     listing_ms: float = 0.0
     listing_cpu_ms: float = 0.0
@@ -172,13 +173,13 @@ class Bench:
         lanes = [await connect(self._server) for _ in range(LANES)]
         first = await self._open(lanes, range(min(FIRST, count)), 1)
         self._watched.ask(b"p")
-        first_mb, begun_s = memory_mb(self._server, "VmRSS"), time.monotonic()
+        first_mb, begun_s, cpu_ns = memory_mb(self._server, "VmRSS"), time.monotonic(), self._server.cpu_ns()
         opened = first + await self._open(lanes, range(FIRST, count), max(count // GOING_ON, 1))
-        took_s = time.monotonic() - begun_s
+        took_s, cpu_s = time.monotonic() - begun_s, (self._server.cpu_ns() - cpu_ns) / 1e9
         loaded = self._watched.ask(b"p")
         end_mb = memory_mb(self._server, "VmRSS")
         tokens, text = (sum(each) / len(opened) for each in zip(*opened, strict=True))
-        figures = Figures(count, tokens, text, first_mb, end_mb, took_s, load_pauses=_longest(loaded["pauses"]))
+        figures = Figures(count, tokens, text, first_mb, end_mb, took_s, cpu_s, load_pauses=_longest(loaded["pauses"]))
         await self._measure(lanes[0], figures)
         if split:
             figures.held = self._watched.ask(b"h")
@@ -297,7 +298,7 @@ def report(figures: Sequence[Figures], turns: int, console: Console) -> None:
         "longest collection by generation, ms of CPU": [_by_name(each.pauses) for each in figures],
         "the same while they opened": [_by_name(each.load_pauses) for each in figures],
         "longest sweep, ms of CPU": [_by_name(each.sweeps) for each in figures],
-        "seconds to open": [f"{each.open_s:.0f}" for each in figures],
+        "seconds to open, of CPU": [f"{each.open_s:.0f}, {each.open_cpu_s:.0f}" for each in figures],
     }
     table.add_column("sessions")
     for each in figures:
