@@ -3,7 +3,8 @@
 Each count of sessions has a new server in front of a simulated engine server. Every session is started, and has some
 turns with tools and tool calls; then it waits. A few sessions go on, at a pace, as in a run whose other agents wait for
 their tools. Memory is the growth of the process since a few sessions were open. "Beyond" is what a session takes beyond
-15 bytes a token and the text of its messages once. The server has one core, the others share the second.
+15 bytes a token and the text of its messages once; it is right if all sessions are still in memory, which they leave
+10 minutes after their last use. The server has one core, the others share the second.
 
 Run `python -m tests.bench.open_sessions [100 10000] [--turns 6] [--split]` from the root of the repository. `--split`
 also prints which objects a session holds, by type. No figure fails the bench."""
@@ -114,6 +115,7 @@ class Figures:
     sessions: int
     tokens: float
     text: float
+    in_memory: int
     first_mb: float
     end_mb: float
     open_s: float
@@ -179,7 +181,8 @@ class Bench:
         loaded = self._watched.ask(b"p")
         end_mb = memory_mb(self._server, "VmRSS")
         tokens, text = (sum(each) / len(opened) for each in zip(*opened, strict=True))
-        figures = Figures(count, tokens, text, first_mb, end_mb, took_s, cpu_s, load_pauses=_longest(loaded["pauses"]))
+        figures = Figures(count, tokens, text, loaded["sessions"], first_mb, end_mb, took_s, cpu_s)
+        figures.load_pauses = _longest(loaded["pauses"])
         await self._measure(lanes[0], figures)
         if split:
             figures.held = self._watched.ask(b"h")
@@ -289,6 +292,7 @@ def report(figures: Sequence[Figures], turns: int, console: Console) -> None:
     rows: dict[str, list[str]] = {
         "tokens of a session": [f"{each.tokens:.0f}" for each in figures],
         "text of its messages, kB": [f"{each.text / 1e3:.1f}" for each in figures],
+        "in memory": [str(each.in_memory) for each in figures],
         "memory, MB": [f"{each.first_mb:.0f} to {each.end_mb:.0f}" for each in figures],
         "memory of a session, kB": [f"{each.session_kb:.1f}" for each in figures],
         "beyond tokens and text, kB": [f"{each.beyond_kb:.1f}" for each in figures],

@@ -1,8 +1,9 @@
 """Watch the garbage collector, the sweeps and the sessions in the memory of a server.
 
 `python -m tests.bench.watching FD MODULE [ARGUMENT ...]` runs a module as `python -m` does, and answers over the socket
-`FD`. Each byte received is a question, the answer a line of JSON: `p` for the pauses and sweeps since the last such
-question, `h` for what the sessions in memory hold. The product has no such hooks; they are set here, from outside."""
+`FD`. Each byte received is a question, the answer a line of JSON: `p` for the number of sessions, and the pauses and
+sweeps since the last such question; `h` for what the sessions in memory hold. The product has no such hooks; they are
+set here, from outside."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Watch:
         """Return what was seen, and forget it."""
         pauses, sweeps = self.pauses, self.sweeps
         self.pauses, self.sweeps = [], []
-        return {"pauses": pauses, "sweeps": sweeps, "frozen": gc.get_freeze_count()}
+        count = 0 if self.registry is None else len(self.registry.sessions())
+        return {"pauses": pauses, "sweeps": sweeps, "sessions": count}
 
     def held(self) -> dict[str, Any]:
         """Return what a session holds alone: bytes and objects by type, means of some sessions."""
