@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import socket
 import sys
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp
 
 from proxy.api.turn_routes import App
 from proxy.app import build_app
+from proxy.resources.garbage import freeze_survivors
 from proxy.resources.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
@@ -42,7 +42,6 @@ BACKSTOP_S = 5
 PATIENCE = Patience()
 _LOOKS, _LOOK_S = 30, 0.01
 _START_TIMEOUT_S = 120.0
-_GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
 _EXPORTS = ("/trajectories/export", "/export_trajectories")
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
@@ -279,20 +278,16 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
 
 
 def tune_interpreter() -> None:
-    """Tune the interpreter for latency: collect garbage in small steps, and switch threads sooner.
+    """Tune the interpreter for latency: pause briefly for garbage, and switch threads sooner.
 
     The imported libraries have a million objects that are never freed. A full collection of them would stall every
-    request for 0.1 s, so they are excluded. The default thresholds collect too often for a server that creates almost
-    no cycles. Every second collection is one of the middle generation, which also examines the objects that the
-    previous collection left: at most 40,000 objects, in 10 ms. So only every other surviving object is examined twice.
+    request for 0.1 s, so they are frozen, like the sessions later.
 
     The database writer thread releases the interpreter lock at each database call. While the event loop is busy, it
     would get the lock back only after the default switch interval of 5 ms, several times per commit.
     """
-    gc.collect()
+    freeze_survivors()
     return_freed_memory()  # loading a large vocabulary frees 150 MB
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from operator import attrgetter
 
+from proxy.resources.garbage import collect_everything
 from proxy.resources.memory import resident_bytes, return_freed_memory
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
@@ -29,8 +30,11 @@ _QUIET_S = 10.0
 _KEPT_WHEN_QUIET = 8 * 1024 * 1024
 # Freed memory is returned if the process has grown by this many bytes since the last time.
 _GROWN = 4 * 1024 * 1024
-# Sessions that are checked before yielding to the event loop.
+# Frozen objects are collected if a quiet server has this many bytes more than before it began, or the last time.
+_LEFT = 64 * 1024 * 1024
+# Sessions that are checked, and bytes of sessions that are freed, before yielding to the event loop: a few ms.
 _AT_ONCE = 1000
+_FREED_AT_ONCE = 4 * 1024 * 1024
 
 _used_at = attrgetter("used_at")
 
@@ -41,6 +45,7 @@ class SessionMemory:
     def __init__(self, registry: Registry, most_bytes: int) -> None:
         self._registry, self._most_bytes = registry, most_bytes
         self._resident = 0
+        self._settled = resident_bytes()
 
     async def run(self, empty_caches: Callable[[], None]) -> None:
         """Sweep until cancelled. `empty_caches` drops the other cached data of the latest turns."""
@@ -51,6 +56,14 @@ class SessionMemory:
                 gc.collect()  # fast, because few objects are left
                 await asyncio.to_thread(return_freed_memory)
                 self._resident = resident_bytes()
+                if self._resident > self._settled + _LEFT:
+                    await self._collect_everything()
+
+    async def _collect_everything(self) -> None:
+        """Free the cycles among frozen objects. Nobody waits for it: the server is quiet."""
+        collect_everything()
+        await asyncio.to_thread(return_freed_memory)
+        self._resident = self._settled = resident_bytes()
 
     async def sweep(self) -> bool:
         """Drop the sessions that exceed the limits. Return True if the server is quiet."""
@@ -67,18 +80,25 @@ class SessionMemory:
         return quiet
 
     async def _forget(self, sessions: list[LiveSession], excess: int) -> None:
-        """Drop idle sessions, least recently used first, until `excess` bytes are freed."""
-        sessions.sort(key=_used_at)
-        now, forgotten = time.monotonic(), 0
-        for index, session in enumerate(sessions, 1):
+        """Drop idle sessions, least recently used first, until `excess` bytes are freed. Empties the list.
+
+        A session is freed when the list lets it go, so the event loop gets its turn between some of them.
+        """
+        sessions.sort(key=_used_at, reverse=True)
+        now, forgotten, freed = time.monotonic(), 0, 0
+        while sessions:
+            session = sessions.pop()
             unused_s = now - session.used_at
             if unused_s < _FORGET_S and (excess <= 0 or unused_s < _QUIET_S):
                 break
             if not (session.running or session.waiting):
                 self._registry.forget(session)
                 excess -= session.size
+                freed += session.size
                 forgotten += 1
-            if not index % _AT_ONCE:
+            if freed >= _FREED_AT_ONCE:
+                freed = 0
+                del session
                 await asyncio.sleep(0)
         if forgotten:
-            logger.debug("sessions left memory", {"sessions": forgotten, "left": len(sessions) - forgotten})
+            logger.debug("sessions left memory", {"sessions": forgotten, "left": len(self._registry.sessions())})

@@ -14,7 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, exists, func, select, text, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Table,
+    bindparam,
+    exists,
+    func,
+    select,
+    text,
+    type_coerce,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
@@ -284,9 +296,12 @@ def _select(table: Table) -> Select[Any]:
     return select(*columns)
 
 
+# Made once: making a query of all columns takes as long as running it.
+_TURNS = _select(interactions).where(interactions.c.session_id == bindparam("of_session")).order_by(interactions.c.seq)
+
+
 def _load_turns(connection: Connection, session_id: str) -> list[RowMapping]:
-    query = _select(interactions).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
-    return list(connection.execute(query).mappings())
+    return list(connection.execute(_TURNS, {"of_session": session_id}).mappings())
 
 
 def _find_columns(connection: Connection, session_id: str) -> list[FoundColumn]:

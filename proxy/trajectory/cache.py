@@ -16,6 +16,7 @@ from typing import NamedTuple
 from proxy.prompt_ids import PromptIds
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify, route_key
 from proxy.trajectory.recent import RecentConversations
+from proxy.trajectory.shared_heads import shared_tools
 from proxy.types import Ids, Interaction, Message, PlacedImage, Role, TurnRequest
 from tokengrove.reasons import Reason, Status
 
@@ -230,6 +231,8 @@ class InteractionCache:
 
     def reserve(self, node: Node) -> None:
         """Reserve a node's place before its commit, so that a sibling that ends in the meantime sees it."""
+        if node.interaction.tools:
+            node.interaction.tools = shared_tools(node.interaction.tools)
         self.nodes[node.interaction.id] = node
         self._by_start.setdefault(node.start.key, []).append(node)
         if node.parent is not None:

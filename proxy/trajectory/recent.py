@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from proxy.trajectory.matching import Identity, count_leading_system, extend, root_keys
+from proxy.trajectory.shared_heads import shared_lead
 from proxy.types import Message, Role, Tool
 
 # An agent and its sub-agents may take turns in one session.
@@ -51,6 +52,8 @@ class RecentConversations:
                 known, shared, states = other, common, [*other.identity.states[: common - lead + 1]]
         if known is not None:
             messages = known.messages[:shared] + messages[shared:]
+        elif lead:
+            messages = shared_lead(messages[:lead]) + messages[lead:]
         states += extend(states.pop(), messages[shared:])
         found = Identified(messages, Identity(root, lead, tuple(states)))
         if keep:

@@ -1,4 +1,4 @@
-"""A turn enters as many Python functions in a long session as in a short one."""
+"""A turn enters as many Python functions in a long session as in a short one, however many other sessions are open."""
 
 from __future__ import annotations
 
@@ -201,3 +201,18 @@ async def test_a_long_session_is_loaded_in_many_passes_of_the_event_loop(
         assert [node["id"] for node in (await server.tree())[:-1]] == [node["id"] for node in tree]
         assert (await server.tree())[-1]["reason"] == "continued"
     assert max(placed.values()) == 2 and placed.total() == 8
+
+
+async def test_a_turn_enters_as_many_functions_however_many_sessions_are_open(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*[CALL] * 200)) as server:
+        entered = list[Calls]()
+        for session, others in (("warm", 0), ("few", 0), ("many", 100)):
+            for number in range(others):
+                await server.answer([user("begin")], f"{session}{number}", tools=[TOOL])
+            first = await server.answer([user("begin")], session, tools=[TOOL])
+            history = [user("begin"), first, tool_result(first["tool_calls"][0]["id"], "line")]
+            with counted() as calls:
+                await server.answer(history, session, tools=[TOOL])
+            entered.append(calls)
+        assert entered[1] == entered[2]
+        assert sum(entered[2].values()) > 100

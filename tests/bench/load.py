@@ -52,10 +52,17 @@ class Connection(asyncio.Protocol):
 
     async def post(self, path: str, body: bytes) -> bytes:
         """Return the body of the answer. Raises RuntimeError for any status but 200."""
+        return await self._ask(b"POST", path, body)
+
+    async def get(self, path: str) -> bytes:
+        """Return the body of the answer. Raises RuntimeError for any status but 200."""
+        return await self._ask(b"GET", path, b"")
+
+    async def _ask(self, method: bytes, path: str, body: bytes) -> bytes:
         self._received, self._end = bytearray(), 0
         self._reply = asyncio.get_running_loop().create_future()
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: "
-        self._transport.write(b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body))
+        head = f"{path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: "
+        self._transport.write(b"%s %s%d\r\n\r\n%s" % (method, head.encode(), len(body), body))
         answer = await self._reply
         head_bytes, _, content = answer.partition(b"\r\n\r\n")
         if not head_bytes.startswith(b"HTTP/1.1 200"):

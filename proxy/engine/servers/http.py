@@ -256,6 +256,7 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
+        del self._parser  # it refers to the connection, which is then freed without the garbage collector
         self._client.left(self)
         if self._exchange is not None:
             self._exchange.fail(Disconnected(type(error or ConnectionResetError()).__name__))

@@ -14,9 +14,8 @@ NOTHING = Message(Role.ASSISTANT)
 
 class MessageBuilder:
     """Builds one message, after `begun`, for which there are no deltas. `deltas`: the new deltas; the parser replaces
-    the list at each step. `called`: a call has begun. `sink`: where the call reader of the current region writes; None
-    before the first region. (The sink refers to the builder, and a message without calls must be freed without the
-    garbage collector.) `strip`: drop white space around the visible text."""
+    the list at each step. `called`: a call has begun. `strip`: drop white space around the visible text. It has no
+    reference to its sinks, which refer to it, so all are freed without the garbage collector."""
 
     def __init__(
         self, stop: Sequence[str], call_id: Callable[[], str], begun: Message = NOTHING, *, strip: bool = True
@@ -29,23 +28,15 @@ class MessageBuilder:
         self._maybe_label = ""
         self.deltas: list[Delta] = []
         self.called = False
-        self.sink: RegionSink | None = None
 
-    @property
-    def message(self) -> Message:
-        """The message so far, an unfinished call included."""
-        calls = (*self._calls, *(self.sink.unfinished() if self.sink is not None else ()))
+    def message(self, unfinished: tuple[ToolCall, ...] = ()) -> Message:
+        """The message so far, with an unfinished call."""
         reasoning = None if self._reasoning is None else "".join(self._reasoning.parts) or None
-        return Message(Role.ASSISTANT, "".join(self._content.parts), calls, reasoning=reasoning)
+        return Message(Role.ASSISTANT, "".join(self._content.parts), (*self._calls, *unfinished), reasoning=reasoning)
 
     def keep_stop_string(self) -> None:
         """Let the visible text include its stop string."""
         self._content.keeps_stop = True
-
-    def region(self, names: frozenset[str] | None) -> RegionSink:
-        """Return a sink for a new region of calls; with `names`, only these functions can be called."""
-        self.sink = RegionSink(self, names)
-        return self.sink
 
     def text(self, text: str, *, may_stop: bool) -> str | None:
         """Append to the visible text. Return the stop string that ended it, if one did and `may_stop` is set."""
@@ -109,7 +100,10 @@ class MessageBuilder:
 
 
 class RegionSink:
-    """The CallSink of one region of calls. `rest`: set when a call ends, to the unread rest of the current piece."""
+    """The CallSink of one region of calls. `names`: only these functions can be called; None: any.
+
+    `rest`: set when a call ends, to the unread rest of the current piece.
+    """
 
     def __init__(self, built: MessageBuilder, names: frozenset[str] | None) -> None:
         self._built = built

@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from proxy.rendering.deltas import Delta
 from proxy.rendering.parsing.lexer import Lexeme, Lexer, Mark
-from proxy.rendering.parsing.message_builder import NOTHING, MessageBuilder
+from proxy.rendering.parsing.message_builder import NOTHING, MessageBuilder, RegionSink
 from proxy.rendering.tool_calls.tool_format import CallReader, Malformed, ToolFormat
 from proxy.types import Message, Tool
 
@@ -65,6 +65,7 @@ class OutputParser:
         self._fresh = begun is None  # no visible text yet, so a call without an opening marker may begin
         self._bare = False  # the current region began without an opening marker
         self._built = MessageBuilder(stop, call_id, begun or NOTHING, strip=strip)
+        self._region: RegionSink | None = None
         self._reader: CallReader | None = None
         self._held: list[Lexeme] = []
         self._finished = False
@@ -77,7 +78,7 @@ class OutputParser:
     @property
     def message(self) -> Message:
         """The message parsed so far."""
-        return self._built.message
+        return self._built.message(self._region.unfinished() if self._region is not None else ())
 
     @property
     def kept(self) -> int:
@@ -216,7 +217,8 @@ class OutputParser:
         self._state = State.CALL
         self._held = [lexeme]
         names = frozenset(tool.name for tool in self._tools) if self._bare and self._tools else None
-        self._reader = self._format.reader(self._tools, self._built.region(names))
+        self._region = RegionSink(self._built, names)
+        self._reader = self._format.reader(self._tools, self._region)
         if text:
             self._read(text, mark=False)
 
@@ -225,7 +227,7 @@ class OutputParser:
         self._read(lexeme.text, mark=lexeme.mark in (Mark.INNER, Mark.CALL_CLOSE))
 
     def _read(self, text: str, *, mark: bool) -> None:
-        region = self._built.sink
+        region = self._region
         assert self._reader is not None and region is not None
         try:
             self._reader.take(text, mark)
@@ -244,7 +246,7 @@ class OutputParser:
     def _break(self) -> None:
         """Abandon the region of calls: it is malformed from here on."""
         held, self._held = self._held, []
-        region = self._built.sink
+        region = self._region
         assert region is not None
         over = self._bare or bool(held and held[-1].mark is Mark.CALL_CLOSE)
         if region.rest is not None:
@@ -282,7 +284,7 @@ class OutputParser:
             self._resolve_held()
         elif self._state is State.CALL:
             self._held = held
-            region = self._built.sink
+            region = self._region
             if self._reader is not None and self._reader.idle and region is not None and not region.open:
                 self._held, self._state = [], State.CONTENT
             else:

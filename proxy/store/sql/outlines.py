@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, case, func, null, select
+from sqlalchemy import Connection, RowMapping, Select, case, exists, func, not_, null, select
 
 from proxy.store.session_query import SessionQuery
 from proxy.store.sql import rows
@@ -75,14 +75,19 @@ def count_by_status(connection: Connection, wanted: SessionQuery) -> dict[Sessio
 def find_groups(connection: Connection, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
     """At most `limit` groups with their wanted sessions, ordered by their first session, newest first.
 
-    `before`: the `number` of the last group of the previous page. Conditions on values are ignored.
+    `before`: the `number` of the last group of the previous page. Conditions on values are ignored. The sessions are
+    read from the newest on until there are enough groups, whatever their number.
     """
-    first = func.min(sessions.c.number)
-    groups = filtered(select(sessions.c.group_id, first.label("first")), wanted)
-    groups = groups.where(sessions.c.group_id.is_not(None)).group_by(sessions.c.group_id)
+    earlier = sessions.alias("earlier")
+    before_it = select(earlier.c.number).where(
+        earlier.c.group_id == sessions.c.group_id, earlier.c.number < sessions.c.number
+    )
+    first = filtered(select(sessions.c.group_id, sessions.c.number), wanted).where(
+        sessions.c.group_id.is_not(None), not_(exists(filtered(before_it, wanted, earlier)))
+    )
     if before is not None:
-        groups = groups.having(first < before)
-    page = {name: number for name, number in connection.execute(groups.order_by(first.desc()).limit(limit))}
+        first = first.where(sessions.c.number < before)
+    page = {name: number for name, number in connection.execute(first.order_by(sessions.c.number.desc()).limit(limit))}
     parts: dict[str, list[RowMapping]] = defaultdict(list)
     for row in connection.execute(_parts(wanted, page)).mappings():
         parts[row["group_id"]].append(row)

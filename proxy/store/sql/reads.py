@@ -10,6 +10,7 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
+    FromClause,
     Select,
     and_,
     bindparam,
@@ -66,15 +67,6 @@ _OF_STATUS = Statement(_of_session(_INTERACTION_COLUMNS).where(Named(interaction
 _TOKENS = Statement(_of_session(_WITHOUT_TEXTS))
 # The number of sessions that are read at once to check their values.
 _PAGE = 1000
-_REWARDED = exists().where(
-    interactions.c.session_id == sessions.c.session_id,
-    interactions.c.status == Status.COMPLETE.value,
-    or_(
-        interactions.c.reward.is_not(None),
-        interactions.c.rewards.is_not(None),
-        interactions.c.token_rewards.is_not(None),
-    ),
-)
 _TURNS = Statement(
     _of_session([*_INTERACTION_COLUMNS, unreplied.c.interaction_id])
     .outerjoin(unreplied, unreplied.c.interaction_id == interactions.c.id)
@@ -310,40 +302,54 @@ def count_sessions(connection: Connection, task_id: str) -> int:
     return connection.execute(query).scalar_one()
 
 
-def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
-    """Restrict a query to the `wanted` sessions. The caller applies `after`, `limit` and the conditions on values."""
+def filtered(query: Select[Any], wanted: SessionQuery, table: FromClause = sessions) -> Select[Any]:
+    """Restrict a query of sessions to the `wanted` ones. `table`: `sessions`, or an alias of it.
+
+    The caller applies `after`, `limit` and the conditions on values.
+    """
+    columns = table.c
     conditions = [
         column == value
         for column, value in (
-            (sessions.c.group_id, wanted.group_id),
-            (sessions.c.task_id, wanted.task_id),
-            (sessions.c.status, wanted.status and wanted.status.value),
-            (sessions.c.outcome, wanted.outcome and wanted.outcome.value),
-            (sessions.c.validation, wanted.validation),
+            (columns.group_id, wanted.group_id),
+            (columns.task_id, wanted.task_id),
+            (columns.status, wanted.status and wanted.status.value),
+            (columns.outcome, wanted.outcome and wanted.outcome.value),
+            (columns.validation, wanted.validation),
         )
         if value is not None
     ]
     if wanted.since is not None:
-        conditions.append(or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= wanted.since))
+        conditions.append(or_(columns.ended_at.is_(None), columns.ended_at >= wanted.since))
     if wanted.ended_by is not None:
-        conditions.append(sessions.c.ended_order <= wanted.ended_by)
+        conditions.append(columns.ended_order <= wanted.ended_by)
     if wanted.version is not None:
-        conditions += _within(sessions.c.weight_version, wanted.version)
+        conditions += _within(columns.weight_version, wanted.version)
     if wanted.search is not None:
-        named = (sessions.c.session_id, sessions.c.task_id, sessions.c.group_id)
+        named = (columns.session_id, columns.task_id, columns.group_id)
         conditions.append(or_(*(column.icontains(wanted.search, autoescape=True) for column in named)))
     if wanted.group_ids is not None:
-        conditions.append(sessions.c.group_id.in_(wanted.group_ids))
+        conditions.append(columns.group_id.in_(wanted.group_ids))
     if wanted.withdrawn is not None:
-        at = sessions.c.withdrawn_at
+        at = columns.withdrawn_at
         conditions.append(at.is_not(None) if wanted.withdrawn else at.is_(None))
     if wanted.rewarded is not None:
-        conditions.append(_REWARDED if wanted.rewarded else not_(_REWARDED))
+        rewarded = _is_rewarded(table)
+        conditions.append(rewarded if wanted.rewarded else not_(rewarded))
     if wanted.session_ids is not None:
         if len(wanted.session_ids) > MAX_SESSION_IDS:
             raise InvalidRequest(f"'session_ids' has more than {MAX_SESSION_IDS} ids", param="session_ids")
-        conditions.append(sessions.c.session_id.in_(wanted.session_ids))
+        conditions.append(columns.session_id.in_(wanted.session_ids))
     return query.where(and_(literal(True), *conditions))
+
+
+def _is_rewarded(table: FromClause) -> ColumnElement[bool]:
+    """Whether a session has a complete turn with a reward."""
+    turns = interactions.c
+    given = or_(turns.reward.is_not(None), turns.rewards.is_not(None), turns.token_rewards.is_not(None))
+    return exists(select(turns.id)).where(
+        turns.session_id == table.c.session_id, turns.status == Status.COMPLETE.value, given
+    )
 
 
 def _within(column: ColumnElement[Any], wanted: Wanted) -> list[ColumnElement[bool]]:

@@ -343,13 +343,14 @@ def test_markers_spelled_with_ordinary_tokens_are_text_where_the_vocabulary_has_
     assert parser.message.content == "<tool_call>"
 
 
-def test_a_parser_of_text_is_freed_without_the_garbage_collector(tiny: Renderer) -> None:
+@pytest.mark.parametrize("calls", [f"\n\n{CALL}", f"\n\n{CALL}\n{CALL[:-20]}", ""], ids=["called", "cut", "text"])
+def test_a_parser_is_freed_without_the_garbage_collector(tiny: Renderer, calls: str) -> None:
     gc.disable()  # what is freed now is freed by the count of its references
     try:
         parser = parser_of(tiny)
-        parser.feed(ids_of(tiny.encode("<think>\nhm\n</think>\n\nSure.")))
+        parser.feed(ids_of(tiny.encode(f"<think>\nhm\n</think>\n\nSure.{calls}")))
         parser.finish()
-        assert parser.message.content == "Sure."
+        assert parser.message.content == "Sure." and bool(parser.message.tool_calls) == bool(calls)
         freed = weakref.ref(parser)
         del parser
         assert freed() is None

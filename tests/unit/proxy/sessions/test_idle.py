@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -119,6 +120,24 @@ async def test_dropped_sessions_are_freed_at_once(tmp_path: Path) -> None:
         finally:
             gc.enable()
         assert [node["reason"] for node in await server.tree()] == ["first", "continued", "branched"]
+
+
+async def test_many_sessions_are_freed_a_few_at_a_time(parts: SessionParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand at once would delay the turns of others by half a second."""
+    monkeypatch.setattr(session_memory, "_FREED_AT_ONCE", 250)
+    held = weakref.WeakSet[LiveSession]()
+    for number in range(20):
+        session = await parts.named.get_or_create(f"s{number}")
+        session.used_at -= 3600
+        session.size = 100
+        held.add(session)
+    del session
+    left = [len(held)]
+    sweep = asyncio.create_task(parts.memory.sweep())
+    while not sweep.done():
+        await asyncio.sleep(0)
+        left.append(len(held))
+    assert left[-1] == 0 and max(before - after for before, after in itertools.pairwise(left)) <= 3
 
 
 @pytest.mark.parametrize("use", USES)
