@@ -34,6 +34,7 @@ from tokengrove.options.export import (
 )
 from tokengrove.options.option import Option, options_of
 from tokengrove.options.session import RewardScope, SessionFilter, StoredFilter, Validation
+from tokengrove.options.start import Replay
 
 FILTERS = options_of(SessionFilter)
 SAMPLE_FILTERS = tuple(name for name in FILTERS if name not in options_of(StoredFilter))
@@ -234,6 +235,8 @@ def _forest(given: Mapping[str, Any], layout: Layout) -> Forest | None:
         raise InvalidRequest(message, param="on_too_long")
     if "on_too_long" in given and given.get("max_tokens") is None:
         raise InvalidRequest("'on_too_long' needs 'max_tokens', the most tokens of a sequence", param="on_too_long")
+    if "experts" in given and Replay.EXPERTS not in (given.get("replay") or ()):
+        raise InvalidRequest("'experts' has no effect unless 'replay' has experts", param="experts")
     return made_of(Forest, given)
 
 

@@ -239,14 +239,13 @@ async def test_a_request_whose_model_is_removed_while_it_is_planned_is_not_sampl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with judged(tmp_path) as (server, upstream):
-        plan = Planner.plan
+        plan = Planner.of_external
 
-        async def removed(self: Planner, *given: Any) -> ReplyPlan:
-            found = await plan(self, *given)
-            await server.http.request("DELETE", "/engine/models", json={"name": "judge"})
-            return found
+        def removed(self: Planner, *given: Any) -> ReplyPlan:
+            del server.app.state.turns.routes.externals["judge"]
+            return plan(self, *given)
 
-        monkeypatch.setattr(Planner, "plan", removed)
+        monkeypatch.setattr(Planner, "of_external", removed)
         response = await server.post("/s/v1/chat/completions", {"model": "judge", "messages": [user("a")]})
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert upstream.asked == []

@@ -132,6 +132,8 @@ async def test_a_sample_that_fits_no_sequence_is_refused_or_dropped(tmp_path: Pa
         ({"layout": "forest", "prompt_length": 9}, "prompt_length"),
         ({"layout": "forest", "max_tokens": 0}, "max_tokens"),
         ({"layout": "forest", "experts": "last"}, "experts"),
+        ({"layout": "forest", "experts": "equal"}, "experts"),
+        ({"layout": "forest", "experts": "first", "replay": ["kept"]}, "experts"),
     ],
 )
 async def test_options_that_do_not_apply_are_refused(tmp_path: Path, options: Any, param: str) -> None:
