@@ -55,6 +55,7 @@ from proxy.settings import Settings
 from proxy.settings.checks import listed
 from proxy.store import schema
 from proxy.store.absence import Patience
+from proxy.store.archive.served import ServedArchive
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
@@ -188,6 +189,7 @@ def build_app(
         sessions=sessions,
         turns=turns,
         store=store,
+        archive=ServedArchive(store.database),
         engine=engine,
         gate=gate,
         metrics=metrics,
@@ -359,6 +361,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.history.run()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
         app.running_loop = asyncio.get_running_loop()
         try:
             yield

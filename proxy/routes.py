@@ -67,6 +67,7 @@ from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
+from proxy.store.archive.served import ServedArchive
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.mismatch import Mismatch
@@ -90,6 +91,7 @@ class Parts:
     sessions: SessionParts
     turns: Turns
     store: Store
+    archive: ServedArchive
     engine: Engine
     gate: Gate
     metrics: Metrics
@@ -161,6 +163,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         running=parts.turns.running,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
+        archive=parts.archive,
         bodies=parts.bodies,
         repeated=RepeatedCalls(parts.store.answers),
         addresses=parts.addresses,

@@ -49,7 +49,7 @@ from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
-from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
+from tokengrove.errors import InvalidRequest, ScratchFull, SessionArchived, SessionNotFound, brief
 from tokengrove.options.export import Include, TooLong
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import LeftOut
@@ -295,6 +295,8 @@ class ExportEndpoint:
         if wanted.page.session_ids is not None and wanted.page.cursor is None and not wanted.filters:
             missing = set(wanted.page.session_ids) - {record.session_id for record in records}
             if missing and len(records) <= wanted.page.limit:
+                for each in (await self._recordings.find_archived(missing)).values():
+                    raise SessionArchived(each.session_id, each.file)
                 raise SessionNotFound(f"there is no session {brief(min(missing))}", param="session_id")
         return records
 

@@ -119,6 +119,10 @@ class Inspection:
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` on the connection. Blocks."""
+        return self.read_now(read, *args, **kwargs)
+
+    def read_now(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like `read`, without a coroutine."""
         return read(self._connection, *args, **kwargs)
 
     def faults(self) -> list[str]:

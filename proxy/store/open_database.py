@@ -48,7 +48,7 @@ class OpenDatabase:
     `write` queues changes (see Writer). `shared`: True if other replicas may also write to the database, which is the
     case on PostgreSQL; a SQLite file is locked by one process. `shared_reads` then reads their changes. `changed`: the
     sessions that changed through this process. `owner`: the name of this process in the notes of its begun calls.
-    `absence`: whether the database is unavailable, and whether calls wait for it.
+    `url`: of the database. `absence`: whether the database is unavailable, and whether calls wait for it.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class OpenDatabase:
         self.shared = lock is None
         self.owner = owner
         self.label = database.label(writer_engine.url)
+        self.url = writer_engine.url
         self._writer_engine = writer_engine
         self._reader_engine = reader_engine
         self._lock = lock
