@@ -285,6 +285,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         ExportImages(store.images, parts.renderer),
         chosen,
         Teachers(turns, store.recordings, parts.images),
+        parts.archive,
         parts.turns.routes.decoder,
     )
     scores = ScoreEndpoint(access, turns, store.recordings, parts.images, parts.bodies)

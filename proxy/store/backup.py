@@ -301,7 +301,7 @@ def _large(entry: Mapping[str, Any]) -> str | None:
 
 
 def add_session(connection: Connection, entries: Sequence[Mapping[str, Any]], number: int | None, name: str) -> None:
-    """Add an ended session to a database, given its entries; `number`: its own.
+    """Add a session to a database, given its entries; `number`: its own.
 
     It keeps its place in the order of ends, or if another session has that, it gets the last one. `name`: where the
     entries come from, for messages. Raises ConfigurationError.
@@ -312,7 +312,8 @@ def add_session(connection: Connection, entries: Sequence[Mapping[str, Any]], nu
         _import_large(connection, each, owners, name)
     row, last = dict(entry["session"]), 0
     pass_alone(connection, "ended order")
-    if connection.execute(select(exists().where(sessions.c.ended_order == row["ended_order"]))).scalar():
+    of_end = sessions.c.ended_order == row.get("ended_order")
+    if "ended_order" in row and connection.execute(select(exists().where(of_end))).scalar():
         last, row["ended_order"] = connection.execute(select(func.max(sessions.c.ended_order))).scalar_one(), 1
     _import_session(connection, {**entry, "session": row}, last, _Source(name, MAX_RECORD_BYTES), number)
     _check_owners(owners, row["session_id"], name)

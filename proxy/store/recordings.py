@@ -81,6 +81,10 @@ class SessionReads:
         """Where the sessions among these, of at most 10,000, are that were moved to an archive."""
         return await self._database.read(archived.find_archived, session_ids)
 
+    async def in_order(self, session_ids: Collection[str]) -> list[str]:
+        """The existing sessions among at most 10,000 ids, archived or not, in order of creation."""
+        return await self._database.read(archived.in_order, session_ids)
+
     async def load_interactions(
         self, session_id: str, after_seq: int = -1, statuses: Collection[Status] | None = None
     ) -> list[Interaction]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pytest
 
+from proxy.rendering.renderer import Renderer
+from proxy.store.archive.access import archive_of
 from proxy.store.archive.archiving import archive_old
 from tests.databases import execute
+from tests.recording_engine import RecordingEngine
 from tests.support import Server, says, serving, until, user
+from tests.vision import image_url, png, text_part
 
 
 async def grow(folder: Path, url: str, *names: str) -> dict[str, Any]:
@@ -39,7 +45,6 @@ async def test_every_endpoint_of_an_archived_session_says_where_it_is(tmp_path: 
             await server.http.get("/rl/sessions/s/interactions/0"),
             await server.post("/s/rl/set_reward", {"reward": 1.0}),
             await server.post("/s/rl/end_session", {}),
-            await server.post("/trajectories/export", {"session_ids": ["s"], "wait_s": 1}),
         ]
         for answer in answers:
             error = answer.json()["error"]
@@ -153,3 +158,78 @@ async def test_a_server_finishes_a_deletion_that_a_crash_interrupted(tmp_path: P
         await until(lambda: execute(url, "SELECT state FROM archive_files") == [("settled",)])
         [file] = (tmp_path / "archive").glob("*.parquet")
         assert duckdb.sql(f"SELECT DISTINCT session_id FROM '{file}'").fetchall() == [("other",)]
+
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"layout": "individual"},
+    {"layout": "concat", "advantages": "grpo", "replay": ["experts", "kept", "top_logprobs"]},
+    {"layout": "tree"},
+    {"layout": "padded", "prompt_length": 256, "response_length": 256},
+    {"layout": "forest"},
+    {"layout": "concat", "limit": 1},
+)
+FORMATS = ("json", "jsonl", "npz", "safetensors", "arrow", "parquet")
+
+
+async def exported(server: Server, names: list[str], formats: tuple[str, ...] = FORMATS) -> dict[Any, Any]:
+    """The bytes and the headers about the page of exports in all layouts and formats."""
+    found = {}
+    for at, layout in enumerate(LAYOUTS):
+        for name in formats:
+            body = {"session_ids": names, "format": name, **layout}
+            body |= {"include": ["messages", "text"]} if at == 0 and name in ("json", "jsonl") else {}
+            answer = await server.http.post("/trajectories/export", json=body)
+            about = {key: value for key, value in answer.headers.items() if key.startswith("x-tokengrove")}
+            assert answer.is_success, (body, answer.text)
+            found[at, name] = (answer.content, about)
+    return found
+
+
+def leftovers() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("tokengrove-archive-*")}
+
+
+async def test_an_export_of_archived_sessions_is_that_from_before_byte_by_byte(
+    tmp_path: Path, database_url: str, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    options: dict[str, Any] = {"database_url": database_url, "engine_type": RecordingEngine}
+    names = ["a", "b", "c"]
+    async with serving(tmp_path, says(*"abcdefghi"), vision_renderer, **options) as server:
+        for name in names:
+            start = {"session_id": name, "group_id": "g", "replay": ["experts", "kept", "top_logprobs"]}
+            await server.ok("/rl/start_session", {**start, "alternatives": 2})
+            first = [{"role": "user", "content": [text_part("See "), image_url(png(64, 48, 1))]}]
+            said = await server.answer(first, name)
+            await server.chat([*first, said, user("more")], name)
+            await server.chat([*first, said, user("another way")], name)
+            await server.ok(f"/{name}/rl/end_session", {"reward": float(ord(name)), "metrics": {"x": 1}})
+        samples = (await server.ok("/trajectories/export", {"session_ids": names, "layout": "concat"}))["samples"]
+        told = [
+            {"turns": each["turns"], "loss_mask": each["loss_mask"], "streams": {"entropy": each["logprobs"]}}
+            for each in samples
+        ]
+        await server.ok("/trajectories/annotate", {"trainer": "grpo", "step": 7, "samples": told})
+        before = await exported(server, names)
+    execute(database_url, "UPDATE sessions SET exported_at = NULL WHERE session_id = 'b'")
+    archive(database_url, tmp_path)
+    assert len(execute(database_url, "SELECT session_id FROM archived_sessions")) == 2
+    async with serving(tmp_path, says("x"), vision_renderer, **options) as server:
+        assert await exported(server, names) == before
+        assert execute(database_url, "SELECT exported_at IS NOT NULL FROM sessions") != [(0,)]
+        page = await server.ok("/trajectories/export", {"session_ids": names, "limit": 2})
+        rest = await server.ok("/trajectories/export", {"session_ids": names, "limit": 2, "cursor": page["cursor"]})
+        assert [each["session_id"] for each in (*page["sessions"], *rest["sessions"])] == names
+        missing = await server.post("/trajectories/export", {"session_ids": ["a", "none"]})
+        assert missing.status_code == 404
+        refused = await server.post("/trajectories/export", {"session_ids": ["a"], "layout": "none"})
+        assert refused.status_code == 400
+        assert leftovers() == set()
+    archive(database_url, tmp_path)
+    with archive_of(database_url) as opened:
+        opened.restore(None)
+    async with serving(tmp_path, says("x"), vision_renderer, **options) as server:
+        assert await exported(server, names, ("json", "npz")) == {
+            key: value for key, value in before.items() if key[1] in ("json", "npz")
+        }

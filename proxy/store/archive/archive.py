@@ -109,15 +109,29 @@ class Archive:
         with self.access.alone():
             self._recover()
             for file, wanted in self._by_file(names).items():
-                with files.reading(file) as source:
-                    reader = ArchiveReader(source, file)
-                    check_revision(reader.revision, file)
-                    for entries in reader.sessions(wanted):
-                        self.access.change(partial(_restore, entries=entries, file=file))
-                        done += 1
-                        progress(done)
+                for entries in _sessions_of(file, wanted):
+                    self.access.change(partial(_restore, entries=entries, file=file))
+                    done += 1
+                    progress(done)
                 self._settle(file)
         return done
+
+    def copy(self, names: Collection[str], add: Callable[[Entries, int, str], None]) -> None:
+        """Call `add` with the entries, the number and the place of each of these sessions, archived or not.
+
+        Sessions that do not exist are left out. Raises ConfigurationError.
+        """
+        with self.access.alone():
+            moved = self.access.read(lambda connection: archived.find_archived(connection, names))
+            by_file: dict[str, set[str]] = defaultdict(set)
+            for each in moved.values():
+                by_file[each.file].add(each.session_id)
+            for file, wanted in by_file.items():
+                for entries in _sessions_of(file, wanted):
+                    add(entries, moved[entries[-1]["session"]["session_id"]].number, file)
+        for name in set(names) - moved.keys():
+            if (found := self.access.read(partial(_stored, name=name))) is not None:
+                add(*found, "the database")
 
     def delete(self, names: Collection[str], *, refusing_keys: bool) -> None:
         """Delete archived sessions: no file has them any more. `refusing_keys`: their keys stay refused.
@@ -264,6 +278,12 @@ def _load(
     return entries, _Written(digest_of(entries), fingerprint, len(entries[-1]["interactions"]))
 
 
+def _stored(connection: Connection, name: str) -> tuple[Entries, int] | None:
+    """The entries and the number of a session in the database; None if there is none."""
+    row = connection.execute(select(sessions).where(sessions.c.session_id == name)).mappings().first()
+    return None if row is None else (list(session_entries(connection, row, set())), row["number"])
+
+
 def _restore(connection: Connection, entries: Entries, file: str) -> None:
     """Add a session to the database, and forget that it is archived."""
     name = entries[-1]["session"]["session_id"]
@@ -278,7 +298,9 @@ def _restore(connection: Connection, entries: Entries, file: str) -> None:
 
 def _sessions_of(file: str, names: Collection[str]) -> Iterator[Entries]:
     with files.reading(file) as source:
-        yield from ArchiveReader(source, file).sessions(names)
+        reader = ArchiveReader(source, file)
+        check_revision(reader.revision, file)
+        yield from reader.sessions(names)
 
 
 def _names_of(file: str) -> list[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.store.archive.access import ServedConnections
 from proxy.store.archive.archive import Archive
+from proxy.store.archive.scratch import Scratch
+from proxy.store.faults import reason_of
 from proxy.store.open_database import OpenDatabase
-from tokengrove.errors import ArchiveUnavailable, ConfigurationError, StoreUnavailable
+from tokengrove.errors import ArchiveUnavailable, ConfigurationError, ScratchFull, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +22,7 @@ T = TypeVar("T")
 
 
 class ServedArchive:
-    """Deletes archived sessions. Use it on one event loop."""
+    """Deletes archived sessions, and copies them for exports. Use it on one event loop."""
 
     def __init__(self, opened: OpenDatabase) -> None:
         self._opened = opened
@@ -30,6 +34,29 @@ class ServedArchive:
         self._opened.metrics.deleted.by[()] += 1
         self._opened.changed.note(session_id)
         await self._opened.erase_log()
+
+    async def scratch(self, session_ids: Collection[str]) -> Scratch:
+        """A copy of these sessions, archived or not, which the caller closes.
+
+        Raises ArchiveUnavailable, and ScratchFull if the temporary folder has no room.
+        """
+
+        def work(archive: Archive) -> Scratch:
+            scratch = Scratch()
+            try:
+                with scratch.filling() as add:
+                    archive.copy(session_ids, add)
+            except BaseException:
+                scratch.close()
+                raise
+            return scratch
+
+        try:
+            return await self.run(work)
+        except SQLAlchemyError as error:
+            raise ScratchFull(
+                f"archived sessions cannot be copied to the temporary folder ({reason_of(error)}): free space there"
+            ) from None
 
     async def recover(self) -> None:
         """Finish what a crash interrupted, such as the deletion of a file. A failure is logged."""

@@ -43,11 +43,12 @@ class State(StrEnum):
 
 
 class Archived(NamedTuple):
-    """Where an archived session is. `turns`: its interactions, of any status."""
+    """Where an archived session is. `turns`: its interactions, of any status. `number`: its place in listings."""
 
     session_id: str
     file: str
     turns: int
+    number: int
 
 
 def find_archived(connection: Connection, session_ids: Collection[str]) -> dict[str, Archived]:
@@ -62,6 +63,15 @@ def list_archived(connection: Connection, ended_before: float | None = None) -> 
     if ended_before is not None:
         query = query.where(archived_sessions.c.ended_at < ended_before)
     return [Archived(*row) for row in connection.execute(query)]
+
+
+def in_order(connection: Connection, session_ids: Collection[str]) -> list[str]:
+    """The existing sessions among at most 10,000 ids, archived or not, in order of creation."""
+    found: list[tuple[int, str]] = []
+    for table in (sessions, archived_sessions):
+        query = select(table.c.number, table.c.session_id).where(table.c.session_id.in_(session_ids))
+        found += [(number, name) for number, name in connection.execute(query)]
+    return [name for _, name in sorted(found)]
 
 
 def names() -> Select[tuple[str]]:
@@ -194,7 +204,7 @@ def fingerprint_of(connection: Connection, row: RowMapping) -> bytes:
 
 
 def _entries() -> Select[Any]:
-    return select(archived_sessions.c.session_id, archived_sessions.c.file, archived_sessions.c.turns)
+    return select(*(archived_sessions.c[name] for name in Archived._fields))
 
 
 def _lock_file(connection: Connection, file: str) -> State | None:
