@@ -66,6 +66,7 @@ from proxy.served_engines import ServedEngine, ServedEngines
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
+from proxy.sessions.retention import Retention
 from proxy.settings import Settings
 from proxy.store.archive.served import ServedArchive
 from proxy.store.store import Store
@@ -92,6 +93,7 @@ class Parts:
     turns: Turns
     store: Store
     archive: ServedArchive
+    retention: Retention | None
     engine: Engine
     gate: Gate
     metrics: Metrics

@@ -1,7 +1,7 @@
 """`tokengrove db prune`: deletes old sessions that were exported, acknowledged or withdrawn, or have expired.
 
 Whole sessions are deleted, or only their side columns, and only if they ended long ago. All other sessions stay,
-including all live sessions. The server never prunes by itself.
+including all live sessions. A server does so only with rules of retention (`sessions.retention`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 
 T = TypeVar("T")
+Condition = ColumnElement[bool]
+"""A condition on `sessions`."""
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
 _BATCH = 200
@@ -124,6 +126,12 @@ def chosen(before: float, *, only_columns: bool = False) -> Chosen:
     if only_columns:
         gone = and_(gone, exists().where(side_columns.c.session_id == sessions.c.session_id))
     return Chosen(and_(gone, done), and_(gone, not_(done)), only_columns)
+
+
+def due_before(before: float, *, unexported: bool) -> Condition:
+    """The condition for sessions to be pruned; with `unexported`, also for ones that were never exported."""
+    which = chosen(before)
+    return or_(which.pruned, which.kept) if unexported else which.pruned
 
 
 def _prune(engine: Engine, chosen: Chosen, dry_run: bool, progress: Callable[[int], None]) -> Pruned:

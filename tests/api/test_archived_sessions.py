@@ -142,6 +142,7 @@ async def test_a_session_in_memory_that_is_archived_elsewhere_says_so(tmp_path: 
         await server.chat([user("hi")], session="s")
         await server.ok("/s/rl/end_session", {})
         await server.ok("/trajectories/export", {"session_ids": ["s"]})
+        await server.ok("/rl/grant_capacity", {"n": 1})  # its commit comes after the note of the export
         await asyncio.to_thread(archive, postgres_url, tmp_path)
         assert (await server.http.get("/rl/sessions/s")).status_code == 410
         body = {"model": "m", "messages": [user("hi")]}

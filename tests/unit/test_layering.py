@@ -252,6 +252,7 @@ PARTS: dict[str, set[str]] = {
         "resources",
         "settings",
         "store",
+        "store.archive",
         "telemetry",
         "tokengrove.errors",
         "tokengrove.options",

@@ -20,7 +20,7 @@ from proxy.store.pruning import repeated
 from tokengrove.errors import ConfigurationError
 
 T = TypeVar("T")
-_PLACE = crc32(b"archive")
+_PLACE, _SWEEP = crc32(b"archive"), crc32(b"retention")
 
 
 class _OwnConnections:
@@ -93,6 +93,20 @@ def archive_of(database_url: str) -> Iterator[Archive]:
             engine.dispose()
         if lock is not None:
             lock.release()
+
+
+@contextmanager
+def first_of(opened: OpenDatabase) -> Iterator[bool]:
+    """Hold the place of the one server that sweeps a database; False if another one holds it. Blocks."""
+    if not opened.shared:
+        yield True
+        return
+    engine = database.writer_engine(opened.url, opened.owner)
+    try:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield bool(connection.execute(text("SELECT pg_try_advisory_lock(:place)"), {"place": _SWEEP}).scalar())
+    finally:
+        engine.dispose()  # which ends the session, and with it the lock
 
 
 def _apply(connection: Connection, batch: Sequence[Callable[[Connection], Any]]) -> Sequence[Any]:

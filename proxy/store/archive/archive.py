@@ -57,11 +57,16 @@ class Access(Protocol):
 
 @dataclass(slots=True)
 class Added:
-    """Counts of archived sessions and turns. `broken`: why sessions that cannot be read were left, by id."""
+    """The archived sessions, and the number of their turns. `broken`: why others, which cannot be read, stay, by id."""
 
-    sessions: int = 0
+    names: list[str] = field(default_factory=list)
     turns: int = 0
     broken: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sessions(self) -> int:
+        """The number of archived sessions."""
+        return len(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ class Archive:
         _verify(file, {name: state.digest for name, state in written.items()})
         for name, state in written.items():
             if self._move_out(name, state, file, still):
-                added.sessions += 1
+                added.names.append(name)
                 added.turns += state.turns
         self._settle(file)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from sqlalchemy import ColumnElement
 from sqlalchemy.exc import SQLAlchemyError
 
-from proxy.store.archive.access import ServedConnections
+from proxy.store.archive.access import ServedConnections, first_of
 from proxy.store.archive.archive import Archive
 from proxy.store.archive.scratch import Scratch
 from proxy.store.faults import reason_of
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 class ServedArchive:
-    """Deletes archived sessions, and copies them for exports. Use it on one event loop."""
+    """Adds sessions, deletes archived ones, and copies them for exports. Use it on one event loop."""
 
     def __init__(self, opened: OpenDatabase) -> None:
         self._opened = opened
@@ -34,6 +36,26 @@ class ServedArchive:
         self._opened.metrics.deleted.by[()] += 1
         self._opened.changed.note(session_id)
         await self._opened.erase_log()
+
+    async def add(self, folder: str, names: Collection[str], still: ColumnElement[bool]) -> list[str]:
+        """Archive those of these sessions that meet a condition; return their ids. Raises ArchiveUnavailable."""
+        added = await self.run(lambda archive: archive.add(folder, names, still))
+        self._opened.metrics.removed.by[("archived",)] += added.sessions
+        for name, why in added.broken.items():
+            logger.error("session %(session)s is not archived: it cannot be read", {"session": name, "why": why})
+        for name in added.names:
+            self._opened.changed.note(name)
+        return added.names
+
+    @asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[bool]:
+        """Hold the place of the one server that sweeps old sessions. Yields False if another one holds it."""
+        place = first_of(self._opened)
+        alone = await asyncio.to_thread(place.__enter__)
+        try:
+            yield alone
+        finally:
+            await asyncio.to_thread(place.__exit__, None, None, None)
 
     async def scratch(self, session_ids: Collection[str]) -> Scratch:
         """A copy of these sessions, archived or not, which the caller closes.
