@@ -51,11 +51,17 @@ from proxy.resources.turnstile import Turnstile
 from proxy.routes import Parts, routes, turn_endpoints
 from proxy.served_engines import EngineParts, ServedEngines, check_declared
 from proxy.sessions.parts import SessionParts
+from proxy.sessions.retention import Retention
 from proxy.settings import Settings
 from proxy.settings.checks import listed
+from proxy.settings.retention import read_rules
 from proxy.store import schema
 from proxy.store.absence import Patience
+from proxy.store.archive.files import folder_url
+from proxy.store.archive.parquet import load_pyarrow
+from proxy.store.archive.served import ServedArchive
 from proxy.store.database import label, parse_url
+from proxy.store.retained import Retained
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
@@ -140,6 +146,7 @@ def build_app(
         store = Store.open(settings.database_url, migrate=settings.migrate, patience=patience)
     shared = None if place is None else place.share(engine)
     engine = shared or engine
+    archive = ServedArchive(store.database)
     metrics = _metrics(store, engine)
     freed = FreedMemory()
     senders, addresses, turnstile = Senders(), Addresses(settings), Turnstile()
@@ -187,6 +194,10 @@ def build_app(
         sessions=sessions,
         turns=turns,
         store=store,
+        archive=archive,
+        retention=None
+        if place is not None and not place.leads
+        else _retention(settings, store, archive, sessions, served.forget_session),
         engine=engine,
         gate=gate,
         metrics=metrics,
@@ -214,11 +225,25 @@ def build_app(
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
+    app.state.retention = parts.retention
     app.state.adapters = served.main.route.adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
     return app
+
+
+def _retention(
+    settings: Settings, store: Store, archive: ServedArchive, sessions: SessionParts, forget: Callable[[str], None]
+) -> Retention | None:
+    """What removes old sessions; None if the settings keep all. Raises ConfigurationError for an unusable archive."""
+    rules = read_rules(settings.keep_days, settings.keep)
+    if not rules:
+        return None
+    folder = None if settings.archive_to is None else folder_url(settings.archive_to)
+    if folder is not None:
+        load_pyarrow()
+    return Retention(rules, folder, Retained(store.database), archive, sessions.registry, forget)
 
 
 def check(settings: Settings) -> None:
@@ -348,6 +373,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.history.run()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
+        if parts.retention is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.retention.run()))
         app.running_loop = asyncio.get_running_loop()
         try:
             yield

@@ -66,7 +66,9 @@ from proxy.served_engines import ServedEngine, ServedEngines
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
 from proxy.sessions.recent_rewards import RecentRewards
+from proxy.sessions.retention import Retention
 from proxy.settings import Settings
+from proxy.store.archive.served import ServedArchive
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.mismatch import Mismatch
@@ -90,6 +92,8 @@ class Parts:
     sessions: SessionParts
     turns: Turns
     store: Store
+    archive: ServedArchive
+    retention: Retention | None
     engine: Engine
     gate: Gate
     metrics: Metrics
@@ -161,6 +165,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         running=parts.turns.running,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
+        archive=parts.archive,
         bodies=parts.bodies,
         repeated=RepeatedCalls(parts.store.answers),
         addresses=parts.addresses,
@@ -282,6 +287,7 @@ def _export_routes(parts: Parts) -> list[Route]:
         ExportImages(store.images, parts.renderer),
         chosen,
         Teachers(turns, store.recordings, parts.images),
+        parts.archive,
         parts.turns.routes.decoder,
     )
     scores = ScoreEndpoint(access, turns, store.recordings, parts.images, parts.bodies)

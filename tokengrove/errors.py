@@ -20,6 +20,7 @@ ProxyError                        status  code
 ├── EndedOtherwise                409     ended_otherwise
 ├── IdempotencyMismatch           409     idempotency_mismatch
 ├── AnnotatedOtherwise            409     annotated_otherwise
+├── SessionArchived               410     session_archived
 ├── BodyTooLarge                  413     body_too_large
 ├── UnsupportedMediaType          415     unsupported_media_type
 ├── TooManyRequests               429     rate_limit_exceeded
@@ -31,6 +32,7 @@ ProxyError                        status  code
 │   │   └── EngineBusy            503     engine_busy
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
+├── ArchiveUnavailable            503     archive_unavailable
 ├── ScratchFull                   503     scratch_full
 ├── TooManyConnections            503     too_many_connections
 └── EngineTimeout                 504     timeout
@@ -301,6 +303,23 @@ class AnnotatedOtherwise(ProxyError):
     retryable = False
 
 
+class SessionArchived(ProxyError):
+    """The session was moved to an archive; `file` is the URL of its file, which agents are not shown."""
+
+    status = 410
+    code = "session_archived"
+    retryable = False
+
+    def __init__(self, session_id: str, file: str) -> None:
+        self.session_id, self.file = session_id, file
+        super().__init__(
+            f"session {brief(session_id)} is archived in {file}; bring it back with: "
+            f"tokengrove archive restore {shlex.quote(session_id)}",
+            param="session_id",
+        )
+        self.shown = f"session {brief(session_id)} is archived"
+
+
 class BodyTooLarge(ProxyError):
     """The body exceeds `--max-body-bytes`; the rest of it was not read."""
 
@@ -397,6 +416,13 @@ class StoreUnavailable(ProxyError):
 
     status = 503
     code = "store_unavailable"
+
+
+class ArchiveUnavailable(ProxyError):
+    """A file of the archive cannot be read, written or deleted."""
+
+    status = 503
+    code = "archive_unavailable"
 
 
 class TooManyConnections(ProxyError):

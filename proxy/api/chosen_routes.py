@@ -26,6 +26,10 @@ class ChosenRoutes:
     def __init__(self, routes: ModelNames, recordings: SessionReads) -> None:
         self._routes, self._recordings = routes, recordings
 
+    def over(self, recordings: SessionReads) -> ChosenRoutes:
+        """The same routes, with the turns of other sessions."""
+        return ChosenRoutes(self._routes, recordings)
+
     def queue(self, route: str | None) -> Queue:
         """The queue of claims that a body names. Raises InvalidRequest."""
         trained = self._routes.trained

@@ -13,7 +13,7 @@ import numpy as np
 from proxy.api.export_request import ParsedExport
 from proxy.api.teacher_columns import teacher_shapes
 from proxy.side_columns.columns import DECLARED, Columns, SideShape
-from proxy.store.recordings import Recordings
+from proxy.store.recordings import SessionReads
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.types import SessionRecord
 from tokengrove.errors import InvalidRequest
@@ -27,7 +27,7 @@ _BY_REQUEST = (ExportFormat.JSON, ExportFormat.JSONL, ExportFormat.AREAL)
 class ExportColumns:
     """Reads the side columns of the sessions of an export."""
 
-    def __init__(self, recordings: Recordings) -> None:
+    def __init__(self, recordings: SessionReads) -> None:
         self._recordings = recordings
 
     async def chosen(self, wanted: ParsedExport, page: Sequence[SessionRecord]) -> LayoutOptions:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,9 @@ from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.side_columns.columns import Columns
-from proxy.store.recordings import Recordings
+from proxy.store.archive.scratch import Scratch
+from proxy.store.archive.served import ServedArchive
+from proxy.store.recordings import Recordings, SessionReads
 from proxy.store.session_query import SessionQuery
 from proxy.telemetry.groups import ExportMetrics
 from proxy.telemetry.http_request import request_of
@@ -49,7 +52,7 @@ from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
-from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
+from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, UnsupportedParameter, brief
 from tokengrove.options.export import Include, TooLong
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import LeftOut
@@ -85,11 +88,15 @@ class ExportEndpoint:
         images: ExportImages,
         routes: ChosenRoutes,
         teachers: Teachers,
+        archive: ServedArchive,
         decoder: Callable[[str], Decode | None] = lambda _: None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
-        self._recordings, self._images, self._columns = recordings, images, ExportColumns(recordings)
-        self._routes, self._teachers = routes, teachers
+        self._recordings: SessionReads = recordings
+        self._images, self._columns = images, ExportColumns(recordings)
+        self._routes, self._teachers, self._archive = routes, teachers, archive
+        self._count_begun: Callable[[str], Awaitable[int]] = registry.count_begun
+        self._note_exported = recordings.note_exported
         self._polls, self._pace, self._metrics, self._decoder = polls, pace, metrics, decoder
 
     async def export(self, request: Request) -> StreamingResponse:
@@ -97,14 +104,60 @@ class ExportEndpoint:
         self._access.check_admin(key_of(request))
         wanted = await self.prepared(parse_export(await self._bodies.read_object(request)))
         check_encoder(wanted)
-        if wanted.page.session_ids and wanted.page.wait_s:
-            await self._polls.wait(self._waiter.wait_ended(wanted.page.session_ids, wanted.page.wait_s))
+        ids = wanted.page.session_ids
+        moved = await self._recordings.find_archived(ids) if ids else {}
+        if ids and wanted.page.wait_s:
+            stored = [each for each in ids if each not in moved]
+            await self._polls.wait(self._waiter.wait_ended(stored, wanted.page.wait_s))
+        if moved:
+            return await self._export_archived(request, wanted)
+        return await self._export(request, wanted)
+
+    async def _export(self, request: Request, wanted: ParsedExport) -> StreamingResponse:
         records = await self._find(wanted)
         if wanted.page.session_ids is not None and len(wanted.page.session_ids) == 1 and records:
             request_of(request.scope).enter(records[0].session_id, records[0].metadata)
         left_out = await self._left_out(wanted)
         cursor = records[wanted.page.limit - 1].session_id if len(records) > wanted.page.limit else None
         return await self.respond(request, records[: wanted.page.limit], wanted, {"cursor": cursor, **left_out})
+
+    async def _export_archived(self, request: Request, wanted: ParsedExport) -> StreamingResponse:
+        """Export from a copy of the sessions that the body names, of which some are archived."""
+        if wanted.options.teachers:
+            raise UnsupportedParameter(
+                "'teachers' do not score archived sessions: bring them back with tokengrove archive restore",
+                param="teachers",
+            )
+        scratch = await self._archive.scratch(await self._copied(wanted))
+        try:
+            response = await self._over(scratch)._export(request, wanted)
+        except BaseException:
+            await asyncio.to_thread(scratch.close)
+            raise
+        response.body_iterator = _closing(response.body_iterator, scratch)
+        return response
+
+    async def _copied(self, wanted: ParsedExport) -> Sequence[str]:
+        """The sessions that a page needs: those after its cursor, or all if they are filtered or compared."""
+        assert wanted.page.session_ids is not None
+        found = await self._recordings.in_order(wanted.page.session_ids)
+        cursor = wanted.page.cursor
+        if wanted.filters or wanted.options.compares or (cursor is not None and cursor not in found):
+            return found
+        begin = 0 if cursor is None else found.index(cursor)  # the cursor must exist
+        return found[begin : begin + wanted.page.limit + 2]
+
+    def _over(self, scratch: Scratch) -> ExportEndpoint:
+        """This endpoint, reading a copy of some sessions."""
+
+        async def count_begun(session_id: str) -> int:
+            return (await scratch.recordings.count_begun([session_id])).get(session_id, 0)
+
+        over = copy(self)
+        over._recordings, over._columns = scratch.recordings, ExportColumns(scratch.recordings)
+        over._images, over._routes = self._images.over(scratch.images), self._routes.over(scratch.recordings)
+        over._count_begun = count_begun
+        return over
 
     async def prepared(self, wanted: ParsedExport) -> ParsedExport:
         """The export with options that this server can fulfil. Raises UnsupportedParameter."""
@@ -191,7 +244,7 @@ class ExportEndpoint:
         self._metrics.samples.by[()] += samples
         # A session that was active when it was read may have ended since, with turns that this export lacks.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
-            self._recordings.note_exported(ended)
+            self._note_exported(ended)
 
     async def _laid_out(
         self,
@@ -233,7 +286,7 @@ class ExportEndpoint:
         self, record: SessionRecord, options: LayoutOptions, groups: Groups, taught: Mapping[str, Columns] = _NO_SCORES
     ) -> tuple[SessionSamples, dict[str, Any]]:
         """Load and lay out a session; return its samples and its entry. `taught`: its teacher columns."""
-        begun = await self._registry.count_begun(record.session_id)
+        begun = await self._count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
@@ -333,6 +386,15 @@ def _add(
             groups.add(group, scores, scored.steps(), scored.rewards())
             if scores:
                 groups.note_scope(group, scored.scores.scope, record.session_id)
+
+
+async def _closing(body: AsyncIterable[Any], scratch: Scratch) -> AsyncIterator[Any]:
+    """The pieces of a body. Its end closes what it was read from."""
+    try:
+        async for piece in body:
+            yield piece
+    finally:
+        await asyncio.to_thread(scratch.close)
 
 
 async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from proxy.export_formats.image_table import ImageEntry, WantedImage
@@ -30,6 +31,12 @@ class ExportImages:
         self._stored, self._renderer = stored, renderer
         self._inputs: SampleInputs | None = None
         self._loading = asyncio.Lock()
+
+    def over(self, stored: StoredImages) -> ExportImages:
+        """These, with other stored images."""
+        other = copy(self)
+        other._stored = stored
+        return other
 
     async def prepared(self, options: LayoutOptions, name: ExportFormat) -> LayoutOptions:
         """Return the options with the model's placeholders, and with `auto` replaced by its value for the model.

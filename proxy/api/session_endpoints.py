@@ -36,6 +36,7 @@ from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.rewards import Scores
 from proxy.sessions.session_starter import SessionStarter
+from proxy.store.archive.served import ServedArchive
 from proxy.store.recordings import Recordings
 from proxy.store.session_starts import SessionStarts
 from proxy.store.stored_images import StoredImages
@@ -43,7 +44,7 @@ from proxy.telemetry.http_request import request_of
 from proxy.turns.route import Routes
 from proxy.turns.running import RunningTurns
 from proxy.types import Interaction
-from tokengrove.errors import InvalidRequest
+from tokengrove.errors import InvalidRequest, SessionArchived
 from tokengrove.options.session import SessionStatus
 
 _MAX_GRANT = 10**9
@@ -65,6 +66,7 @@ class SessionEndpoints:
         running: RunningTurns,
         starts: SessionStarts,
         recordings: Recordings,
+        archive: ServedArchive,
         bodies: Bodies,
         addresses: Addresses,
         replies: Replies,
@@ -74,7 +76,7 @@ class SessionEndpoints:
         images: StoredImages,
         repeated: RepeatedCalls,
     ) -> None:
-        self._images, self._repeated = images, repeated
+        self._images, self._repeated, self._archive = images, repeated, archive
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
         self._deletion, self._withdrawal, self._running_turns = deletion, withdrawal, running
@@ -236,7 +238,10 @@ class SessionEndpoints:
         check_given(body := await self._body(request), ())
 
         async def work(call: RepeatableCall | None) -> JsonResponse:
-            session = await self._registry.get(check_dots(request.path_params["session"]))
+            try:
+                session = await self._registry.get(check_dots(request.path_params["session"]))
+            except SessionArchived as error:
+                return await self._delete_archived(error.session_id)
             request_of(request.scope).enter(session.id, session.record.metadata)
             noted = None if call is None else lambda count: call.answer({"interaction_count": count}, session.id)
             count = await self._deletion.delete(session, noted)
@@ -244,6 +249,12 @@ class SessionEndpoints:
             return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
 
         return await self._repeated.once(request, body, work)
+
+    async def _delete_archived(self, session_id: str) -> JsonResponse:
+        """Delete an archived session. A repeated call finds none, and is answered with 404."""
+        found = (await self._recordings.find_archived([session_id])).get(session_id)
+        await self._archive.delete(session_id)
+        return JsonResponse({"interaction_count": 0 if found is None else found.turns}, headers=addressed(session_id))
 
     async def _pixels(self, interactions: Sequence[Interaction], include: Collection[Part]) -> Mapping[str, str]:
         """The pixel digests of a session's images, to find equal pictures; empty without images or a comparison."""

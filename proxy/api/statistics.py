@@ -82,6 +82,7 @@ class Statistics:
                 "active": backlog.active,
                 "waiting": backlog.waiting,
                 "leased": backlog.leased,
+                "archived": backlog.archived,
                 "oldest_wait_s": None if oldest is None else max(now - oldest, 0.0),
                 **({"by_route": by_route} if by_route else {}),
             },

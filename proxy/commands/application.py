@@ -7,6 +7,7 @@ from typing import Any
 import typer
 import typer.core
 
+from proxy.commands.archive import archive_app
 from proxy.commands.backup import import_
 from proxy.commands.database import db_app
 from proxy.commands.demo import demo
@@ -27,6 +28,7 @@ app.command(cls=_PlainHelp)(serve)
 app.command()(demo)
 app.command()(doctor)
 app.command("import")(import_)
+app.add_typer(archive_app, name="archive")
 app.add_typer(db_app, name="db")
 commands: Any = typer.main.get_group(app).commands
 """The commands of the server by name."""

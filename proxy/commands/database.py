@@ -9,9 +9,9 @@ import typer
 
 from proxy.commands.counting import counting
 from proxy.commands.database_url import database_url_of
+from proxy.commands.durations import duration_s
 from proxy.progress import show_steps
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
-from tokengrove.errors import ConfigurationError
 
 db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
 
@@ -47,18 +47,23 @@ def db_check(
     ] = False,
 ) -> None:
     """Check that no stored session has missing, damaged or doubly trained data. Without --fill it changes nothing."""
-    from proxy.commands.audit import audit
+    from proxy.commands.audit import Finding, audit
+    from proxy.store.archive.archiving import check_archive
     from proxy.store.inspection import filling, inspecting
 
     url = database_url_of(database_url, config)
     with ExitStack() as opened:
         inspection = opened.enter_context(inspecting(url))
+        archived, faults = check_archive(inspection) if session is None else (0, [])
         missing = (opened.enter_context(filling(url)),) if fill else ()
         result = audit(inspection, session, opened.enter_context(counting("checked")), *missing)
+    result.findings += [Finding(None, None, fault) for fault in faults]
     for finding in result.findings:
         print(finding)
     counts = f"{result.sessions} sessions, {result.interactions} interactions, {result.output_tokens} sampled tokens"
     print(f"{counts}, {result.begun_not_ended} unfinished calls, {len(result.findings)} findings")
+    if archived:
+        print(f"{archived} archived sessions, whose files were opened, not read whole")
     if result.filled:
         print(f"added {result.filled} checksums")
     if lack := result.unsummed - result.filled:
@@ -100,13 +105,15 @@ def db_prune(
     config: ConfigFile = None,
 ) -> None:
     """Delete old sessions that were exported, acknowledged or have expired. Other sessions are never deleted."""
+    from proxy.store.archive.archiving import prune_archived
     from proxy.store.pruning import prune
 
-    url, older_than_s = database_url_of(database_url, config), _duration_s(older_than)
+    url, older_than_s = database_url_of(database_url, config), duration_s(older_than)
     with counting("deleted") as tell:
         pruned = prune(
             *(url, older_than_s), dry_run=dry_run, only_columns=columns, progress=lambda sessions: tell(sessions, None)
         )
+    gone = 0 if columns else prune_archived(url, older_than_s, dry_run=dry_run)
     verb = "would delete" if dry_run else "deleted"
     beside = f"{pruned.columns} replay columns ({pruned.column_bytes} bytes)"
     if columns:
@@ -114,20 +121,9 @@ def db_prune(
     else:
         counts = f"{pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens"
         print(f"{verb} {counts}, {beside}" if pruned.columns else f"{verb} {counts}")
+    if gone:
+        print(f"{verb} {gone} archived sessions from their files")
     if pruned.strays:
         print(f"{verb} {pruned.strays} replay columns that belong to no turn")
     if pruned.kept:
         print(f"kept {pruned.kept} sessions of that age that were never exported: export or acknowledge them first")
-
-
-_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
-
-
-def _duration_s(text: str) -> float:
-    """Convert a duration such as 30d, 12h, 90m or 3600s to seconds. Raises ConfigurationError."""
-    number, unit = text[:-1], text[-1:]
-    if not number.isdecimal() or unit not in _SECONDS:
-        raise ConfigurationError(
-            f"--older-than {text!r} is not a duration; write a number and a unit: 30d, 12h, 90m or 3600s"
-        )
-    return float(int(number) * _SECONDS[unit])

@@ -262,7 +262,9 @@ def _series_of(key: str | None) -> str:
 def _check_not_withdrawn(grant: Grant) -> None:
     """Raise Unauthorized for a replaced key, which must not create a session."""
     if grant.withdrawn:
-        raise Unauthorized("this key was replaced with POST /rl/rotate_keys, or its session was deleted; use a new one")
+        raise Unauthorized(
+            "this key was replaced with POST /rl/rotate_keys, or its session was deleted or archived; use a new one"
+        )
 
 
 def agent_in(path: str | None, session_id: str) -> str | None:

@@ -21,7 +21,7 @@ from proxy.store.news import News, Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
-from tokengrove.errors import SessionNotFound, brief
+from tokengrove.errors import SessionArchived, SessionNotFound, brief
 
 # Turns of a stored session that are merged before yielding to the event loop: they take about 10 ms.
 _ABSORBED_AT_ONCE = 100
@@ -39,7 +39,7 @@ class Registry:
         self._loading: dict[str, asyncio.Task[LiveSession | None]] = {}
 
     async def get(self, session_id: str) -> LiveSession:
-        """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
+        """The session in its newest state, from memory or from the store. Raises SessionNotFound or SessionArchived."""
         session = self._live.get(session_id)
         if session is None and session_id in self._forgotten:
             session = self._recall(session_id)
@@ -62,8 +62,15 @@ class Registry:
             task = self._begin_load(session_id)
         session = await asyncio.shield(task)
         if session is None:
+            await self._refuse_archived(session_id)
             raise _not_found(session_id)
         return session
+
+    async def _refuse_archived(self, session_id: str) -> None:
+        """Raise SessionArchived for a session that was moved to an archive."""
+        found = await self._news.find_archived(session_id) if is_session_id(session_id) else None
+        if found is not None:
+            raise SessionArchived(session_id, found.file)
 
     def _begin_load(self, session_id: str) -> asyncio.Task[LiveSession | None]:
         def forget(task: asyncio.Task[LiveSession | None]) -> None:

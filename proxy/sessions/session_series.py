@@ -13,7 +13,7 @@ from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.session_starts import SessionStarts
-from tokengrove.errors import SessionNotFound, brief
+from tokengrove.errors import SessionArchived, SessionNotFound, brief
 
 # The most cached names. On an open server, each unknown key adds one.
 _MAX_REMEMBERED = 4096
@@ -30,9 +30,9 @@ class SessionSeries:
         """The open session of a series, created in memory if there is none. Raises TooManyRequests."""
         last = await self._find(name)
         if last is None:
-            last = await self._named.get_or_create(name)
+            last = await self._first(name)
         if last.closed:
-            last = await self._after(name, last)
+            last = await self._after(name, last.id)
         self._remember(name, last)
         return last
 
@@ -69,12 +69,23 @@ class SessionSeries:
             self._remember(name, session)
         return session
 
-    async def _after(self, name: str, ended: LiveSession) -> LiveSession:
-        """The first open session of the series after an ended session."""
-        number = 1 if ended.id == name else int(ended.id.removeprefix(f"{name}-")) + 1
-        follows, step = ended.id, 1
+    async def _first(self, name: str) -> LiveSession:
+        """The first session of a series, or the first after its archived ones."""
+        try:
+            return await self._named.get_or_create(name)
+        except SessionArchived:
+            return await self._after(name, name)
+
+    async def _after(self, name: str, ended: str) -> LiveSession:
+        """The first open session of the series after an ended session, given its id."""
+        number = 1 if ended == name else int(ended.removeprefix(f"{name}-")) + 1
+        follows, step = ended, 1
         while True:
-            session = await self._named.get_or_create(f"{name}-{number}", series=name)
+            try:
+                session = await self._named.get_or_create(f"{name}-{number}", series=name)
+            except SessionArchived as error:  # there may be thousands
+                number, step, follows = number + step, 2 * step, error.session_id
+                continue
             if session.record.series != name:  # a task of that name may have thousands of sessions
                 number, step = number + step, 2 * step
             elif session.closed:  # another worker opened it, and it has ended since
@@ -84,7 +95,7 @@ class SessionSeries:
                 return session
 
     async def _get(self, session_id: str) -> LiveSession | None:
-        with suppress(SessionNotFound):
+        with suppress(SessionNotFound, SessionArchived):
             return await self._registry.get(session_id)
         return None
 

@@ -77,6 +77,10 @@ class SessionStarter:
         return self._records.build(self._number(task_id), task_id, body)
 
     async def _create(self, record: SessionRecord, chosen_key: bool, noted: Noted | None) -> None:
+        if await self._starts.is_archived(record.session_id):
+            raise InvalidRequest(
+                f"session {record.session_id} exists already, and is archived: choose another id", param="session_id"
+            )
         max_live, max_taken = self._limits.max_live, self._limits.max_taken
         await self._starts.create_session(
             record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken, noted=noted

@@ -10,6 +10,7 @@ import ipaddress
 from dataclasses import dataclass
 
 from proxy.settings import checks
+from proxy.settings.retention import read_rules
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
@@ -123,6 +124,20 @@ class Settings:
     max_live_sessions: int | None = option(None, "Limit of live sessions; further starts get 429.", above=0)
     session_idle_s: float | None = option(
         None, "Seconds without use until a session expires (its data stays); none: never.", above=0
+    )
+    keep_days: float | None = option(
+        None,
+        "Days after their end at which the server deletes exported, acknowledged, withdrawn and expired sessions; "
+        "none: never.",
+        least=0,
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        "How long to keep some sessions, repeatable (variable: separated by ;), before --keep-days: group=PATTERN:90d, "
+        "step<1000:12h, group=PATTERN,step<10:forever; with :unexported also ones that nobody exported.",
+    )
+    archive_to: str | None = option(
+        None, "Folder or URL of an archive, to which --keep-days and --keep move sessions instead of deleting them."
     )
     max_staleness: int | None = option(
         None,
@@ -296,6 +311,8 @@ def _check(settings: Settings) -> None:
     checks.check_listed("--model-hosts", settings.model_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
     if settings.image_hosts is not None and not settings.allow_image_urls:
         raise ConfigurationError("--image-hosts has no effect without --allow-image-urls; add it, or leave this out")
+    if not read_rules(settings.keep_days, settings.keep) and settings.archive_to is not None:
+        raise ConfigurationError("--archive-to has no effect without --keep-days or --keep; add one, or leave it out")
     if settings.all_body_bytes < 2 * settings.max_body_bytes:
         raise ConfigurationError(
             f"--max-inflight-body-bytes {settings.all_body_bytes} must be at least twice --max-body-bytes "

@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-from sqlalchemy import Connection, Engine, Table, func, insert, select
+from sqlalchemy import Connection, Engine, RowMapping, Table, exists, func, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
 from proxy.store.record_limits import MAX_RECORD_BYTES, check_packed
+from proxy.store.sql.archived import note_archived
 from proxy.store.sql.codec import JSON_COLUMNS, decode_json
 from proxy.store.sql.images import insert_rows
+from proxy.store.sql.locks import pass_alone
 from proxy.store.sql.side_columns import drop_strays_of, each_row, insert_columns
 from proxy.store.sql.tables import (
+    archived_sessions,
     capacity,
     images,
     intents,
@@ -34,6 +37,7 @@ from proxy.store.sql.tables import (
     session_routes,
     sessions,
     side_columns,
+    withdrawn_keys,
 )
 from proxy.types import VALIDATE
 from tokengrove.errors import ConfigurationError
@@ -116,6 +120,9 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
     write(header)
     for row in connection.execute(select(capacity)).mappings():
         write({"capacity": dump.encode_row(capacity, row)})
+    for row in connection.execute(select(archived_sessions).order_by(archived_sessions.c.number)).mappings():
+        keys = _rows(connection, withdrawn_keys, row["session_id"])
+        write({"archived": dump.encode_row(archived_sessions, row), "withdrawn_keys": keys})
     for entry in _sessions(connection):
         write(entry)
         del entry  # before the next one is read
@@ -133,14 +140,22 @@ def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
     query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
     while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
         for row in page:
-            parts = {name: _rows(connection, table, row["session_id"]) for name, table in dump.PARTS.items()}
-            for digest in sorted(dump.digests_of(parts) - written):
-                written.add(digest)
-                image = connection.execute(select(images).where(images.c.digest == digest)).mappings().one()
-                yield {"image": dump.encode_row(images, image)}
-            yield from _columns(connection, row["session_id"], {each["id"] for each in parts["interactions"]})
-            yield {"session": dump.encode_row(sessions, row), **parts}
+            yield from session_entries(connection, row, written)
         after = page[-1]["number"]
+
+
+def session_entries(connection: Connection, row: RowMapping, written: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a session, given its row: its images, its side columns, then the session.
+
+    `written`: digests of images to leave out, to which those of this session are added.
+    """
+    parts = {name: _rows(connection, table, row["session_id"]) for name, table in dump.PARTS.items()}
+    for digest in sorted(dump.digests_of(parts) - written):
+        written.add(digest)
+        image = connection.execute(select(images).where(images.c.digest == digest)).mappings().one()
+        yield {"image": dump.encode_row(images, image)}
+    yield from _columns(connection, row["session_id"], {each["id"] for each in parts["interactions"]})
+    yield {"session": dump.encode_row(sessions, row), **parts}
 
 
 def _columns(connection: Connection, session_id: str, turns: Collection[str]) -> Iterator[dict[str, Any]]:
@@ -169,12 +184,12 @@ def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[st
 class _Source:
     """A dump, and the most bytes that a record of it may have."""
 
-    path: Path
+    path: Path | str
     most: int
 
     @contextmanager
     def entries(self) -> Iterator[Iterator[dict[str, Any]]]:
-        with dump.reading(self.path) as file:
+        with dump.reading(Path(self.path)) as file:
             yield dump.entries(file, str(self.path), self.most)
 
 
@@ -211,9 +226,21 @@ def _check(engine: Engine, source: _Source, on_conflict: Conflict) -> _Present:
     return _Present(frozenset(present), needed)
 
 
-def _check_header(header: Mapping[str, Any], path: Path) -> None:
-    if header["format"] > dump.FORMAT or header["revision"] > migrations.head():
-        raise ConfigurationError(f"{path} was written by a newer tokengrove; upgrade this one")
+def _check_header(header: Mapping[str, Any], path: Path | str) -> None:
+    if header["format"] > dump.FORMAT:
+        raise _newer(path)
+    check_revision(header["revision"], path)
+
+
+def check_revision(revision: str, name: Path | str) -> None:
+    """Raise ConfigurationError if rows of a database at this revision may have columns that this release lacks."""
+    if revision > migrations.head():
+        raise _newer(name)
+
+
+def _newer(name: Path | str) -> ConfigurationError:
+    """The error for a file of a newer release."""
+    return ConfigurationError(f"{name} was written by a newer tokengrove; upgrade this one")
 
 
 def _import(engine: Engine, source: _Source, present: _Present, progress: Progress) -> dump.Totals:
@@ -236,7 +263,7 @@ def _wanted(entries: Iterator[dict[str, Any]], present: _Present) -> Iterator[di
             wanted = entry["side_column"].get("session_id") not in present.sessions
         else:
             wanted = "session" in entry and entry["session"]["session_id"] not in present.sessions
-        if wanted or "capacity" in entry:
+        if wanted or "capacity" in entry or "archived" in entry:
             yield entry
         del entry
 
@@ -251,10 +278,7 @@ def _import_next(
     with engine.begin() as connection:
         owners: set[str] = set()
         while (kind := _large(entry)) is not None:
-            if kind == "image":
-                insert_rows(connection, [_image(entry["image"], source.path)])
-            else:
-                _import_column(connection, entry["side_column"], owners, source.path)
+            _import_large(connection, entry, owners, source.path)
             done.add(b"", entry)
             entry = None
             entry = next(wanted, None)
@@ -263,6 +287,8 @@ def _import_next(
         if "session" in entry:
             _import_session(connection, entry, last_ended, source)
             _check_owners(owners, entry["session"]["session_id"], source.path)
+        elif "archived" in entry:
+            _import_archived(connection, entry, source.path)
         else:
             _import_capacity(connection, entry["capacity"])
     done.add(b"", entry)
@@ -274,7 +300,34 @@ def _large(entry: Mapping[str, Any]) -> str | None:
     return "image" if "image" in entry else "side column" if "side_column" in entry else None
 
 
-def _import_column(connection: Connection, row: Mapping[str, Any], owners: set[str], path: Path) -> None:
+def add_session(connection: Connection, entries: Sequence[Mapping[str, Any]], number: int | None, name: str) -> None:
+    """Add a session to a database, given its entries; `number`: its own.
+
+    It keeps its place in the order of ends, or if another session has that, it gets the last one. `name`: where the
+    entries come from, for messages. Raises ConfigurationError.
+    """
+    *beside, entry = entries
+    owners: set[str] = set()
+    for each in beside:
+        _import_large(connection, each, owners, name)
+    row, last = dict(entry["session"]), 0
+    pass_alone(connection, "ended order")
+    of_end = sessions.c.ended_order == row.get("ended_order")
+    if "ended_order" in row and connection.execute(select(exists().where(of_end))).scalar():
+        last, row["ended_order"] = connection.execute(select(func.max(sessions.c.ended_order))).scalar_one(), 1
+    _import_session(connection, {**entry, "session": row}, last, _Source(name, MAX_RECORD_BYTES), number)
+    _check_owners(owners, row["session_id"], name)
+
+
+def _import_large(connection: Connection, entry: Mapping[str, Any], owners: set[str], path: Path | str) -> None:
+    """Add an image or a side column, which come before their session."""
+    if "image" in entry:
+        insert_rows(connection, [_image(entry["image"], path)])
+    else:
+        _import_column(connection, entry["side_column"], owners, path)
+
+
+def _import_column(connection: Connection, row: Mapping[str, Any], owners: set[str], path: Path | str) -> None:
     """Add a side column of the session that follows, and the session's id to `owners`. Raises ConfigurationError."""
     try:
         values = dump.decode_column(row)
@@ -294,13 +347,13 @@ def _name_of(row: Mapping[str, Any]) -> str:
     return f"{row.get('name')!r} of interaction {row.get('interaction_id')!r}"
 
 
-def _check_owners(owners: Collection[str], session_id: str, path: Path) -> None:
+def _check_owners(owners: Collection[str], session_id: str, path: Path | str) -> None:
     """Raise ConfigurationError unless the side columns before a session are its own."""
     for other in set(owners) - {session_id}:
         raise ConfigurationError(f"{path} is damaged: a side column before session {session_id!r} is of {other!r}")
 
 
-def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _image(row: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     """The values of an image. Raises ConfigurationError."""
     try:
         return dump.decode_image(row)
@@ -308,7 +361,9 @@ def _image(row: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is damaged in image {row.get('digest')!r}: {error}") from None
 
 
-def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended: int, source: _Source) -> None:
+def _import_session(
+    connection: Connection, entry: Mapping[str, Any], last_ended: int, source: _Source, number: int | None = None
+) -> None:
     """Add one session; its end is ordered after the ends of all earlier sessions. Raises ConfigurationError."""
     name, part = entry["session"].get("session_id"), ""
     owner = f"session {name!r} of {source.path}"
@@ -320,6 +375,8 @@ def _import_session(connection: Connection, entry: Mapping[str, Any], last_ended
         del row["claimed_by"], row["claimed_until"]  # a lease ends with the server that granted it
         if row["ended_order"] is not None:
             row["ended_order"] += last_ended
+        if number is not None:
+            row["number"] = number
         connection.execute(insert(sessions).values(row))
         for part, rows in dump.session_parts(entry).items():
             for values in _decoded(dump.PARTS[part], rows):
@@ -345,6 +402,16 @@ def _decoded(table: Table, rows: Sequence[Mapping[str, Any]]) -> Iterator[list[d
 
 def _json_of(row: Mapping[str, Any]) -> dict[str, bytes | None]:
     return {column: row[column] for column in JSON_COLUMNS if column in row}
+
+
+def _import_archived(connection: Connection, entry: Mapping[str, Any], path: Path | str) -> None:
+    """Note an archived session, unless the database has one of its id, archived or not. Raises ConfigurationError."""
+    try:
+        row = dump.decode_row(archived_sessions, entry["archived"])
+        keys = [dump.decode_row(withdrawn_keys, each) for each in entry["withdrawn_keys"]]
+        note_archived(connection, row, keys)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is damaged in an archived session: {error}") from None
 
 
 def _import_capacity(connection: Connection, row: Mapping[str, Any]) -> None:

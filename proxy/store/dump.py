@@ -1,8 +1,8 @@
 """The format of a dump: JSON lines, one for each session with all its rows, between a header and a trailer.
 
-Images and side columns, which are large, have lines of their own, before the session. Values are copied as stored,
-bytes in base64, so an import restores every bit. The trailer has the counts and the SHA-256 of everything before it, so
-a truncated or changed dump is detected.
+Images and side columns, which are large, have lines of their own, before the session. An archived session is named with
+its file and the hashes of its keys. Values are copied as stored, bytes in base64, so an import restores every bit. The
+trailer has the counts and the SHA-256 of everything before it, so a truncated or changed dump is detected.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from proxy.store.record_limits import MAX_RECORD_BYTES, read_record
 from proxy.store.sql.side_columns import checksum_of
 from proxy.store.sql.tables import (
     annotated,
+    archived_sessions,
     capacity,
     images,
     intents,
@@ -54,7 +55,7 @@ PARTS: Mapping[str, Table] = {
 }
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
-    for table in (*PARTS.values(), sessions, capacity, images, side_columns)
+    for table in (*PARTS.values(), sessions, capacity, images, side_columns, archived_sessions)
 }
 
 

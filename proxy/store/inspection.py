@@ -7,6 +7,7 @@ returns them, because SQLAlchemy types may convert a damaged value to a valid on
 from __future__ import annotations
 
 import hashlib
+import shlex
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from proxy.store import database, schema
 from proxy.store.faults import reason_of
 from proxy.store.recordings import SessionReads
 from proxy.store.sql import checksums, codec, reads, rows
+from proxy.store.sql.archived import find_archived
 from proxy.store.sql.checksums import Missing
 from proxy.store.sql.images import load_parts
 from proxy.store.sql.side_columns import checksum_of, each_row
@@ -131,6 +133,10 @@ class Inspection:
 
     async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` on the connection. Blocks."""
+        return self.read_now(read, *args, **kwargs)
+
+    def read_now(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like `read`, without a coroutine."""
         return read(self._connection, *args, **kwargs)
 
     def faults(self) -> list[str]:
@@ -147,6 +153,11 @@ class Inspection:
             if session_id is not None:
                 return
         if session_id is not None:
+            for moved in find_archived(self._connection, [session_id]).values():
+                raise ConfigurationError(
+                    f"session {session_id!r} is archived in {moved.file}; bring it back with: "
+                    f"tokengrove archive restore {shlex.quote(session_id)}"
+                )
             raise ConfigurationError(f"there is no session {session_id!r} in this database")
 
     def _page(self, after: int, session_id: str | None) -> list[RowMapping]:

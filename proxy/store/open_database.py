@@ -48,8 +48,8 @@ class OpenDatabase:
     `write` queues changes (see Writer). `shared`: True if other replicas may also write to the database, which is the
     case on PostgreSQL; a SQLite file is locked by one process. `shared_reads` then reads their changes. `changed`: the
     sessions that changed through this process. `owner`: the name of this process in the notes of its begun calls.
-    `absence`: whether the database is unavailable, and whether calls wait for it. `cut_off`: calls of other processes
-    may have begun and not ended.
+    `url`: of the database. `absence`: whether the database is unavailable, and whether calls wait for it. `cut_off`:
+    calls of other processes may have begun and not ended.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class OpenDatabase:
         self.shared = lock is None
         self.owner = owner
         self.label = database.label(writer_engine.url)
+        self.url = writer_engine.url
         self._writer_engine = writer_engine
         self._reader_engine = reader_engine
         self._lock = lock

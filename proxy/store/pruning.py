@@ -1,7 +1,7 @@
 """`tokengrove db prune`: deletes old sessions that were exported, acknowledged or withdrawn, or have expired.
 
 Whole sessions are deleted, or only their side columns, and only if they ended long ago. All other sessions stay,
-including all live sessions. The server never prunes by itself.
+including all live sessions. A server does so only with rules of retention (`sessions.retention`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, exists, func, not_, or_, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -26,6 +27,10 @@ from proxy.store.sql.tables import QUEUED_ROUTES, interactions, session_routes, 
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
+
+T = TypeVar("T")
+Condition = ColumnElement[bool]
+"""A condition on `sessions`."""
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
 _BATCH = 200
@@ -70,7 +75,7 @@ def prune(
         try:
             schema.prepare(engine, migrate=False)
             before = time.time() - older_than_s
-            pruned = _prune(engine, _chosen(before, only_columns=only_columns), dry_run, progress)
+            pruned = _prune(engine, chosen(before, only_columns=only_columns), dry_run, progress)
         except SQLAlchemyError as error:
             raise ConfigurationError(
                 f"the database {database.label(url)} cannot be pruned: {reason_of(error)}"
@@ -86,7 +91,7 @@ def prune(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class Chosen:
     """Conditions on `sessions`: `pruned` go, `kept` were never exported. `delete` takes the ids of some that go."""
 
     pruned: ColumnElement[bool]
@@ -100,7 +105,7 @@ class _Chosen:
             delete_rows(connection, names)
 
 
-def _chosen(before: float, *, only_columns: bool) -> _Chosen:
+def chosen(before: float, *, only_columns: bool = False) -> Chosen:
     """The sessions that ended before a Unix time; with `only_columns`, those that have side columns."""
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
     # Sessions that their runner delivers leave the queue at their end, exported or not.
@@ -120,23 +125,29 @@ def _chosen(before: float, *, only_columns: bool) -> _Chosen:
     )
     if only_columns:
         gone = and_(gone, exists().where(side_columns.c.session_id == sessions.c.session_id))
-    return _Chosen(and_(gone, done), and_(gone, not_(done)), only_columns)
+    return Chosen(and_(gone, done), and_(gone, not_(done)), only_columns)
 
 
-def _prune(engine: Engine, chosen: _Chosen, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
+def due_before(before: float, *, unexported: bool) -> Condition:
+    """The condition for sessions to be pruned; with `unexported`, also for ones that were never exported."""
+    which = chosen(before)
+    return or_(which.pruned, which.kept) if unexported else which.pruned
+
+
+def _prune(engine: Engine, chosen: Chosen, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
     deleted = 0
     with engine.begin() as connection:
         pruned = _count(connection, chosen)
-    while not dry_run and (some := _repeated(engine, lambda connection: _delete_some(connection, chosen))):
+    while not dry_run and (some := repeated(engine, lambda connection: _delete_some(connection, chosen))):
         deleted += some
         progress(deleted)
     for drop in (drop_strays, drop_stray_columns, drop_stray_routes, drop_stray_annotations):
-        while not dry_run and _repeated(engine, partial(drop, most=_BATCH)):
+        while not dry_run and repeated(engine, partial(drop, most=_BATCH)):
             pass
     return pruned
 
 
-def _delete_some(connection: Connection, chosen: _Chosen) -> int:
+def _delete_some(connection: Connection, chosen: Chosen) -> int:
     query = select(sessions.c.session_id).where(chosen.pruned).limit(_BATCH).with_for_update()
     names = list(connection.execute(query).scalars())
     if names:
@@ -144,7 +155,7 @@ def _delete_some(connection: Connection, chosen: _Chosen) -> int:
     return len(names)
 
 
-def _repeated(engine: Engine, change: Callable[[Connection], int]) -> int:
+def repeated(engine: Engine, change: Callable[[Connection], T]) -> T:
     """Make a change in a transaction; retry if it deadlocked with a server that locked the same images."""
     while True:
         try:
@@ -155,7 +166,7 @@ def _repeated(engine: Engine, change: Callable[[Connection], int]) -> int:
                 raise
 
 
-def _count(connection: Connection, chosen: _Chosen) -> Pruned:
+def _count(connection: Connection, chosen: Chosen) -> Pruned:
     names = select(sessions.c.session_id).where(chosen.pruned)
     tokens = func.coalesce(func.sum(interactions.c.output_tokens + interactions.c.prompt_tokens), 0)
     prefixes = func.coalesce(func.sum(interactions.c.prefix_length), 0)

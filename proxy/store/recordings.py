@@ -14,7 +14,8 @@ from proxy.side_columns.rows import SideColumn
 from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import annotated, outlines, reads, recent, session_routes, side_columns, writes
+from proxy.store.sql import annotated, archived, outlines, reads, recent, session_routes, side_columns, writes
+from proxy.store.sql.archived import Archived
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord
 from tokengrove.options.model import RouteKind
@@ -75,6 +76,14 @@ class SessionReads:
     async def count_sessions(self, wanted: SessionQuery) -> int:
         """The number of sessions that match, on all pages. Raises InvalidRequest for too many `session_ids`."""
         return await self._database.read(reads.count_matching, wanted)
+
+    async def find_archived(self, session_ids: Collection[str]) -> dict[str, Archived]:
+        """Where the sessions among these, of at most 10,000, are that were moved to an archive."""
+        return await self._database.read(archived.find_archived, session_ids)
+
+    async def in_order(self, session_ids: Collection[str]) -> list[str]:
+        """The existing sessions among at most 10,000 ids, archived or not, in order of creation."""
+        return await self._database.read(archived.in_order, session_ids)
 
     async def load_interactions(
         self, session_id: str, after_seq: int = -1, statuses: Collection[Status] | None = None

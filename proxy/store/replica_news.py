@@ -7,7 +7,8 @@ from collections.abc import Collection
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.news import News, Seen
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import images, reads, revisions
+from proxy.store.sql import archived, images, reads, revisions
+from proxy.store.sql.archived import Archived
 from proxy.types import ImagePart
 
 
@@ -35,6 +36,12 @@ class ReplicaNews:
         elif self.excludes(session_id):
             return None
         return await self._database.read(revisions.load_news, session_id, seen)
+
+    async def find_archived(self, session_id: str) -> Archived | None:
+        """Where a session is that was moved to an archive; None for any other id."""
+        if self.excludes(session_id):
+            return None
+        return (await self._database.read(archived.find_archived, [session_id])).get(session_id)
 
     async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
         """The sessions, of at most 10,000, that have not ended."""

@@ -8,7 +8,7 @@ from functools import partial
 from proxy.store.answer import Noted
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import reads, rows, starts, writes
+from proxy.store.sql import archived, reads, rows, starts, writes
 from proxy.store.sql.starts import Start
 from proxy.store.writer import Phase
 from proxy.types import SessionRecord
@@ -46,6 +46,12 @@ class SessionStarts:
             creation = self._database.submit_noted(writes.create_sessions, start, noted, urgent=urgent)
         creation.add_done_callback(partial(self._created, record.session_id))
         return creation
+
+    async def is_archived(self, session_id: str) -> bool:
+        """Whether an archived session has this id."""
+        if self._known.exclude(session_id):
+            return False
+        return bool(await self._database.read(archived.find_archived, [session_id]))
 
     async def grant_capacity(self, number: int, noted: Noted | None = None) -> int:
         """Allow `number` more sessions to start, or fewer if it is negative. Return the number that may start now."""

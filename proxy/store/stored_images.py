@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from proxy.store.open_database import OpenDatabase
+from proxy.store.recordings import Readable
 from proxy.store.sql import images
 from proxy.types import ImageFile
 
@@ -12,7 +12,7 @@ from proxy.types import ImageFile
 class StoredImages:
     """Images by digest. Each is stored once, for all sessions that have it."""
 
-    def __init__(self, database: OpenDatabase) -> None:
+    def __init__(self, database: Readable) -> None:
         self._database = database
 
     async def read(self, digests: Sequence[str]) -> list[ImageFile]:

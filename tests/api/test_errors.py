@@ -16,6 +16,7 @@ from starlette.routing import Route
 from proxy.engine import gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
+from tests.databases import execute
 from tests.support import Server, sampled, serving, user
 from tokengrove import errors
 
@@ -101,6 +102,27 @@ async def annotated_otherwise(server: Server) -> httpx.Response:
     return answer
 
 
+async def note_archived(server: Server) -> None:
+    """Note two sessions as archived in a file that there is not."""
+    url = str(server.app.state.store.database.url)
+    where = "'file:///none/file.parquet'"
+    execute(url, f"INSERT INTO archive_files (file, state, created_at) VALUES ({where}, 'settled', 1.0)")
+    columns = "session_id, file, number, task_id, ended_at, turns, archived_at"
+    for name in ("s", "r"):
+        values = f"'{name}', {where}, 1, 't', 1.0, 1, 1.0"
+        execute(url, f"INSERT INTO archived_sessions ({columns}) VALUES ({values})")
+
+
+async def archived(server: Server) -> httpx.Response:
+    await note_archived(server)
+    return await server.post(CHAT, GOOD)
+
+
+async def archive_lost(server: Server) -> httpx.Response:
+    await note_archived(server)
+    return await server.http.delete("/rl/sessions/s")
+
+
 async def limit_reached(server: Server) -> httpx.Response:
     await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_turns": 1}})
     await server.post(CHAT, GOOD)
@@ -160,6 +182,8 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.EndedOtherwise, ended_otherwise, always(), {}),
     (errors.IdempotencyMismatch, with_a_key_of_another_call, always(), {}),
     (errors.AnnotatedOtherwise, annotated_otherwise, always(), {}),
+    (errors.SessionArchived, archived, always(), {}),
+    (errors.ArchiveUnavailable, archive_lost, always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
     (errors.UnsupportedMediaType, as_text, always(), {}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
@@ -184,6 +208,7 @@ OPENAI_TYPES = {
     405: "invalid_request_error",
     408: "invalid_request_error",
     409: "invalid_request_error",
+    410: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",

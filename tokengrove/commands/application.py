@@ -22,8 +22,8 @@ from tokengrove.commands.watch import watch
 from tokengrove.errors import ConfigurationError
 from tokengrove.server_part import server_part
 
-_OF_THE_SERVER = ("serve", "demo", "doctor", "import", "db")
-_ORDER = ("serve", "demo", "doctor", "export", "rollout", "eval", "harbor", "show", "watch", "import", "db")
+_OF_THE_SERVER = ("serve", "demo", "doctor", "import", "archive", "db")
+_ORDER = ("serve", "demo", "doctor", "export", "rollout", "eval", "harbor", "show", "watch", "import", "archive", "db")
 
 
 class _Commands(typer.core.TyperGroup):

@@ -410,7 +410,9 @@ class PageOptions:
     """Which sessions an export has, and how many an answer."""
 
     session_id: str | None = option(None, "Only this session.")
-    session_ids: tuple[str, ...] | None = option(None, "Only these sessions.", panel=SESSIONS, flag="session")
+    session_ids: tuple[str, ...] | None = option(
+        None, "Only these sessions, archived ones included.", panel=SESSIONS, flag="session"
+    )
     filter: SessionFilter = option(
         SessionFilter(), "Which sessions, turns and samples.", note="[Filters](#filters).", tokens=True
     )

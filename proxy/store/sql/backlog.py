@@ -10,18 +10,22 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, case, func, or_, select
 
-from proxy.store.sql.tables import WAITING, session_routes, sessions
+from proxy.store.sql.tables import WAITING, archived_sessions, session_routes, sessions
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
 
 
 class Backlog(NamedTuple):
-    """Numbers of sessions, each at most the limit. `oldest_end`: the first end of waiting ones, in Unix seconds."""
+    """Numbers of sessions, each at most the limit. `oldest_end`: the first end of waiting ones, in Unix seconds.
+
+    `archived`: sessions that were moved to an archive, which no other number includes.
+    """
 
     active: int
     waiting: int
     leased: int
     oldest_end: float | None
+    archived: int = 0
 
 
 class RouteBacklog(NamedTuple):
@@ -53,10 +57,12 @@ def count(connection: Connection, most: int, now: float) -> Backlog:
     leases = func.coalesce(func.sum(case((ended.c.claimed_until > now, 1), else_=0)), 0)
     total, leased = connection.execute(select(func.count(), leases).select_from(ended)).one()
     free = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until <= now)
+    moved = select(archived_sessions.c.number).limit(most).subquery()
     oldest = select(sessions.c.ended_at).where(WAITING, free).order_by(sessions.c.ended_order).limit(1)
     return Backlog(
         active=connection.execute(select(func.count()).select_from(live)).scalar_one(),
         waiting=total - leased,
         leased=leased,
         oldest_end=connection.execute(oldest).scalar(),
+        archived=connection.execute(select(func.count()).select_from(moved)).scalar_one(),
     )

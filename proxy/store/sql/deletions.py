@@ -67,11 +67,11 @@ def _delete(connection: Connection, name: str) -> int:
     give_back_of_live(connection, name)
     with _overwriting(connection):
         delete_rows(connection, [name])
-    _refuse_keys(connection, hashes)
+    refuse_keys(connection, hashes)
     return turns
 
 
-def _refuse_keys(connection: Connection, hashes: Collection[str]) -> None:
+def refuse_keys(connection: Connection, hashes: Collection[str]) -> None:
     """Store the hashes of keys as withdrawn, without a session."""
     noted = select(withdrawn_keys.c.key_hash).where(
         withdrawn_keys.c.session_id == _NOBODY, withdrawn_keys.c.key_hash.in_(hashes)

@@ -29,7 +29,15 @@ from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery, Wanted
 from proxy.store.sql import rows
 from proxy.store.sql.begun import LIVES, PENDING
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import (
+    archived_sessions,
+    intents,
+    interactions,
+    returns,
+    sessions,
+    unreplied,
+    withdrawn_keys,
+)
 from proxy.types import Interaction, ListedSession, SessionRecord
 from tokengrove.errors import InvalidRequest
 from tokengrove.options.session import Credit, SessionStatus
@@ -88,8 +96,8 @@ def is_read_only(connection: Connection) -> bool:
 
 
 def session_ids(connection: Connection, after: str, limit: int) -> list[str]:
-    """At most `limit` session ids, sorted, that follow `after`."""
-    ids = sessions.c.session_id
+    """At most `limit` session ids, sorted, that follow `after`; also of archived sessions."""
+    ids = select(sessions.c.session_id).union_all(select(archived_sessions.c.session_id)).subquery().c.session_id
     return list(connection.execute(select(ids).where(ids > after).order_by(ids).limit(limit)).scalars())
 
 
@@ -297,9 +305,9 @@ def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
 
 
 def count_sessions(connection: Connection, task_id: str) -> int:
-    """The number of sessions of a task."""
-    query = select(func.count()).select_from(sessions).where(sessions.c.task_id == task_id)
-    return connection.execute(query).scalar_one()
+    """The number of sessions of a task, archived ones included."""
+    of_task = (select(func.count()).where(table.c.task_id == task_id) for table in (sessions, archived_sessions))
+    return sum(connection.execute(query).scalar_one() for query in of_task)
 
 
 def filtered(query: Select[Any], wanted: SessionQuery, table: FromClause = sessions) -> Select[Any]:

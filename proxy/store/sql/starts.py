@@ -112,6 +112,12 @@ def note_pruned(connection: Connection, session_ids: Collection[str]) -> None:
         connection.execute(insert(capacity).values(name=_PRUNED, available=number))
 
 
+def note_restored(connection: Connection, session_id: str) -> None:
+    """Undo `note_pruned` for a session whose rows were added again."""
+    pass_alone(connection, "capacity")
+    _change(connection, -_count_well(connection, sessions.c.session_id == session_id, ~_LIVE), _PRUNED)
+
+
 def _check_key(connection: Connection, key_hash: str) -> None:
     pass_alone(connection, "chosen keys")
     query = select(sessions.c.session_id).where(sessions.c.api_key_hash == key_hash, _LIVE)

@@ -298,6 +298,30 @@ annotated = Table(
     Index("ix_annotations_trainer", "trainer", "step"),
 )
 
+# Files of archived sessions. `open`: it may have sessions that `archived_sessions` does not name, as after a crash.
+# `settled`: it has exactly those. `doomed`: no session is in it any more, and it is about to be deleted.
+archive_files = Table(
+    "archive_files",
+    metadata,
+    Column("file", Text, primary_key=True, comment="its URL"),
+    Column("state", Text, nullable=False, comment="open, settled or doomed"),
+    Column("created_at", Double, nullable=False),
+)
+
+# Sessions that were moved to a file. They have no rows elsewhere but the hashes of their keys in `withdrawn_keys`.
+archived_sessions = Table(
+    "archived_sessions",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("file", Text, nullable=False, index=True, comment="the file of archive_files that has it"),
+    Column("number", Integer, nullable=False, comment="as in sessions"),
+    Column("task_id", Text, nullable=False),
+    Column("group_id", Text),
+    Column("ended_at", Double, nullable=False, index=True),
+    Column("turns", Integer, nullable=False, comment="interactions of any status"),
+    Column("archived_at", Double, nullable=False, comment="Unix seconds"),
+)
+
 # One row for each process that writes to a PostgreSQL: a commit whose answer was lost is looked up there.
 commit_marks = Table(
     "commit_marks",

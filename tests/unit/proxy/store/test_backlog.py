@@ -29,27 +29,27 @@ async def counted(store: Store, most: int = 100, now: float = 2e9) -> backlog.Ba
 
 
 async def test_sessions_count_as_active_waiting_or_leased_until_they_are_acknowledged(store: Store) -> None:
-    assert await counted(store) == (0, 0, 0, None)
+    assert await counted(store) == (0, 0, 0, None, 0)
     await start(store, "a", "b", "c", "d")
-    assert await counted(store) == (4, 0, 0, None)
+    assert await counted(store) == (4, 0, 0, None, 0)
     for name, ended_at in (("a", 10.0), ("b", 20.0), ("c", 30.0)):
         await end(store, name, ended_at)
-    assert await counted(store) == (1, 3, 0, 10.0)
+    assert await counted(store) == (1, 3, 0, 10.0, 0)
     wanted = SessionQuery()
     lease = await store.claims.claim(LeaseRequest(wanted=wanted, claim_id="c", limit=1, lease_s=60.0))
     assert lease.sessions == ("a",)
-    assert await counted(store, now=lease.lease_until - 1.0) == (1, 2, 1, 20.0)
-    assert await counted(store, now=lease.lease_until + 1.0) == (1, 3, 0, 10.0), (
+    assert await counted(store, now=lease.lease_until - 1.0) == (1, 2, 1, 20.0, 0)
+    assert await counted(store, now=lease.lease_until + 1.0) == (1, 3, 0, 10.0, 0), (
         "a lease that has expired holds nothing"
     )
     await store.claims.acknowledge(Acknowledgement(session_ids=("a",), claim_id="c"))
-    assert await counted(store) == (1, 2, 0, 20.0)
+    assert await counted(store) == (1, 2, 0, 20.0, 0)
 
 
 async def test_no_count_goes_beyond_its_limit(store: Store) -> None:
     names = [f"s{number}" for number in range(5)]
     await start(store, *names)
-    assert await counted(store, most=3) == (3, 0, 0, None)
+    assert await counted(store, most=3) == (3, 0, 0, None, 0)
     for number, name in enumerate(names):
         await end(store, name, float(number))
-    assert await counted(store, most=3) == (0, 3, 0, 0.0)
+    assert await counted(store, most=3) == (0, 3, 0, 0.0, 0)
