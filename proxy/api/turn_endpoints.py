@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.api.bodies import INLINE, INLINE_WORK, Bodies, Upload
-from proxy.api.body_budget import FREE
 from proxy.api.client_hints import add_headers
 from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
@@ -107,7 +106,7 @@ class TurnEndpoint:
             body, size = decode_json(sent), len(sent)
         else:
             body, size = await upload.decode_turn(sent)
-        if FREE < len(sent) <= _ORDINARY and self._turns.blocked:
+        if len(sent) <= _ORDINARY and self._turns.blocked:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
