@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.api.bodies import INLINE, INLINE_WORK, Bodies, Upload
-from proxy.api.body_budget import FREE
+from proxy.api import bodies as limits
+from proxy.api.bodies import Bodies, Upload
 from proxy.api.client_hints import add_headers
 from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
@@ -103,11 +103,11 @@ class TurnEndpoint:
         read, sender = time.monotonic(), upload.sender
         await self._turnstile.enter(sender)
         entered = self._turnstile.passes
-        if len(sent) <= INLINE:
+        if len(sent) <= limits.INLINE:
             body, size = decode_json(sent), len(sent)
         else:
             body, size = await upload.decode_turn(sent)
-        if FREE < len(sent) <= _ORDINARY and self._turns.blocked:
+        if len(sent) <= _ORDINARY and self._turns.blocked:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
@@ -120,7 +120,7 @@ class TurnEndpoint:
         files = None
         if self._bodies.images is not None:
             files = await upload.read_images(body, size, self._protocol.api, session)
-        if size <= INLINE_WORK:
+        if size <= limits.INLINE_WORK:
             asked = self._protocol.parse(body, session.parsed)
         else:
             asked = await upload.work(size, self._protocol.parse, body, session.parsed)

@@ -12,7 +12,6 @@ from proxy.store.sql import begun, writes
 from proxy.store.sql.rows import RowValues
 from proxy.store.writer import Phase
 from proxy.types import ImageFile, Interaction
-from tokengrove.errors import ProxyError
 
 _NOTED_AFTER_S = 0.05
 """A crash loses the notes of this time. The end of a turn that is shorter takes its begin note along."""
@@ -61,8 +60,8 @@ class TurnLog:
         With `seen`, returns None and commits nothing if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        begun = self._begun.pop(interaction.id, None)
-        change = writes.Append(interaction, seen, files, columns, begun is None, self._database.cut_off)
+        noted = self._begun.pop(interaction.id, None) is None
+        change = writes.Append(interaction, seen, files, columns, noted, self._database.cut_off)
         size = 4 * len(interaction.prompt_suffix) + 8 * len(interaction.output_ids)
         if files:
             size += sum(len(file.data) for file in files)
@@ -70,15 +69,8 @@ class TurnLog:
             size += sum(column.rows.nbytes for column in columns.values())
         if self._replied:
             self._queue_replied()
-        try:
-            seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
-        except ProxyError:
-            if begun is not None:
-                self._note(begun)
-            raise
+        seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
         if seq is None:
-            if begun is not None:
-                self._note(begun)
             return None
         interaction.seq = seq
         if self._database.changed.watched:
@@ -129,11 +121,6 @@ class TurnLog:
         """Queue all notes. Call it before the writer stops."""
         self._queue_begun()
         self._queue_replied()
-
-    def _note(self, begun_call: RowValues) -> None:
-        self._begun[begun_call["interaction_id"]] = begun_call
-        if self._noting is None:
-            self._noting = asyncio.get_running_loop().call_later(_NOTED_AFTER_S, self._queue_begun)
 
     def _queue_begun(self) -> None:
         if self._noting is not None:

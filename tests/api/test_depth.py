@@ -22,8 +22,10 @@ OURS = str(Path(proxy.__file__).parent)
 TOOL = function_tool("read", {"line": {"type": "integer"}})
 CALL = call_text("read", '{"line": 1}')
 Calls = Counter[str]
-WATCHES = frozenset({"ProcessMetrics.watch_loop", "Writer.watch", "History.run"})
-"""Tasks that run now and then, whatever the turns do."""
+WATCHES = frozenset(
+    {"ProcessMetrics.watch_loop", "Writer.watch", "History.run", "TurnLog._queue_begun", "TurnLog._queue_replied"}
+)
+"""What runs now and then, whatever the turns do."""
 
 
 @contextmanager

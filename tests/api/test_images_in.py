@@ -357,7 +357,7 @@ async def test_an_engine_that_takes_no_images_refuses_them_by_name(
 ) -> None:
     info = server.engine.info()
     lacking = replace(info, capabilities=info.capabilities - {Capability.IMAGES})
-    monkeypatch.setattr(server.engine, "info", lambda: lacking)
+    monkeypatch.setattr(server.app.state.turns.routes.main.gate, "info", lambda: lacking)
     said = await refused(server, *of_chat(text_part("a"), image_url(ONE)))
     assert said == (
         "'messages[0].content[1].image_url.url' is an image, and the engine 'scripted' takes none for this model; "

@@ -351,8 +351,8 @@ def test_invariant_4_no_stream_ends_before_its_commit(tmp_path: Path, monkeypatc
     committing = threading.Event()
     put = Writer._put
 
-    def noticed(writer: Writer, change: Change, loop: asyncio.AbstractEventLoop) -> None:
-        put(writer, change, loop)
+    def noticed(writer: Writer, change: Change) -> None:
+        put(writer, change)
         if change.write is append_interactions:
             committing.set()
 

@@ -35,10 +35,10 @@ class PackedSequence:
 
     `row_ids`: the sample that trains the token, -1 for context; `turn_ids`: the turn of that sample. `logprobs`,
     `versions`, `rewards` and, in `extra`, `advantages`, `step_advantages` and `turn_advantages` are those of that
-    sample, 0 (versions -1) on context. `position_ids`: the position in a sample. `rows`: the labels of each sample, as in layout concat;
-    the spans of their turns are places in this sequence. `row_ends`: the last token of each. `row_tokens`: the tokens
-    of all samples, which the sequence has `len(input_ids)` of. `repeated_tokens`: context that an earlier sequence has
-    too, because a group did not fit into one.
+    sample, 0 (versions -1) on context. `position_ids`: the position in a sample. `rows`: the labels of each sample, as
+    in layout concat; the spans of their turns are places in this sequence. `row_ends`: the last token of each.
+    `row_tokens`: the tokens of all samples, which the sequence has `len(input_ids)` of. `repeated_tokens`: context that
+    an earlier sequence has too, because a group did not fit into one.
     """
 
     input_ids: Int32
