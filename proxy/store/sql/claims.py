@@ -164,9 +164,10 @@ def _is_whole(size: ColumnElement[Any], wanted: LeaseRequest, now: float) -> Col
             _is_trained_by(rows, wanted.queue.route),
             *(rows.c.claimed_until > now, rows.c.acknowledged_at.is_(None)),
         )
-    busy = select(other.c.number).where(same, or_(other.c.ended_order.is_(None), held))
-    count = select(func.count()).select_from(other).where(same).scalar_subquery()
-    return and_(count >= size, not_(exists(busy)))
+    # Both are counts: for `NOT EXISTS`, PostgreSQL may first read the busy sessions of all groups, the whole table.
+    members = select(func.count()).select_from(other).where(same)
+    busy = members.where(or_(other.c.ended_order.is_(None), held))
+    return and_(members.scalar_subquery() >= size, busy.scalar_subquery() == 0)
 
 
 def _claim(connection: Connection, wanted: LeaseRequest) -> Lease:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import BigInteger, Connection, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, union
 from sqlalchemy.exc import DBAPIError
 
 from proxy.store.news import Seen
@@ -26,11 +26,17 @@ _LOCK = Statement(
     .order_by(sessions.c.session_id)
     .with_for_update()
 )
+_named = sessions.alias("named")
+# A union: with `OR`, PostgreSQL would compare every session with both.
 _LOCK_ALL = Statement(
     select(sessions.c.number)
     .where(
-        Named(sessions.c.session_id)
-        | sessions.c.session_id.in_(select(interactions.c.session_id).where(Named(interactions.c.id, "ids")))
+        sessions.c.session_id.in_(
+            union(
+                select(_named.c.session_id).where(Named(_named.c.session_id)),
+                select(interactions.c.session_id).where(Named(interactions.c.id, "ids")),
+            )
+        )
     )
     .order_by(sessions.c.session_id)
     .with_for_update()
