@@ -415,7 +415,11 @@ async def test_the_command_prints_what_it_archived_kept_and_restored(tmp_path: P
     assert f"s\t3\tfile://{file}" in CliRunner().invoke(commands.app, ["archive", "list", "--database-url", url]).output
     ran = CliRunner().invoke(commands.app, ["show", "s", "--database-url", url])
     assert f"session 's' is archived in file://{file}" in str(ran.exception)
-    for wrong in (["archive", "--database-url", url, "list"], ["archive"], ["archive", "--older-than", "0s"], ["archive", "restore"]):
+    for wrong in (
+        ["archive", "--database-url", url, "list"],
+        ["archive", "--older-than", "0s"],
+        ["archive", "restore"],
+    ):
         ran = CliRunner().invoke(commands.app, [*wrong])
         assert isinstance(ran.exception, ConfigurationError), wrong
     ran = CliRunner().invoke(commands.app, ["archive", "restore", "s", "--database-url", url])
