@@ -32,8 +32,9 @@ def archive(
 ) -> None:
     """Move sessions to Parquet files: old ones that were exported, acknowledged, withdrawn or have expired."""
     if context.invoked_subcommand is not None:
-        if older_than is not None or to is not None or dry_run:
-            raise ConfigurationError("--older-than, --to and --dry-run belong to `tokengrove archive` itself")
+        if dry_run or any(each is not None for each in (older_than, to, database_url, config)):
+            name = context.invoked_subcommand
+            raise ConfigurationError(f"write flags behind the name of the command: tokengrove archive {name} ...")
         return
     if older_than is None or (to is None and not dry_run):
         raise ConfigurationError("archive needs --older-than AGE and --to FOLDER; see tokengrove archive --help")

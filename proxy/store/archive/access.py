@@ -26,7 +26,8 @@ _PLACE, _SWEEP = crc32(b"archive"), crc32(b"retention")
 class _OwnConnections:
     """The connections of a command."""
 
-    def __init__(self, writer: Engine, reader: Engine, holder: Engine) -> None:
+    def __init__(self, writer: Engine, reader: Engine, holder: Engine | None) -> None:
+        """`holder`: connects for the place of the one archive; None: the file is locked by this process."""
         self._writer, self._reader, self._holder = writer, reader, holder
 
     def read(self, read: Callable[[Connection], T]) -> T:
@@ -37,7 +38,7 @@ class _OwnConnections:
         return repeated(self._writer, change)
 
     def alone(self) -> AbstractContextManager[None]:
-        return _held(self._holder)
+        return nullcontext() if self._holder is None else _held(self._holder)
 
 
 class ServedConnections:
@@ -83,9 +84,12 @@ def archive_of(database_url: str) -> Iterator[Archive]:
         writer = database.writer_engine(url)
         engines.append(writer)
         schema.prepare(writer, migrate=False)
-        engines += [database.reader_engine(url, 1), database.writer_engine(url)]
+        engines.append(database.reader_engine(url, 1))
+        # Not for SQLite: opening and closing the file would drop the locks that this process has on it.
+        holder = None if database.is_sqlite(url) else database.writer_engine(url)
+        engines += [] if holder is None else [holder]
         try:
-            yield Archive(_OwnConnections(*engines))
+            yield Archive(_OwnConnections(writer, engines[1], holder))
         except SQLAlchemyError as error:
             raise ConfigurationError(f"the database {database.label(url)} failed: {reason_of(error)}") from None
     finally:
@@ -113,13 +117,9 @@ def _apply(connection: Connection, batch: Sequence[Callable[[Connection], Any]])
     return [change(connection) for change in batch]
 
 
-def _held(engine: Engine) -> AbstractContextManager[None]:
-    """Hold the place of the one archive of a PostgreSQL database. A SQLite file is locked by one process."""
-    return nullcontext() if engine.dialect.name == "sqlite" else _advisory(engine)
-
-
 @contextmanager
-def _advisory(engine: Engine) -> Iterator[None]:
+def _held(engine: Engine) -> Iterator[None]:
+    """Hold the place of the one archive of a PostgreSQL database."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         try:
             connection.execute(text("SELECT pg_advisory_lock(:place)"), {"place": _PLACE})

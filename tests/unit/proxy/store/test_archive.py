@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -415,7 +417,11 @@ async def test_the_command_prints_what_it_archived_kept_and_restored(tmp_path: P
     assert f"s\t3\tfile://{file}" in CliRunner().invoke(commands.app, ["archive", "list", "--database-url", url]).output
     ran = CliRunner().invoke(commands.app, ["show", "s", "--database-url", url])
     assert f"session 's' is archived in file://{file}" in str(ran.exception)
-    for wrong in (["archive"], ["archive", "--older-than", "0s"], ["archive", "restore"]):
+    for wrong in (
+        ["archive", "--database-url", url, "list"],
+        ["archive", "--older-than", "0s"],
+        ["archive", "restore"],
+    ):
         ran = CliRunner().invoke(commands.app, [*wrong])
         assert isinstance(ran.exception, ConfigurationError), wrong
     ran = CliRunner().invoke(commands.app, ["archive", "restore", "s", "--database-url", url])
@@ -440,3 +446,25 @@ async def test_a_backup_names_archived_sessions_and_an_import_notes_them(tmp_pat
     with archive_of(into) as opened:
         opened.restore(None)
     assert dumped(into, tmp_path) == before
+
+
+async def test_another_process_that_reads_the_file_meanwhile_takes_no_commit_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last process that closes a SQLite file deletes its log. One that lost its locks would not count."""
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+    move_out, read = (
+        Archive._move_out,
+        "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM sessions')",
+    )
+
+    def moved(*arguments: Any) -> bool:
+        found = move_out(*arguments)
+        subprocess.run([sys.executable, "-c", read, str(tmp_path / "test.db")], check=True)
+        return found
+
+    monkeypatch.setattr(Archive, "_move_out", moved)
+    assert archive(url, tmp_path / "archive").sessions == 3
+    assert there(url, "archived_sessions") == {"s", "second", "empty"}
+    assert there(url) == {"unseen"}
