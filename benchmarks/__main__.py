@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import sys
@@ -116,6 +117,8 @@ def main() -> None:
     began = time.monotonic()
     results["gateways"] = run(options.gateways, environments, options.tokenizer, plan, keep)
     results["took_s"] = round(time.monotonic() - began)
+    used = os.times()
+    results["cpu_s"] = round(used.user + used.system + used.children_user + used.children_system)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(write_report(results, options.out))

@@ -29,27 +29,27 @@ class Plan:
     """How much is measured.
 
     `per_shape`: sessions of each shape for turns and exactness. `alone_per_shape`: for latency. `streams`: streams of
-    `stream_tokens` tokens, `lanes` at a time, at `rate` tokens a second. `held`: sessions for memory. `killed_after`:
-    answers that are read before the kill.
+    `stream_tokens` tokens beyond the shortest, `lanes` at a time, at `rate` tokens a second. `held`: sessions that
+    stay open. `kill_per_shape`: sessions for the kill, which comes after `killed_after` answers; the engine then
+    samples at `kill_rate` tokens a second. `image_sessions`: sessions with screenshots.
     """
 
-    per_shape: int = 3
+    per_shape: int = 2
     alone_per_shape: int = 1
     streams: int = 32
     stream_tokens: int = 200
     lanes: int = 16
     rate: float = 50.0
-    held: int = 500
-    kill_per_shape: int = 2
-    killed_after: int = 80
+    held: int = 250
+    kill_per_shape: int = 1
+    killed_after: int = 60
     kill_rate: float = 1_000.0
-    image_sessions: int = 4
+    image_sessions: int = 2
 
     @staticmethod
     def quick() -> Plan:
         """A plan that shows in under a minute a gateway that everything works. Its figures are rough."""
-        small = {"per_shape": 1, "alone_per_shape": 1, "kill_per_shape": 1}
-        return Plan(**small, streams=16, stream_tokens=40, held=40, killed_after=40)
+        return Plan(per_shape=1, streams=16, stream_tokens=40, held=40, killed_after=40, image_sessions=1)
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ def _head(results: Results) -> str:
     machine = results["machine"]
     cores = f"{machine['cores']} cores (load before: {machine['load_before']})"
     place = f"{results['date']}, {machine['cpu']}, {cores}, Python {machine['python']}, {results['took_s']} s"
+    place += f" ({results['cpu_s']} s of CPU)"
     return f"{place}: `{' '.join(['python -m benchmarks', results['command']]).strip()}`"
 
 

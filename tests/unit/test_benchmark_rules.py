@@ -48,6 +48,17 @@ def test_every_gateway_has_a_file_and_an_entry_in_the_manifest() -> None:
         assert entry["exports_tokens"] == (not gateway.no_tokens)
 
 
+def test_the_readme_has_the_commands_of_the_manifest_and_every_gateway() -> None:
+    manifest = json.loads((FOLDER / "manifest.json").read_text())
+    readme = (FOLDER / "README.md").read_text()
+    for command in (*manifest["install"], manifest["command"]):
+        assert f"\n{command}\n" in readme
+    for name, why in manifest["left_out"].items():
+        assert name in readme.lower().replace("nemo gym", "nemo-gym") and why
+    for entry in manifest["gateways"]:
+        assert f"| `{entry['name']}` | " in readme and entry["version"] in readme
+
+
 def test_every_installed_gateway_has_pinned_requirements() -> None:
     for name in GATEWAYS.keys() - {"pass-through", "tokengrove"}:
         lines = (FOLDER / "requirements" / f"{name}.txt").read_text().splitlines()
@@ -76,7 +87,7 @@ def results() -> dict[str, object]:
     bare["images"] = bare["exactness"]
     bare["kill"] = {"seen_before": 80, "no_tokens": "bytes", "failed_sessions": 0, "sessions": 34, "restart_s": 1.0}
     return {
-        **{"machine": {"cpu": "A", "cores": 2, "python": "3.11", "load_before": 0.1}, "took_s": 60},
+        **{"machine": {"cpu": "A", "cores": 2, "python": "3.11", "load_before": 0.1}, "took_s": 60, "cpu_s": 40},
         **{"date": "2026-01-01", "command": "--quick"},
         "gateways": {
             "pass-through": {"version": "", "figures": bare},
