@@ -386,10 +386,15 @@ def _json(content: Any) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
-async def _serve(model: Model, port: int) -> None:
+def application(model: Model) -> web.Application:
+    """Return the engine as an application of aiohttp."""
     app = web.Application(client_max_size=LARGEST_BODY)
     app.add_routes(Wires(Engine(model)).routes())
-    runner = web.AppRunner(app, access_log=None)
+    return app
+
+
+async def _serve(model: Model, port: int) -> None:
+    runner = web.AppRunner(application(model), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
     await asyncio.Event().wait()
