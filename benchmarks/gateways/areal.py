@@ -1,7 +1,8 @@
 """AReaL's data proxy: renders prompts, samples from SGLang with token ids, and keeps each call in memory.
 
-It runs with the defaults of its command: `--chat-template-type hf` renders the whole conversation in each turn. An
-export is the trajectory that a reward has ended; its tensors are fetched one by one.
+It runs with the defaults of its command: `--chat-template-type hf` renders the whole conversation in each turn. It asks
+the engine for whole answers, also if the agent streams. An export is the trajectory that a reward has ended; its
+tensors are fetched one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Areal(Gateway):
     licence = "Apache-2.0"
     wire = "SGLang /generate, token ids"
     keeps = "memory"
+    streams = False
 
     def __init__(self) -> None:
         self._opened: dict[str, list[tuple[str, str]]] = defaultdict(list)

@@ -44,7 +44,8 @@ class Gateway(ABC):
     """A gateway. `package`: the distribution whose version is reported; None: it is part of the benchmark.
 
     `wire`: what it sends to the engine. `no_tokens`: why it exports no token ids; "" if it does. `keeps`: where it
-    keeps what it recorded. `health`: a path that it answers once it is ready. `streams`: it streams answers.
+    keeps what it recorded. `health`: a path that it answers once it is ready. `streams`: tokens reach an agent that
+    streams as the engine samples them.
     """
 
     name: ClassVar[str]
