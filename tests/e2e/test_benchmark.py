@@ -23,6 +23,9 @@ def test_a_quick_run_finds_no_token_of_this_server_wrong_lost_or_trained_twice(t
     exact = own["exactness"]
     assert exact["exact"] == exact["sampled"] > 10_000
     assert not any(exact[name] for name in ("wrong", "lost", "twice", "moved", "unseen", "broken_turns"))
+    shown = own["images"]
+    assert shown["exact"] == shown["sampled"] > 1_000
+    assert not any(shown[name] for name in ("wrong", "lost", "twice", "moved", "unseen", "broken_turns"))
     assert own["turns"]["failures"] == [] == own["kill"]["failures"]
     assert (own["kill"]["lost_answers"], own["kill"]["of_all"]["twice"], own["kill"]["of_all"]["wrong"]) == (0, 0, 0)
     assert bare["exactness"]["broken_turns"] == bare["exactness"]["continuing_turns"] > 100
