@@ -125,7 +125,8 @@ def _usage(reply: Any) -> tuple[int, int]:
     return best
 
 
-def _counts(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+def counts_of(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+    """The prompt and output tokens of each turn."""
     return [_usage(turn.reply) for turn in turns]
 
 
@@ -134,7 +135,7 @@ def record() -> None:
     found: dict[str, list[tuple[int, int]]] = {}
     for path in sorted(FOLDER.iterdir()):
         client, turns = read(path)
-        counts = _counts(turns)
+        counts = counts_of(turns)
         if len(counts) > 1 and all(prompt and output for prompt, output in counts):
             found.setdefault(client["client"], counts)
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(counts)}" for name, counts in sorted(found.items()))

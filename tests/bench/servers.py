@@ -68,19 +68,17 @@ def server_process(
     folder: Path,
     *,
     core: int | None = 0,
-    python: Path = Path(sys.executable),
     inherited: tuple[int, ...] = (),
     **environment: str,
 ) -> Iterator[Server]:
     """Run a server until the block ends. Its output goes to a file, which is shown if it does not start.
 
-    `core`: the one that it runs on; None for any. `python`: the interpreter. `inherited`: file descriptors that the
-    server keeps open.
+    `core`: the one that it runs on; None for any. `inherited`: file descriptors that the server keeps open.
     """
     log = folder / f"{port}.log"
     with log.open("wb") as output, nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(
-            [str(python), *arguments],
+            [sys.executable, *arguments],
             stdout=output,
             stderr=output,
             pass_fds=inherited,

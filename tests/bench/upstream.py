@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -88,27 +88,20 @@ class Tokens:
         )
 
 
-def chat_chunk(start: int, end: int, most: int, *, logprobs: bool = False) -> bytes:
+def chat_chunk(start: int, end: int, most: int) -> bytes:
     """Return tokens `start` to `end` of a reply of `most` tokens as a chunk of a chat completion."""
     delta = {"role": "assistant", "content": WORD * (end - start)}
-    choice = {"index": 0, "delta": delta, **_sampled(end - start, logprobs), "finish_reason": _finish(end == most)}
+    choice = {"index": 0, "delta": delta, "finish_reason": _finish(end == most)}
     return orjson.dumps({**_CHAT, "object": "chat.completion.chunk", "choices": [choice]})
 
 
 @cache
-def chat_reply(most: int, *, logprobs: bool = False) -> bytes:
+def chat_reply(most: int) -> bytes:
     """Return a reply of `most` tokens as a chat completion."""
     message = {"role": "assistant", "content": WORD * most}
-    choice = {"index": 0, "message": message, **_sampled(most, logprobs), "finish_reason": _finish(True)}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(True)}
     usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": most, "total_tokens": PROMPT_TOKENS + most}
-    prompt = {"prompt_token_ids": [1] * PROMPT_TOKENS} if logprobs else {}
-    return orjson.dumps({**_CHAT, "object": "chat.completion", "choices": [choice], "usage": usage, **prompt})
-
-
-def _sampled(count: int, logprobs: bool) -> dict[str, Any]:
-    """What vLLM adds to a choice if it is asked for logprobs and token ids."""
-    token = {"token": WORD, "logprob": -0.5, "bytes": list(WORD.encode()), "top_logprobs": []}
-    return {"logprobs": {"content": [token] * count}, "token_ids": [1] * count} if logprobs else {}
+    return orjson.dumps({**_CHAT, "object": "chat.completion", "choices": [choice], "usage": usage})
 
 
 def _finish(last: bool) -> str | None:
@@ -196,7 +189,7 @@ class Exchange(asyncio.Protocol):
         match path:
             case "/generate":
                 self._generate(orjson.loads(content))
-            case "/v1/chat/completions" | "/chat/completions":
+            case "/v1/chat/completions":
                 self._chat(orjson.loads(content))
             case "/step":
                 self._upstream.step()
@@ -222,11 +215,10 @@ class Exchange(asyncio.Protocol):
         self._begin(Stream(part, most, interval, sampling.get("sampling_seed", -1)))
 
     def _chat(self, body: dict[str, Any]) -> None:
-        most, logprobs = body.get("max_tokens") or body["max_completion_tokens"], bool(body.get("logprobs"))
+        most = body.get("max_tokens") or body["max_completion_tokens"]
         if not body.get("stream"):
-            return self._whole(chat_reply(most, logprobs=logprobs))
-        part = partial(chat_chunk, logprobs=logprobs)
-        self._begin(Stream(part, most, self._upstream.pace.part_tokens or 1, body.get("seed") or -1))
+            return self._whole(chat_reply(most))
+        self._begin(Stream(chat_chunk, most, self._upstream.pace.part_tokens or 1, body.get("seed") or -1))
 
     def _begin(self, stream: Stream) -> None:
         pace = self._upstream.pace

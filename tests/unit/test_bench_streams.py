@@ -7,7 +7,7 @@ import pytest
 
 from tests.bench import streams
 from tests.bench.streams import Reader, delays_of
-from tests.bench.upstream import Stream, Tokens, chat_chunk
+from tests.bench.upstream import Stream, Tokens
 
 MS = 1_000_000
 
@@ -59,9 +59,3 @@ def test_a_stream_sends_one_token_first_and_then_as_many_as_asked() -> None:
     assert [len(part["meta_info"]["output_token_logprobs"]) for part in parts] == [1, 4, 1]
     assert [part["meta_info"]["finish_reason"] is None for part in parts] == [True, True, False]
     assert b"[DONE]" in chunks[-1]
-
-
-def test_a_chat_chunk_has_logprobs_only_if_asked() -> None:
-    plain, asked = (orjson.loads(chat_chunk(0, 2, 4, logprobs=wanted))["choices"][0] for wanted in (False, True))
-    assert plain["delta"]["content"] == asked["delta"]["content"] == " word word"
-    assert "logprobs" not in plain and len(asked["logprobs"]["content"]) == len(asked["token_ids"]) == 2

@@ -1,0 +1,1 @@
+"""A benchmark of rollout gateways: README.md explains it."""
