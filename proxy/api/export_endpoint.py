@@ -95,7 +95,7 @@ class ExportEndpoint:
         self._recordings: SessionReads = recordings
         self._images, self._columns = images, ExportColumns(recordings)
         self._routes, self._teachers, self._archive = routes, teachers, archive
-        self._count_begun: Callable[[str], Awaitable[int]] = registry.count_begun
+        self._count_begun: Callable[[str], Awaitable[int]] = lambda name: registry.count_begun(name)
         self._note_exported = recordings.note_exported
         self._polls, self._pace, self._metrics, self._decoder = polls, pace, metrics, decoder
 

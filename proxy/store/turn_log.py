@@ -30,6 +30,7 @@ class TurnLog:
         self._database = database
         self._write = database.write
         self.absence = database.absence
+        self._write.take_along = self.queue_notes
         self._begun: dict[str, RowValues] = {}
         self._replied: list[str] = []
         self._replied_after_s = _NOTED_AFTER_S if database.shared else _FORGOTTEN_AFTER_S
@@ -82,13 +83,11 @@ class TurnLog:
 
         Raises SessionNotFound.
         """
-        self.queue_notes()
         await self._write.submit(writes.wait_for_commits, {"of_sessions": [session_id]})
 
     async def supersede(self, interaction_id: str) -> None:
         """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""
         self._begun.pop(interaction_id, None)
-        self.queue_notes()
         await self._write.submit(writes.supersede, interaction_id)
 
     def note_begun(

@@ -43,7 +43,7 @@ from proxy.store.sql.commit_marks import CommitMarks
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.statement import DriverView, as_sqlalchemy
-from proxy.store.sql.writes import OF_TURNS, BatchWrite, set_replied
+from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, set_replied
 from proxy.telemetry.families import observe_all
 from proxy.telemetry.groups import StoreMetrics
 from tokengrove.errors import ProxyError, StoreUnavailable
@@ -109,7 +109,8 @@ class Writer:
 
     `running`: True until the writer is stopped or its thread has ended. `refusal`: the fault of the database if it
     refused the last transaction, else None. `absence`: whether it is unavailable. `reading`: the number of reads that
-    wait for it, besides the queued changes.
+    wait for it, besides the queued changes. `take_along`: queues what should not come after an urgent change; called
+    before each, except for the ends of turns.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Writer:
         self._view: DriverView | None = None
         self._queue: deque[Change] = deque()
         self._metrics.queued.watch(self._queue.__len__)
+        self.take_along: Callable[[], None] = lambda: None
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._rung = False
         self._linger: asyncio.TimerHandle | None = None
@@ -162,6 +164,8 @@ class Writer:
         A change that is not `urgent` may wait 50 ms for the commit of others. The future raises StoreUnavailable, or
         the ProxyError that `write` raised. Raises StoreUnavailable if closed.
         """
+        if urgent and write is not append_interactions:
+            self.take_along()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._put(Change(write, payload, phase, future, urgent, size))
         return future

@@ -20,8 +20,17 @@ from proxy.store.sql.statement import Statement
 from proxy.store.sql.tables import metadata
 from tests.support import Server, says, serving, user
 
-# Their rows are few, whatever is stored: those of running calls, of processes and of the last day.
-_SMALL = {"intents", "unreplied", "capacity", "compatibility", "engine_pauses", "commit_marks", "answers"}
+# Their rows are few, whatever is stored: those of running calls, of processes, of the last day and of files.
+_SMALL = {
+    "intents",
+    "unreplied",
+    "capacity",
+    "compatibility",
+    "engine_pauses",
+    "commit_marks",
+    "answers",
+    "archive_files",
+}
 _GROWING = "|".join(sorted(set(metadata.tables) - _SMALL))
 # A search by a lower or an upper bound alone may find every row.
 _SCAN = re.compile(rf"(?:SCAN|Seq Scan on) (?:{_GROWING})\b|SEARCH (?:{_GROWING}) USING .*\(\w+[<>]\?\)")
@@ -41,8 +50,10 @@ def statements() -> Iterator[Seen]:
 
     def compiled(statement: Statement, connection: Connection, rows: Any) -> None:
         first = rows[0] if isinstance(rows, list | tuple) else rows
-        sql, pick = statement._compiled.get(connection.dialect.name) or statement._compile(connection, first)
-        seen[sql] = pick(first)
+        known = statement._compiled.get(connection.dialect.name)
+        sql, pick, several = known or statement._compile(connection, first)
+        picked = () if pick is None else pick(first)
+        seen[sql] = picked if several or pick is None else (picked,)
 
     event.listen(Engine, "before_cursor_execute", executed)
     run, fetch = Statement.run, Statement.fetch

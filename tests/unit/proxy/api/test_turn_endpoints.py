@@ -52,7 +52,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
     endpoint = TurnEndpoint(
         ChatProtocol(),
         cast("Access", SimpleNamespace(open_server=True, shared=False, resolve=resolve)),
-        cast("Turns", SimpleNamespace(absence=SimpleNamespace(since=None), begin=begin, routes=routes)),
+        cast("Turns", SimpleNamespace(blocked=False, absence=SimpleNamespace(since=None), begin=begin, routes=routes)),
         Turnstile(),
         Bodies(Settings(), FreedMemory()),
         cast("Forwarding", SimpleNamespace(to=to)),

@@ -127,7 +127,7 @@ async def test_other_requests_are_sent_as_before() -> None:
     assert json.dumps(completions_body(request, dict(params))) == json.dumps(
         {**params, "logprobs": 2, **names, **streamed}
     )
-    body = SglangServer("http://127.0.0.1:1", VOCABULARY)._body(request, "0123")
+    body = SglangServer("http://127.0.0.1:1", VOCABULARY)._body(request, "0123", streamed=False)
     assert orjson.dumps(body) == (
         b'{"rid":"0123","sampling_params":{"max_new_tokens":8,"temperature":1.0,"top_p":1.0,"top_k":-1,"min_p":0.0,'
         b'"stop_token_ids":[],"ignore_eos":true,"skip_special_tokens":false,"sampling_seed":3},"return_logprob":true,'

@@ -60,6 +60,7 @@ async def held(database_url: str) -> AsyncIterator[Held]:
     holder.writer.stop()
     holder.writer.join()
     holder.engine.dispose()
+    holder.engine.dispose()
 
 
 def queue(held: Held, node: Any, *names: str) -> list[asyncio.Future[Any]]:
