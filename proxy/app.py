@@ -373,7 +373,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.history.run()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
-        stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
+        stack.push_async_callback(parts.archive.close)
+        if await parts.archive.needs_recovery():
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
         if parts.retention is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.retention.run()))
         app.running_loop = asyncio.get_running_loop()

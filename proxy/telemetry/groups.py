@@ -104,10 +104,10 @@ class StoreMetrics(Group):
         )
         self.expired = Counts("tokengrove_sessions_expired", "Sessions that ended because nobody used them.")
         self.deleted = Counts("tokengrove_sessions_deleted", "Sessions that were deleted by a request.")
-        self.withdrawn = Counts("tokengrove_sessions_withdrawn", "Sessions that were withdrawn, live or ended.")
         self.removed = Counts(
             "tokengrove_sessions_removed", "Sessions that --keep-days or --keep removed: deleted or archived.", "how"
         )
+        self.withdrawn = Counts("tokengrove_sessions_withdrawn", "Sessions that were withdrawn, live or ended.")
         self.removed.expect((how,) for how in ("deleted", "archived"))
         self.rewards = Counts("tokengrove_rewards_set", "Turns whose reward or rewards were set.")
 

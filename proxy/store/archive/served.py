@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,6 +16,7 @@ from proxy.store.archive.archive import Archive
 from proxy.store.archive.scratch import Scratch
 from proxy.store.faults import reason_of
 from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import archived
 from tokengrove.errors import ArchiveUnavailable, ConfigurationError, ScratchFull, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class ServedArchive:
     def __init__(self, opened: OpenDatabase) -> None:
         self._opened = opened
         self._archive: Archive | None = None
+        self._running: set[asyncio.Future[Any]] = set()
 
     async def delete(self, session_id: str) -> None:
         """Delete an archived session from its file and its row. Raises ArchiveUnavailable."""
@@ -42,7 +44,7 @@ class ServedArchive:
         added = await self.run(lambda archive: archive.add(folder, names, still))
         self._opened.metrics.removed.by[("archived",)] += added.sessions
         for name, why in added.broken.items():
-            logger.error("session %(session)s is not archived: it cannot be read", {"session": name, "why": why})
+            logger.error("session %(id)s cannot be read, so it is not archived: %(why)s", {"id": name, "why": why})
         for name in added.names:
             self._opened.changed.note(name)
         return added.names
@@ -51,11 +53,11 @@ class ServedArchive:
     async def sweeping(self) -> AsyncIterator[bool]:
         """Hold the place of the one server that sweeps old sessions. Yields False if another one holds it."""
         place = first_of(self._opened)
-        alone = await asyncio.to_thread(place.__enter__)
+        alone = await self._in_thread(place.__enter__)
         try:
             yield alone
         finally:
-            await asyncio.to_thread(place.__exit__, None, None, None)
+            await self._in_thread(place.__exit__, None, None, None)
 
     async def scratch(self, session_ids: Collection[str]) -> Scratch:
         """A copy of these sessions, archived or not, which the caller closes.
@@ -80,8 +82,12 @@ class ServedArchive:
                 f"archived sessions cannot be copied to the temporary folder ({reason_of(error)}): free space there"
             ) from None
 
+    async def needs_recovery(self) -> bool:
+        """Whether a crash has interrupted something, such as the deletion of a file. Raises StoreUnavailable."""
+        return bool(await self._opened.read(archived.unsettled))
+
     async def recover(self) -> None:
-        """Finish what a crash interrupted, such as the deletion of a file. A failure is logged."""
+        """Finish what a crash interrupted. A failure is logged."""
         try:
             await self.run(Archive.recover)
         except (ArchiveUnavailable, StoreUnavailable) as error:
@@ -92,6 +98,17 @@ class ServedArchive:
         if self._archive is None:
             self._archive = Archive(ServedConnections(self._opened, asyncio.get_running_loop()))
         try:
-            return await asyncio.shield(asyncio.to_thread(work, self._archive))
+            return await self._in_thread(work, self._archive)
         except ConfigurationError as error:
             raise ArchiveUnavailable(str(error)).showing("the archive cannot be used now") from None
+
+    async def close(self) -> None:
+        """Wait until no thread uses the database, which closes next."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, to its end even if the caller is cancelled."""
+        running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.shield(running)

@@ -165,7 +165,7 @@ async def test_placeholders_get_no_chance_in_any_turn_of_a_model_that_sees(monke
     sent: list[dict[str, Any]] = []
     original = SglangServer._body
     monkeypatch.setattr(
-        SglangServer, "_body", lambda self, request, rid: sent.append(original(self, request, rid)) or sent[-1]
+        SglangServer, "_body", lambda *given, **more: sent.append(original(*given, **more)) or sent[-1]
     )
     async with server() as (engine, _):
         await complete(engine, asked())

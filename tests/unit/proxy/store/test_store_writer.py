@@ -60,7 +60,6 @@ async def held(database_url: str) -> AsyncIterator[Held]:
     holder.writer.stop()
     holder.writer.join()
     holder.engine.dispose()
-    holder.engine.dispose()
 
 
 def queue(held: Held, node: Any, *names: str) -> list[asyncio.Future[Any]]:
@@ -331,6 +330,8 @@ async def test_waiting_writes_fail_even_if_the_connection_of_a_dying_writer_cann
         with pytest.raises(StoreUnavailable):
             await asyncio.wait_for(future, 60)
     held.writer.join()
+    monkeypatch.undo()
+    held.writer._disconnect(lost=True)
 
 
 async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, session: SessionRecord, node: Any) -> None:
