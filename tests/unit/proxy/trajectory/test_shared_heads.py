@@ -54,6 +54,7 @@ def test_two_sessions_share_their_system_messages_and_tools() -> None:
 
 def test_only_the_latest_heads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_heads, "_KEPT", 2)
+    monkeypatch.setattr(shared_heads, "_messages", shared_heads._Latest())  # other tests have filled it
     first = shared_lead((Message(Role.SYSTEM, "0"),))
     for text in ("1", "0", "2"):
         shared_lead((Message(Role.SYSTEM, text),))
