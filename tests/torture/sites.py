@@ -270,9 +270,11 @@ class Site:
 
         `answered`: by seed, the ids of the replies that clients got in full. `once`: no request was sampled twice.
         """
-        tree = await self.ok("GET", f"/rl/sessions/{session}")
-        complete = {node["id"]: node for node in tree["interactions"] if node["status"] == "complete"}
+        complete = await self._complete(session)
         samples = (await self.ok("POST", "/trajectories/export", {"session_id": session}))["samples"]
+        while (now := await self._complete(session)).keys() != complete.keys():  # a turn nobody waits for has ended
+            complete = now
+            samples = (await self.ok("POST", "/trajectories/export", {"session_id": session}))["samples"]
         seen, trained = dict[str, int](), 0
         for sample in samples:
             trained += sum(sample["loss_mask"])
@@ -291,6 +293,10 @@ class Site:
             assert len(whole) <= 1, f"a request was sampled twice: {whole}"
         for ids in answered.values():
             assert ids <= set(complete), f"an answered turn is not stored: {ids}"
+
+    async def _complete(self, session: str) -> dict[str, Any]:
+        tree = await self.ok("GET", f"/rl/sessions/{session}")
+        return {node["id"]: node for node in tree["interactions"] if node["status"] == "complete"}
 
 
 def check_database(world: World) -> None:

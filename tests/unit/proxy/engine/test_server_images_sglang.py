@@ -164,9 +164,7 @@ async def test_servers_are_asked_for_images_if_the_folder_of_the_tokenizer_sees(
 async def test_placeholders_get_no_chance_in_any_turn_of_a_model_that_sees(monkeypatch) -> None:
     sent: list[dict[str, Any]] = []
     original = SglangServer._body
-    monkeypatch.setattr(
-        SglangServer, "_body", lambda *given, **more: sent.append(original(*given, **more)) or sent[-1]
-    )
+    monkeypatch.setattr(SglangServer, "_body", lambda *given, **more: sent.append(original(*given, **more)) or sent[-1])
     async with server() as (engine, _):
         await complete(engine, asked())
         text = request_for(TEXT, 2)
