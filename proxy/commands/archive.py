@@ -8,7 +8,7 @@ import typer
 
 from proxy.commands.counting import counting
 from proxy.commands.database_url import database_url_of
-from proxy.commands.durations import duration_s
+from proxy.settings.durations import age_s
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 from tokengrove.errors import ConfigurationError
 
@@ -42,9 +42,7 @@ def archive(
 
     url = database_url_of(database_url, config)
     with counting("archived") as tell:
-        found = archive_old(
-            url, duration_s(older_than), to, dry_run=dry_run, progress=lambda sessions: tell(sessions, None)
-        )
+        found = archive_old(url, age_s(older_than), to, dry_run=dry_run, progress=lambda sessions: tell(sessions, None))
     verb = "would archive" if dry_run else "archived"
     print(f"{verb} {found.sessions} sessions, {found.turns} turns" + (f" to {found.folder}" if found.folder else ""))
     if found.kept:

@@ -9,8 +9,8 @@ import typer
 
 from proxy.commands.counting import counting
 from proxy.commands.database_url import database_url_of
-from proxy.commands.durations import duration_s
 from proxy.progress import show_steps
+from proxy.settings.durations import age_s
 from tokengrove.commands.database_flags import ConfigFile, DatabaseUrl
 
 db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
@@ -108,7 +108,7 @@ def db_prune(
     from proxy.store.archive.archiving import prune_archived
     from proxy.store.pruning import prune
 
-    url, older_than_s = database_url_of(database_url, config), duration_s(older_than)
+    url, older_than_s = database_url_of(database_url, config), age_s(older_than)
     with counting("deleted") as tell:
         pruned = prune(
             *(url, older_than_s), dry_run=dry_run, only_columns=columns, progress=lambda sessions: tell(sessions, None)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from proxy.settings.durations import seconds_of
 from tokengrove.errors import ConfigurationError
 
 DAY_S = 86_400.0
-_SECONDS = {"d": DAY_S, "h": 3600.0, "m": 60.0, "s": 1.0}
-_AGE = re.compile(r"(\d+)([dhms])")
 _STEP = re.compile(r"step<(\d+)")
 
 
@@ -57,9 +56,9 @@ def _rule(text: str) -> Rule:
             found["group"] = each.removeprefix("group=")
         else:
             raise _wrong(text)
-    if not colon or (age != "forever" and _AGE.fullmatch(age) is None) or (age == "forever" and unexported):
+    seconds, forever = seconds_of(age), age == "forever"
+    if not colon or (seconds is None and not forever) or (forever and unexported):
         raise _wrong(text)
-    seconds = None if age == "forever" else int(age[:-1]) * _SECONDS[age[-1]]
     return Rule(seconds, **found, unexported=unexported)
 
 
