@@ -205,7 +205,7 @@ async def _serve(
     stop: threading.Event | None = None,
 ) -> None:
     server = new_server(app, settings, on_end=app.on_end)
-    tune_interpreter()
+    tune_interpreter(own_process=signals)
     async with app.router.lifespan_context(app):
         if signals:
             for number in SIGNALS:
@@ -277,16 +277,18 @@ def url_of(settings: Settings, listener: socket.socket) -> str:
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-def tune_interpreter() -> None:
+def tune_interpreter(*, own_process: bool) -> None:
     """Tune the interpreter for latency: pause briefly for garbage, and switch threads sooner.
 
     The imported libraries have a million objects that are never freed. A full collection of them would stall every
-    request for 0.1 s, so they are frozen, like the sessions later.
+    request for 0.1 s, so they are frozen, like the sessions later. In a process that is not the server's own, the
+    collector is left alone: cycles among frozen objects of a trainer would never be freed.
 
     The database writer thread releases the interpreter lock at each database call. While the event loop is busy, it
     would get the lock back only after the default switch interval of 5 ms, several times per commit.
     """
-    freeze_survivors()
+    if own_process:
+        freeze_survivors()
     return_freed_memory()  # loading a large vocabulary frees 150 MB
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 

@@ -89,7 +89,7 @@ class _Worker:
 
     async def serve(self, private: socket.socket) -> None:
         """Answer the other workers, start the engine, and then serve the port. Raises ConfigurationError."""
-        server.tune_interpreter()
+        server.tune_interpreter(own_process=True)
         answering = asyncio.create_task(self._private.serve(sockets=[private]))
         try:
             async with self._app.router.lifespan_context(self._app):

@@ -67,9 +67,8 @@ def test_collecting_everything_frees_frozen_cycles_and_freezes_the_rest_again() 
     assert not any(found is held for found in gc.get_objects())
 
 
-def test_a_process_that_does_not_freeze_keeps_what_it_has_frozen_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_freeze_keeps_what_it_has_frozen_itself() -> None:
     """An app inside of a user's process leaves the collector alone."""
-    monkeypatch.setattr(gc, "callbacks", [])  # a server of another test may have run in this process
     held = Circle()
     gc.freeze()
     freed = weakref.ref(held)

@@ -1,8 +1,9 @@
-"""A server in a thread starts in time, or says that it did not; its connections fit into the limit of open files."""
+"""A server in a thread starts in time or says that it did not; its connections fit into the limit of open files."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import resource
 import socket
@@ -25,6 +26,15 @@ def test_a_start_that_takes_too_long_is_said_and_its_thread_ends(
     with pytest.raises(ConfigurationError, match="did not start within 0 s"), server.serving(settings):
         pass
     assert "tokengrove-server" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_server_in_a_thread_leaves_the_garbage_collector_of_the_process_alone(tmp_path: Path) -> None:
+    """What it froze would stay frozen after its end: a trainer has cycles, and searches for referrers (Hypothesis)."""
+    before = gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()
+    settings = Settings(port=0, engine="scripted", database_url=f"sqlite:///{tmp_path / 'thread.db'}")
+    with server.serving(settings):
+        assert (gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()) == before
+    assert (gc.get_threshold(), list(gc.callbacks), gc.get_freeze_count()) == before
 
 
 @pytest.mark.parametrize(
