@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities, probe_capabilities
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
-from proxy.rendering.templates.template_text import REFUSALS, TemplateText
+from proxy.rendering.templates.template_text import REFUSALS, compiled
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, ImagePart, Message, Role, Tool
 from tokengrove.errors import ConfigurationError, InvalidRequest
@@ -86,12 +86,12 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, images: ImageTokens | None = None) -> None:
         self._tokenizer, self._images = tokenizer, images
         self._numbering: dict[str, bool] = {}
-        named, special = tokenizer.chat_templates, tokenizer.special_tokens
+        named, special = tokenizer.chat_templates, frozenset(tokenizer.special_tokens.items())
         if "default" not in named:
             raise ConfigurationError(f"no chat template is named 'default' among {', '.join(named)}")
         self.source = "\n".join(named.values())
-        self._plain = TemplateText(named["default"], special)
-        self._with_tools = TemplateText(named["tool_use"], special) if "tool_use" in named else self._plain
+        self._plain = compiled(named["default"], special)
+        self._with_tools = compiled(named["tool_use"], special) if "tool_use" in named else self._plain
 
     @property
     def engine(self) -> str:
