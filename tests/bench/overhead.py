@@ -30,7 +30,7 @@ LAST_TURN = 20
 GROUP = 8
 FRESH, SHARED, LATER = "fresh text", f"groups of {GROUP} share their prompt", f"turns 2 to {LAST_TURN}"
 SCRIPTED = f"scripted engine, groups of {GROUP}"
-GOALS = {FRESH: 14, SHARED: 9, LATER: 10, SCRIPTED: 7}
+GOALS = {FRESH: 11, SHARED: 8, LATER: 11, SCRIPTED: 7}
 PHASE_S = 60.0
 WARM_UP = 40
 
