@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from proxy.api.connections import connected_until, disconnected, while_connected
+from proxy.api.connections import LINE, ClientLine, connected_until, disconnected, while_connected
 from proxy.api.http import encode_json
 from proxy.api.neutral_errors import neutral
 from proxy.api.session_json import quoted
@@ -69,7 +69,7 @@ class UnaryReply:
         attempt.join()
         try:
             for choice in self._choices:
-                if not await connected_until(choice.ended, receive):
+                if not await _connected_until(choice.ended, scope, receive):
                     request.left = True
                     return
             await self._answer(request, send)
@@ -111,7 +111,7 @@ class BatchReply(UnaryReply):
         attempts = [choices[0].attempt for _, choices in self._parts]
         try:
             for choice in self._choices:
-                if not await connected_until(choice.ended, receive):
+                if not await _connected_until(choice.ended, scope, receive):
                     request.left = True
                     return
             await self._answer(request, send)
@@ -129,7 +129,9 @@ class BatchReply(UnaryReply):
 class StreamReply:
     """Streams events as tokens arrive. It starts with the first one, so that an early failure has its HTTP status.
 
-    One task writes the new tokens of all choices; a change of a choice wakes it.
+    One task writes the new tokens of all choices; a change of a choice wakes it. If the server offers a `ClientLine`,
+    this is the task of the request. While it waits for a change (`_waits`), the change is written without waking it,
+    which would run through the frames of all its callers for each token.
     """
 
     def __init__(
@@ -145,38 +147,48 @@ class StreamReply:
         self._turns, self._choices = turns, choices
         prompt_ids = first.prompt_ids if asked.return_token_ids else None
         self._encoder = protocol.stream(asked, first.interaction.id, created, first.prompt_tokens, prompt_ids)
-        self._headers = (*headers, *ignored_header(asked.dropped))
+        self._headers = (*headers, *ignored_header(asked.dropped)) if asked.dropped else headers
         self._head = self._encoder.start()
         self._loop = asyncio.get_running_loop()
         self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._line: ClientLine | None = None
+        self._left = self._waits = False
         self._seen = [0] * len(choices)
         self._written_at = self._loop.time()
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, attempt = _named(request_of(scope), self._turns, self._choices), self._choices[0].attempt
+        line = self._line = scope.get(LINE)
+        wake: Callable[[], Any] = self._wake
+        if line is not None:
+            wake = functools.partial(self._loop.call_soon, self._flush)
         attempt.join()
+        for choice in self._choices:
+            choice.watchers.append(wake)
+        self._timer = self._loop.call_later(KEEPALIVE_S, self._look)
         try:
-            with self._watching():
+            if line is None:
                 await while_connected(receive, self._write(request, send))
+            else:
+                self._left = line.left
+                line.watchers.append(self._on_left)
+                await self._write(request, send)
         except ClientDisconnect:
             request.left = True
         finally:
+            self._end_watching(wake)
             self._turns.leave(attempt)
 
     async def _write(self, request: HttpRequest, send: Send) -> None:
-        over = asyncio.gather(*(choice.ended for choice in self._choices))
+        """Write the reply. Raises ClientDisconnect if the line tells that the client has left."""
+        over = self._over()
         over.add_done_callback(self._on_end)
         while True:
             changed = self._changed = self._loop.create_future()
-            events, behind = b"", False
-            most = _DELTAS_OF_ENDED if over.done() else _DELTAS_AT_ONCE
-            for index, choice in enumerate(self._choices):
-                seen = self._seen[index]
-                if deltas := choice.deltas[seen : seen + most]:
-                    self._seen[index] = seen + len(deltas)
-                    events += self._encoder.deltas(deltas, index)
-                    behind = behind or self._seen[index] < len(choice.deltas)
+            if self._left:
+                raise ClientDisconnect
+            events, behind = self._news(_DELTAS_OF_ENDED if over.done() else _DELTAS_AT_ONCE)
             if not events and self._loop.time() - self._written_at >= KEEPALIVE_S:
                 events = self._encoder.keepalive()
             if events:
@@ -191,8 +203,43 @@ class StreamReply:
             elif not changed.done():  # no change since the deltas were read
                 if over.done():
                     break
+                self._waits = self.started
                 await changed
+                self._waits = False
         await self._end(request, send, over)
+
+    def _over(self) -> asyncio.Future[Any]:
+        """Done once all choices have ended, or one has failed."""
+        choices = self._choices
+        return choices[0].ended if len(choices) == 1 else asyncio.gather(*[choice.ended for choice in choices])
+
+    def _news(self, most: int) -> tuple[bytes, bool]:
+        """The events of up to `most` new deltas of each choice, and whether there are more."""
+        events, behind = b"", False
+        for index, choice in enumerate(self._choices):
+            seen = self._seen[index]
+            if deltas := choice.deltas[seen : seen + most]:
+                self._seen[index] = seen = seen + len(deltas)
+                events += self._encoder.deltas(deltas, index)
+                behind = behind or seen < len(choice.deltas)
+        return events, behind
+
+    def _flush(self) -> None:
+        """Write new deltas over the line if the task waits for them; wake it for all else."""
+        line = self._line
+        assert line is not None
+        if not self._waits or self._changed.done() or line.flow.write_paused:
+            self._wake()
+            return
+        try:
+            events, behind = self._news(_DELTAS_AT_ONCE)
+            if events:
+                self._written_at = self._loop.time()
+                line.write(events)
+            if behind:
+                self._wake()
+        except Exception as error:  # the task of the request raises it, which reports it and ends the reply
+            self._changed.set_exception(error)
 
     async def _start(self, request: HttpRequest, send: Send) -> bytes:
         """Send the headers, and return the first events of the stream."""
@@ -220,27 +267,29 @@ class StreamReply:
         if not self.started:
             events = await self._start(request, send) + events
         await send({"type": "http.response.body", "body": events})
+        if self._left:
+            raise ClientDisconnect
         self._turns.replied(self._choices[0].attempt)
 
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Wake the writer at each change of a choice, and when a keep-alive is due."""
+    def _on_left(self) -> None:
+        self._left = True
+        self._wake()
+
+    def _end_watching(self, wake: Callable[[], Any]) -> None:
+        self._timer.cancel()
+        self._waits = False
         for choice in self._choices:
-            choice.watchers.append(self._wake)
-        self._timer = self._loop.call_later(KEEPALIVE_S, self._look)
-        try:
-            yield
-        finally:
-            self._timer.cancel()
-            for choice in self._choices:
-                choice.watchers.remove(self._wake)
+            choice.watchers.remove(wake)
+        if self._line is not None:
+            self._line.watchers.remove(self._on_left)
 
     def _wake(self) -> None:
         if not self._changed.done():
             self._changed.set_result(None)
 
     def _on_end(self, over: asyncio.Future[Any]) -> None:
-        over.exception()  # retrieved here, because nothing else does if the client has left
+        if not over.cancelled():
+            over.exception()  # retrieved here, because nothing else does if the client has left
         self._wake()
 
     def _look(self) -> None:
@@ -249,6 +298,12 @@ class StreamReply:
         if left <= 0:
             self._wake()
         self._timer = self._loop.call_later(left if left > 0 else KEEPALIVE_S, self._look)
+
+
+def _connected_until(end: asyncio.Future[Any], scope: Scope, receive: Receive) -> Coroutine[Any, Any, bool]:
+    """Wait until `end` is done. Return False if the client leaves first."""
+    line: ClientLine | None = scope.get(LINE)
+    return connected_until(end, receive) if line is None else line.connected_until(end)
 
 
 def session_header(choices: Sequence[Choice]) -> Header:

@@ -16,6 +16,7 @@ import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from proxy.api.connections import LINE, ClientLine
 from proxy.api.http import error_response
 from proxy.resources.senders import Sender, host_of
 from proxy.serving import peer
@@ -89,6 +90,7 @@ class Connection(HttpToolsProtocol):
         self._unframed = 0
         self._is_full = False
         self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the newest request
+        self._line: ClientLine | None = None  # that of the request being answered
 
     @property
     def host(self) -> Host:
@@ -117,10 +119,14 @@ class Connection(HttpToolsProtocol):
         if (cycle := self._running) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+            if self._line is not None:
+                self._line.leave()
         self.host.leave(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        scope: MutableMapping[str, Any] = cycle.scope  # type: ignore[assignment]
+        scope[LINE] = self._line = ClientLine(self.transport, self.flow)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -137,6 +143,9 @@ class Connection(HttpToolsProtocol):
             return
         if self._is_full or self.transport.is_closing():
             return
+        running = self._running
+        if self.flow.read_paused and running is self.cycle and running is not None and not running.more_body:
+            self.flow.resume_reading()  # the request has arrived whole, and only its client's departure can follow
         if self.headers is not None and len(self.headers) > MOST_HEADERS:
             self._refuse_headers(f"there are more than {MOST_HEADERS} headers; send fewer")
         elif self.cycle is not cycle:

@@ -44,14 +44,16 @@ SHOWN_FUNCTIONS = 40
 GREW_MOST = 5
 
 UNARY, LATER, SCRIPTED = "unary turn", f"turns 2 to {LAST_TURN}", "unary turn, scripted"
+STREAM = f"streamed turn, {REPLY_TOKENS} tokens in one part"
 SINGLE, PIECES = "single token", f"token in pieces of {PIECE_TOKENS}"
 TOGETHER = f"token, {PIECE_TOKENS} parts a read"
 CHAT, RESPONSES, MESSAGES = "chat/completions", "responses", "messages"
 LIMITS: Mapping[tuple[str, str], float] = {
-    (UNARY, CHAT): 450,
-    (UNARY, RESPONSES): 480,
-    (UNARY, MESSAGES): 480,
-    (LATER, CHAT): 490,
+    (UNARY, CHAT): 445,
+    (UNARY, RESPONSES): 470,
+    (UNARY, MESSAGES): 470,
+    (LATER, CHAT): 480,
+    (STREAM, CHAT): 490,
     (SINGLE, CHAT): 28,
     (PIECES, CHAT): 2,
     (TOGETHER, CHAT): 2,
@@ -83,6 +85,15 @@ class Client:
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"{path} failed: {bytes(answer[:2000])!r}")
         return orjson.loads(content)
+
+    def stream(self, path: str, body: Any) -> None:
+        """Read an answer of unknown length to its end. Raises RuntimeError unless the status is 200."""
+        self.send(path, body)
+        answer = self._receive()
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += self._receive()
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{path} failed: {answer[:2000]!r}")
 
     def send(self, path: str, body: Any) -> None:
         content = orjson.dumps(body)
@@ -174,11 +185,12 @@ def median(repetitions: Iterable[Counter[str]], divisor: int = 1) -> Counts:
     return {name: count / divisor for name, count in medians.items() if count}
 
 
-def unary(proxy: Counted, api: str, words: Words) -> Counts:
+def first_turn(proxy: Counted, api: str, words: Words, *, stream: bool = False) -> Counts:
     """Entries of the first turn of a session."""
+    ask = proxy.client.stream if stream else proxy.client.post
 
     def turn() -> Any:
-        return proxy.client.post(proxy.new_path(api), body_of(api, words.text(CHARACTERS), REPLY_TOKENS))
+        return ask(proxy.new_path(api), body_of(api, words.text(CHARACTERS), REPLY_TOKENS, stream=stream))
 
     for _ in range(3):
         turn()
@@ -263,14 +275,16 @@ def measure(tokenizer: Path | None) -> Figures:
         upstream = Client(engine)
         stack.callback(upstream.close)
         for api in (CHAT, RESPONSES, MESSAGES):
-            figures[UNARY, api] = unary(proxy, api, words)
+            figures[UNARY, api] = first_turn(proxy, api, words)
+            upstream.post("/pace", Pace(part_tokens=REPLY_TOKENS).to_json())
+            figures[STREAM, api] = first_turn(proxy, api, words, stream=True)
             for name, steps in STREAMED.items():
                 figures[name, api] = streamed(proxy, upstream, api, words, steps)
         figures[LATER, CHAT] = later_turns(proxy, words)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         scripted = stack.enter_context(counted_proxy(folder, tokenizer, "scripted"))
-        figures[SCRIPTED, CHAT] = unary(scripted, CHAT, words)
+        figures[SCRIPTED, CHAT] = first_turn(scripted, CHAT, words)
     return figures
 
 
@@ -301,7 +315,7 @@ def report(figures: Figures, console: Console) -> None:
     console.print(table)
 
 
-_ORDER = (UNARY, LATER, SCRIPTED, SINGLE, PIECES, TOGETHER)
+_ORDER = (UNARY, LATER, SCRIPTED, STREAM, SINGLE, PIECES, TOGETHER)
 
 
 def _shown(value: float) -> str:

@@ -1,22 +1,48 @@
-"""Waiting in the task of a request for the end of its turn, while its client may leave or the task be cancelled."""
+"""Waiting in the task of a request for the end of its turn, while its client may leave or the task be cancelled.
+
+Each test runs twice: with a client that only ASGI knows, and with one that has a `ClientLine`.
+"""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-from proxy.api.connections import connected_until
+from proxy.api.connections import ClientLine, connected_until
+
+
+class Watchers(list[Callable[[], None]]):
+    """Watchers of a line. `listening`: there has been one."""
+
+    def __init__(self, listening: asyncio.Event) -> None:
+        super().__init__()
+        self.listening = listening
+
+    def append(self, watcher: Callable[[], None]) -> None:
+        super().append(watcher)
+        self.listening.set()
 
 
 class Client:
-    """`receive` of a client: it has sent its request and leaves when `leave` is called."""
+    """`receive` and line of a client: it has sent its request and leaves when `leave` is called."""
+
+    has_line = False
 
     def __init__(self) -> None:
         self._left = asyncio.Event()
         self.listening = asyncio.Event()
+        self.line = ClientLine(cast("Any", None), cast("Any", None))
+        self.line.watchers = Watchers(self.listening)
 
     def leave(self) -> None:
         self._left.set()
+        self.line.leave()
+
+    async def connected_until(self, end: asyncio.Future[None]) -> bool:
+        ended = await (self.line.connected_until(end) if self.has_line else connected_until(end, self.receive))
+        assert self.line.watchers == []
+        return ended
 
     async def receive(self) -> dict[str, Any]:
         self.listening.set()
@@ -24,9 +50,14 @@ class Client:
         return {"type": "http.disconnect"}
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=["receive", "line"])
+def _has_line(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "has_line", request.param)
+
+
 async def waiting(client: Client, end: asyncio.Future[None]) -> asyncio.Task[bool]:
     """Return a task that waits for either, once it does."""
-    task = asyncio.create_task(connected_until(end, client.receive))
+    task = asyncio.create_task(client.connected_until(end))
     await client.listening.wait()
     return task
 
@@ -38,7 +69,7 @@ def new_end() -> asyncio.Future[None]:
 async def test_an_end_before_the_wait_needs_no_client() -> None:
     client, end = Client(), new_end()
     end.set_result(None)
-    assert await connected_until(end, client.receive)
+    assert await client.connected_until(end)
     assert not client.listening.is_set()
 
 
@@ -46,7 +77,7 @@ async def test_the_end_is_reported_and_leaves_no_cancellation_behind() -> None:
     client, end = Client(), new_end()
 
     async def wait_twice() -> tuple[bool, int]:
-        ended = await connected_until(end, client.receive)
+        ended = await client.connected_until(end)
         await asyncio.sleep(0)  # a cancellation that was left behind is raised here
         task = asyncio.current_task()
         assert task is not None
@@ -69,7 +100,7 @@ async def test_an_end_right_after_the_client_left_cancels_nothing() -> None:
     client, end = Client(), new_end()
 
     async def wait_and_go_on() -> bool:
-        ended = await connected_until(end, client.receive)
+        ended = await client.connected_until(end)
         end.set_result(None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -86,7 +117,7 @@ async def test_an_end_and_a_departure_at_one_moment_leave_no_cancellation_behind
     client, end = Client(), new_end()
 
     async def wait_and_go_on() -> None:
-        await connected_until(end, client.receive)
+        await client.connected_until(end)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

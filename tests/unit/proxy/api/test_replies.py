@@ -1,4 +1,7 @@
-"""The writer of a stream: what came together is written together, every reader gets all, and it ends cleanly."""
+"""The writer of a stream: what came together is written together, every reader gets all, and it ends cleanly.
+
+Each test runs twice: with a client that only ASGI knows, and with one that has a `ClientLine`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.api import replies
+from proxy.api.connections import LINE, ClientLine
 from proxy.api.replies import StreamReply
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.wire_protocol import Answer
@@ -68,7 +72,12 @@ class FakeTurns:
 
 
 class Client:
-    """The other side of one reply: `sent` are the bodies, and `open` stays cleared while its connection is full."""
+    """The other side of one reply: `sent` are the bodies, and `open` stays cleared while its connection is full.
+
+    It is also the transport and the flow of its line, if it has one.
+    """
+
+    has_line = False
 
     def __init__(self, choices: Sequence[FakeChoice]) -> None:
         body = {"model": "m", "n": len(choices), "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -77,9 +86,33 @@ class Client:
         self.left = asyncio.Event()
         self.open = asyncio.Event()
         self.open.set()
+        self.line = ClientLine(cast("asyncio.Transport", self), self)
         asked = ChatProtocol().parse(body)
         self.reply = StreamReply(cast("Turns", self.turns), asked, choices, ChatProtocol())
-        self.task = asyncio.create_task(self.reply({"method": "POST", "headers": []}, self.receive, self.send))
+        scope: dict[str, Any] = {"method": "POST", "headers": []}
+        if self.has_line:
+            scope[LINE] = self.line
+        self.task = asyncio.create_task(self.reply(scope, self.receive, self.send))
+
+    @property
+    def write_paused(self) -> bool:
+        return not self.open.is_set()
+
+    @write_paused.setter
+    def write_paused(self, paused: bool) -> None:
+        raise NotImplementedError
+
+    def write(self, chunk: bytes) -> None:
+        """Take one chunk of a chunked body."""
+        size, _, rest = chunk.partition(b"\r\n")
+        assert len(rest) == int(size, 16) + 2 and rest.endswith(b"\r\n")
+        self.sent.append(rest[:-2])
+
+    def leave(self) -> None:
+        self.left.set()
+        if self.has_line:
+            self.line.leave()
+            self.open.set()  # a lost connection takes everything
 
     async def receive(self) -> Any:
         await self.left.wait()
@@ -87,7 +120,7 @@ class Client:
 
     async def send(self, message: Any) -> None:
         await self.open.wait()
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.body" and not self.left.is_set():
             self.sent.append(message["body"])
 
     def text(self, choice: int = 0) -> str:
@@ -96,6 +129,11 @@ class Client:
         events = [json.loads(block) for block in blocks]
         parts = [part for event in events for part in event.get("choices", ()) if part["index"] == choice]
         return "".join(part["delta"].get("content") or "" for part in parts)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["receive", "line"])
+def _has_line(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "has_line", request.param)
 
 
 def one_choice() -> FakeChoice:
@@ -131,6 +169,7 @@ async def test_a_long_backlog_is_written_in_parts_and_others_run_between_them() 
     while not client.task.done():
         sent.append(len(client.sent))
         await asyncio.sleep(0)
+    sent.append(len(client.sent))
     assert client.text() == "".join(texts) and client.turns.written == [choice.attempt]
     assert max(body.count(b"data: ") for body in client.sent) < 1000
     assert max(map(sub, sent[1:], sent)) == 2  # the last part and the end
@@ -146,7 +185,7 @@ async def test_a_slow_client_is_given_no_more_than_one_part_of_a_backlog() -> No
     await until(lambda: len(client.sent) > 0)
     client.open.clear()
     assert client.sent[0].count(b"data: ") < 1000
-    client.left.set()
+    client.leave()
     await client.task
 
 
@@ -158,7 +197,7 @@ async def test_every_reader_gets_everything_from_the_beginning() -> None:
     second = Client([choice])
     choice.show("c")
     await until(lambda: first.text() == second.text() == "abc")
-    second.left.set()
+    second.leave()
     await second.task
     choice.show("d")
     choice.end()
@@ -177,7 +216,7 @@ async def test_a_client_that_leaves_is_noticed_while_nothing_comes_and_while_it_
             client.open.clear()
             choice.show("b")
             await let_run()
-        client.left.set()
+        client.leave()
         await client.task
         assert choice.watchers == [] and choice.attempt.readers == 0 and client.turns.written == []
 
@@ -207,12 +246,45 @@ async def test_a_failure_that_nobody_reads_is_not_reported_as_forgotten(caplog: 
     choice = one_choice()
     client = Client([choice])
     choice.show("a")
-    client.left.set()
+    client.leave()
     await client.task
     choice.ended.set_exception(EngineFailed("it broke"))
     choice.ended.exception()
     await let_run()
     assert caplog.messages == []
+
+
+async def test_a_stream_that_cannot_be_encoded_fails_as_a_whole() -> None:
+    choice = one_choice()
+    client = Client([choice])
+    choice.show("a")
+    await until(lambda: client.text() == "a")
+    choice.deltas.append(TextDelta("\ud800"))
+    choice.watchers[0]()
+    with pytest.raises(TypeError, match="surrogates"):
+        await client.task
+    assert choice.watchers == [] and client.turns.written == []
+
+
+async def test_a_client_that_left_before_its_reply_gets_none_and_no_reader_stays() -> None:
+    choice = one_choice()
+    client = Client([choice])
+    client.leave()
+    choice.show("a")
+    await client.task
+    assert client.sent == [] and choice.watchers == [] and choice.attempt.readers == 0
+
+
+async def test_a_line_costs_no_task_and_none_has_a_watcher_after_the_end() -> None:
+    choice = one_choice()
+    before = len(asyncio.all_tasks())
+    client = Client([choice])
+    choice.show("a")
+    await until(lambda: client.text() == "a")
+    assert len(asyncio.all_tasks()) - before == (1 if client.has_line else 3)
+    choice.end()
+    await client.task
+    assert client.line.watchers == []
 
 
 async def test_keepalives_come_only_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:

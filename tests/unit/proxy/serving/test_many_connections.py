@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from proxy.api.connections import LINE, ClientLine
 from proxy.serving import connections
 from proxy.serving.connection import MOST_HEADER_BYTES, MOST_HEADERS, MOST_WAITING_REQUESTS, Connection, Stage
 from proxy.serving.connections import LEAST_BODY_BYTES, SPARE
@@ -35,9 +36,11 @@ class App:
         self.reading.set()
         self.asked = self.left = self.sent = 0
         self.stream = False
+        self.lines: list[ClientLine] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked += 1
+        self.lines.append(scope[LINE])
         await self.reading.wait()
         more = True
         while more:
@@ -479,7 +482,37 @@ async def test_a_client_that_leaves_with_requests_behind_its_reply_is_noticed(cl
     await until(lambda: len(connection.pipeline) == 2)
     writer.transport.abort()
     await until(lambda: clients.app.left == 1)
-    assert clients.app.asked == 1
+    assert clients.app.asked == 1 and clients.app.lines[0].left
+
+
+async def test_a_line_tells_once_that_its_client_left_even_if_nobody_receives(clients: Clients) -> None:
+    clients.app.reading.clear()
+    told: list[int] = []
+    body = bytes(100_000)  # more than uvicorn reads ahead of the application
+    _, writer = await clients.connect(
+        b"POST /any HTTP/1.1\r\nhost: t\r\ncontent-length: 100000\r\n\r\n", stage=Stage.BODY
+    )
+    writer.write(body[:50_000])
+    await until(lambda: clients.open[0].received == 50_000)
+    writer.write(body[50_000:])
+    await until(lambda: clients.open[0].look() is Stage.REPLY)
+    [line] = clients.app.lines
+    line.watchers.append(lambda: told.append(1))
+    assert not line.left
+    writer.transport.abort()
+    await until(lambda: told == [1])
+    assert line.left and clients.app.left == 0
+
+
+async def test_each_request_of_a_connection_has_a_line_of_its_own(clients: Clients) -> None:
+    reader, writer = await clients.connect(GET)
+    await reader.readuntil(b"whole")
+    clients.app.answering.clear()
+    writer.write(GET)
+    await until(lambda: clients.app.asked == 2)
+    writer.transport.abort()
+    await until(lambda: clients.app.left == 1)
+    assert [line.left for line in clients.app.lines] == [False, True]
 
 
 async def test_many_closed_connections_are_one_line_in_the_log(
