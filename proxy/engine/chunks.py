@@ -9,7 +9,7 @@ or says which other distribution its logprobs are of (`TokenChunk.logprobs_of`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -106,17 +106,8 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
         if min(ids) < 0 or max(ids) >= vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise EngineFailed(f"the engine gave token {wrong}, but the model's token ids are 0 to {vocab_size - 1}")
-        if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
-            raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
-        for token, logprob in chain.from_iterable(chunk.top_logprobs):
-            if type(token) is not int or type(logprob) not in (float, int):
-                raise EngineFailed("the engine gave a top logprob that is no token id with a number")
-            if not 0 <= token < vocab_size:
-                raise EngineFailed(f"the engine gave a top logprob of token {token}, which the model does not have")
-            if logprob != logprob:
-                raise EngineFailed("the engine's answer is wrong: a top logprob is NaN")
-            if logprob > LARGEST_LOGPROB:
-                raise EngineFailed("the engine's answer is wrong: a top logprob is above 0")
+        if chunk.top_logprobs:
+            _check_tops(chunk.top_logprobs, len(ids), vocab_size)
         if chunk.unmasked is not None and len(chunk.unmasked) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
         for logprobs in (chunk.logprobs,) if chunk.unmasked is None else (chunk.logprobs, chunk.unmasked):
@@ -125,7 +116,28 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
                 raise EngineFailed(f"the engine's answer is wrong: a logprob is {wrong_one}")
             if (highest := max(logprobs)) > LARGEST_LOGPROB:
                 raise EngineFailed(f"the engine gave logprob {highest:g}; the logarithm of a probability is at most 0")
-    for count, version in ((1, chunk.version), *chunk.corrected):
+    if chunk.corrected or not 0 <= chunk.version <= LARGEST_VERSION:
+        _check_versions(((1, chunk.version), *chunk.corrected))
+
+
+def _check_tops(tops: Sequence[Sequence[tuple[int, float]]], tokens: int, vocab_size: int) -> None:
+    """`check_chunk` for the top logprobs of a chunk of so many `tokens`, which most chunks do not have."""
+    if len(tops) != tokens:
+        raise EngineFailed(f"the engine gave {len(tops)} lists of top logprobs for {tokens} tokens")
+    for token, logprob in chain.from_iterable(tops):
+        if type(token) is not int or type(logprob) not in (float, int):
+            raise EngineFailed("the engine gave a top logprob that is no token id with a number")
+        if not 0 <= token < vocab_size:
+            raise EngineFailed(f"the engine gave a top logprob of token {token}, which the model does not have")
+        if logprob != logprob:
+            raise EngineFailed("the engine's answer is wrong: a top logprob is NaN")
+        if logprob > LARGEST_LOGPROB:
+            raise EngineFailed("the engine's answer is wrong: a top logprob is above 0")
+
+
+def _check_versions(runs: VersionRuns) -> None:
+    """`check_chunk` for runs of weight versions."""
+    for count, version in runs:
         if not 0 <= version <= LARGEST_VERSION:
             raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
         if count < 1:

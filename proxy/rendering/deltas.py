@@ -1,4 +1,8 @@
-"""Deltas: the pieces of an assistant message that an output parser produces. The joined deltas give the message."""
+"""Deltas: the pieces of an assistant message that an output parser produces. The joined deltas give the message.
+
+Deltas are never modified. The two that are made for single tokens are not frozen: they are made almost three times
+faster.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ class TokenLogprob:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
     """A piece of the visible answer. `logprobs`: of the tokens not yet reported, if the request asks for logprobs."""
 
@@ -25,7 +29,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReasoningDelta:
     """A piece of the reasoning, without its markers."""
 

@@ -53,7 +53,7 @@ LIMITS: Mapping[tuple[str, str], float] = {
     (UNARY, RESPONSES): 470,
     (UNARY, MESSAGES): 470,
     (LATER, CHAT): 480,
-    (STREAM, CHAT): 490,
+    (STREAM, CHAT): 482,
     (SINGLE, CHAT): 28,
     (PIECES, CHAT): 2,
     (TOGETHER, CHAT): 2,

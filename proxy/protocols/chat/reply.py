@@ -73,11 +73,8 @@ class ChatStream:
             "model": request.model,
             "system_fingerprint": None,
         }
-        self._text = [sse.cut(self._chunk({"content": None}, choice), "content") for choice in range(request.n)]
-        self._reasoning = [
-            sse.cut(self._chunk({"reasoning_content": None}, choice), "reasoning_content")
-            for choice in range(request.n)
-        ]
+        self._text: dict[int, tuple[bytes, bytes]] = {}
+        self._reasoning: dict[int, tuple[bytes, bytes]] = {}
 
     def start(self) -> bytes:
         first = {} if self._prompt_ids is None else {"prompt_token_ids": self._prompt_ids.tolist()}
@@ -90,14 +87,19 @@ class ChatStream:
         out: list[bytes] = []
         for delta in deltas:
             if isinstance(delta, TextDelta) and not delta.logprobs:
-                head, tail = self._text[choice]
+                head, tail = self._text.get(choice) or self._cut(self._text, "content", choice)
                 out += (head, orjson.dumps(delta.text), tail)
             elif isinstance(delta, ReasoningDelta):
-                head, tail = self._reasoning[choice]
+                head, tail = self._reasoning.get(choice) or self._cut(self._reasoning, "reasoning_content", choice)
                 out += (head, orjson.dumps(delta.text), tail)
             else:
                 out.append(self._rare(delta, choice))
         return b"".join(out)
+
+    def _cut(self, cuts: dict[int, tuple[bytes, bytes]], field: str, choice: int) -> tuple[bytes, bytes]:
+        """Note in `cuts` the event of a piece of `field`, cut around the piece. Many replies need only one field."""
+        cuts[choice] = around = sse.cut(self._chunk({field: None}, choice), field)
+        return around
 
     def _rare(self, delta: Delta, choice: int) -> bytes:
         """The event of a delta that most tokens do not have."""
