@@ -17,7 +17,7 @@ from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.replica import NOTHING_SEEN, absorb
-from proxy.store.news import News, Seen
+from proxy.store.news import InArchive, News, Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
@@ -36,7 +36,7 @@ class Registry:
         self._live: dict[str, LiveSession] = {}
         metrics.sessions.in_memory.watch(self._live.__len__)
         self._forgotten: dict[str, weakref.ref[LiveSession]] = {}
-        self._loading: dict[str, asyncio.Task[LiveSession | None]] = {}
+        self._loading: dict[str, asyncio.Task[LiveSession | InArchive | None]] = {}
 
     async def get(self, session_id: str) -> LiveSession:
         """The session in its newest state, from memory or from the store. Raises SessionNotFound or SessionArchived."""
@@ -54,26 +54,21 @@ class Registry:
         if self.excludes(session_id):
             raise _not_found(session_id)
         earlier = self._loading.get(session_id) if self.shared else None
-        if earlier is not None and (session := await asyncio.shield(earlier)) is not None:
-            await self.refresh(session)  # the load may have read the database before this request came
-            return session
+        if earlier is not None and isinstance(found := await asyncio.shield(earlier), LiveSession):
+            await self.refresh(found)  # the load may have read the database before this request came
+            return found
         task = self._loading.get(session_id)
         if task is None or task is earlier:
             task = self._begin_load(session_id)
-        session = await asyncio.shield(task)
-        if session is None:
-            await self._refuse_archived(session_id)
-            raise _not_found(session_id)
-        return session
-
-    async def _refuse_archived(self, session_id: str) -> None:
-        """Raise SessionArchived for a session that was moved to an archive."""
-        found = await self._news.find_archived(session_id) if is_session_id(session_id) else None
-        if found is not None:
+        found = await asyncio.shield(task)
+        if isinstance(found, InArchive):
             raise SessionArchived(session_id, found.file)
+        if found is None:
+            raise _not_found(session_id)
+        return found
 
-    def _begin_load(self, session_id: str) -> asyncio.Task[LiveSession | None]:
-        def forget(task: asyncio.Task[LiveSession | None]) -> None:
+    def _begin_load(self, session_id: str) -> asyncio.Task[LiveSession | InArchive | None]:
+        def forget(task: asyncio.Task[LiveSession | InArchive | None]) -> None:
             if self._loading.get(session_id) is task:  # another load may have begun
                 del self._loading[session_id]
 
@@ -111,10 +106,10 @@ class Registry:
             return
         confirmed = session.confirmed  # its row may be committed while this query misses it
         news = await self._news.load_news(session.id, session.seen)
-        if confirmed and (news is None or _is_other(session, news)):
+        if confirmed and (not isinstance(news, News) or _is_other(session, news)):
             self.forget_deleted(session)
             raise deleted(session.id)
-        if news is not None:
+        if isinstance(news, News):
             if _is_other(session, news):  # another replica created the row first, so ours was refused
                 assert news.record is not None
                 session.record, session.seen = news.record, NOTHING_SEEN
@@ -180,11 +175,13 @@ class Registry:
         # Images that this replica committed during the read are not in it, and stay counted.
         session.image_sizes.update({part.digest: size for part, size, _ in stored})
 
-    async def _load(self, session_id: str) -> LiveSession | None:
+    async def _load(self, session_id: str) -> LiveSession | InArchive | None:
         """Load a session; None if it does not exist: an error in the task would keep its callers' objects alive."""
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
-        if news is None or news.record is None:
+        if not isinstance(news, News):
+            return news
+        if news.record is None:
             return None
         session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
         for start in range(0, len(news.interactions), _ABSORBED_AT_ONCE):

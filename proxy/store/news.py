@@ -22,6 +22,12 @@ class Seen(NamedTuple):
     revision: int = 0
 
 
+class InArchive(NamedTuple):
+    """The place of a session that was moved to an archive: the URL of its file."""
+
+    file: str
+
+
 def first_seen(created_at: float) -> Seen:
     """The state that a session begins in, by its time of creation in Unix seconds.
 

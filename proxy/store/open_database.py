@@ -21,7 +21,7 @@ from proxy.store.absence import Patience, pause_s
 from proxy.store.answer import Noted
 from proxy.store.changed_sessions import ChangedSessions
 from proxy.store.faults import is_away
-from proxy.store.news import News, Seen
+from proxy.store.news import InArchive, News, Seen
 from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
@@ -101,7 +101,7 @@ class OpenDatabase:
         except StoreUnavailable as error:
             return await self._read_later(error, lambda: self.read_at_once(read, *args, **kwargs))
 
-    async def new_turns(self, session_id: str, seen: Seen) -> News | None:
+    async def new_turns(self, session_id: str, seen: Seen) -> News | InArchive | None:
         """Like `SharedReads.new_turns`, but waits while the database is unavailable."""
         if self.absence.since is not None:
             return await self._read_later(None, lambda: self.shared_reads.new_turns(session_id, seen))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from proxy.store.known_sessions import KnownSessions
-from proxy.store.news import News, Seen
+from proxy.store.news import InArchive, News, Seen
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import archived, images, reads, revisions
-from proxy.store.sql.archived import Archived
+from proxy.store.sql import images, reads, revisions
 from proxy.types import ImagePart
 
 
@@ -27,21 +26,15 @@ class ReplicaNews:
         """Return True if a session certainly does not exist. Does not read the database."""
         return self._known.exclude(session_id) and self._database.write.running
 
-    async def load_news(self, session_id: str, seen: Seen) -> News | None:
-        """The changes of a session since it was `seen`; None if there is no such session."""
+    async def load_news(self, session_id: str, seen: Seen) -> News | InArchive | None:
+        """The changes of a session since it was `seen`, or where it is archived; None if there is none."""
         if self._database.shared:
             news = await self._database.new_turns(session_id, seen)
-            if news is None or news.seen.revision == seen.revision:
+            if not isinstance(news, News) or news.seen.revision == seen.revision:
                 return news
         elif self.excludes(session_id):
             return None
         return await self._database.read(revisions.load_news, session_id, seen)
-
-    async def find_archived(self, session_id: str) -> Archived | None:
-        """Where a session is that was moved to an archive; None for any other id."""
-        if self.excludes(session_id):
-            return None
-        return (await self._database.read(archived.find_archived, [session_id])).get(session_id)
 
     async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
         """The sessions, of at most 10,000, that have not ended."""

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.store.absence import Absence
 from proxy.store.faults import fault_of, is_away, reason_of
-from proxy.store.news import News, Seen
+from proxy.store.news import InArchive, News, Seen
 from proxy.store.outage import Outage
 from proxy.store.sql.revisions import Wanted, load_new_turns
 from tokengrove.errors import StoreUnavailable
@@ -31,15 +31,15 @@ class SharedReads:
         self._engine, self._executor, self._outage, self._absence = engine, executor, outage, absence
         self._connection: Connection | None = None
         self._renewing = False
-        self._waiting: list[tuple[Wanted, asyncio.Future[News | None]]] = []
+        self._waiting: list[tuple[Wanted, asyncio.Future[News | InArchive | None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def new_turns(self, session_id: str, seen: Seen) -> asyncio.Future[News | None]:
-        """The state of a session and its turns since it was `seen`; None if there is no such session.
+    def new_turns(self, session_id: str, seen: Seen) -> asyncio.Future[News | InArchive | None]:
+        """The state of a session and its turns since it was `seen`, or where it is archived; None if there is none.
 
         If the revision also grew, the news has no turns: use `load_news`. The future raises StoreUnavailable.
         """
-        future: asyncio.Future[News | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[News | InArchive | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(((session_id, seen), future))
         if self._task is None:
             self._task = asyncio.create_task(self._answer())
@@ -83,7 +83,7 @@ class SharedReads:
                         future.set_result(news)
         self._task = None
 
-    def _load(self, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
+    def _load(self, wanted: Sequence[Wanted]) -> list[News | InArchive | Exception | None]:
         if self._renewing:
             self._renewing = False
             self.close()

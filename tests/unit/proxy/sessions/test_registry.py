@@ -33,9 +33,6 @@ class EmptyNews:
     def excludes(self, session_id: str) -> bool:
         return False
 
-    async def find_archived(self, session_id: str) -> None:
-        return None
-
 
 def live(news: Any, *, confirmed: bool) -> tuple[Registry, LiveSession]:
     registry = Registry(news, Keyring(news, None), Metrics())

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from proxy.store import shared_reads
-from proxy.store.news import News, Seen
+from proxy.store.news import InArchive, News, Seen
 from proxy.store.sql import locks, reads
 from proxy.store.sql.revisions import Wanted
 from proxy.store.store import Store
@@ -203,7 +203,7 @@ async def test_requests_for_the_state_of_sessions_share_queries(
     asked: list[list[str]] = []
     load = shared_reads.load_new_turns
 
-    def counted(connection: Connection, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
+    def counted(connection: Connection, wanted: Sequence[Wanted]) -> list[News | InArchive | Exception | None]:
         asked.append([name for name, _ in wanted])
         return load(connection, wanted)
 
@@ -211,6 +211,20 @@ async def test_requests_for_the_state_of_sessions_share_queries(
     found = await asyncio.gather(*(store.news.load_news(name, Seen()) for name in [*names, "nobody", *names]))
     assert [news and news.seen for news in found] == [*[Seen()] * 20, None, *[Seen()] * 20]
     assert asked == [[*names, "nobody", *names]]
+
+
+async def test_that_a_session_is_new_or_archived_is_read_in_the_shared_query(
+    pair: Sequence[Store], postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = pair[0]
+    execute(
+        postgres_url,
+        "INSERT INTO archived_sessions (session_id, file, number, task_id, ended_at, turns, archived_at)"
+        " VALUES ('old', 'file:///a.parquet', 1, 't', 0, 2, 0)",
+    )
+    monkeypatch.setattr(store.database, "read_at_once", None)
+    found = await asyncio.gather(*(store.news.load_news(name, Seen()) for name in ("nobody", "old")))
+    assert found == [None, InArchive("file:///a.parquet")]
 
 
 async def test_a_damaged_turn_fails_the_requests_of_its_session_alone(
