@@ -52,7 +52,7 @@ from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.session_samples import SessionSamples
 from proxy.trajectory.summary import certificate
 from proxy.types import Interaction, SessionRecord
-from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, UnsupportedParameter, brief
+from tokengrove.errors import InvalidRequest, ScratchFull, SessionNotFound, brief
 from tokengrove.options.export import Include, TooLong
 from tokengrove.options.session import SessionStatus
 from tokengrove.reasons import LeftOut
@@ -123,11 +123,6 @@ class ExportEndpoint:
 
     async def _export_archived(self, request: Request, wanted: ParsedExport) -> StreamingResponse:
         """Export from a copy of the sessions that the body names, of which some are archived."""
-        if wanted.options.teachers:
-            raise UnsupportedParameter(
-                "'teachers' do not score archived sessions: bring them back with tokengrove archive restore",
-                param="teachers",
-            )
         scratch = await self._archive.scratch(await self._copied(wanted))
         try:
             response = await self._over(scratch)._export(request, wanted)
@@ -156,6 +151,7 @@ class ExportEndpoint:
         over = copy(self)
         over._recordings, over._columns = scratch.recordings, ExportColumns(scratch.recordings)
         over._images, over._routes = self._images.over(scratch.images), self._routes.over(scratch.recordings)
+        over._teachers = self._teachers.over(scratch.recordings, scratch.images)
         over._count_begun = count_begun
         return over
 

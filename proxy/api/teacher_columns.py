@@ -12,6 +12,7 @@ import asyncio
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,9 @@ from proxy.images.image_pool import ImagePool
 from proxy.resources.senders import Sender
 from proxy.side_columns.columns import DECLARED, SCORES, Columns, SideShape
 from proxy.side_columns.rows import SideColumn, SideRows
-from proxy.store.recordings import Recordings
+from proxy.store.recordings import Recordings, SessionReads
 from proxy.store.session_query import Wanted
+from proxy.store.stored_images import StoredImages
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.tree import Branch, build_tree
 from proxy.turns.route import EngineRoute
@@ -68,14 +70,21 @@ class Teachers:
 
     def __init__(self, turns: Turns, recordings: Recordings, images: ImagePool) -> None:
         self._turns, self._recordings, self._images = turns, recordings, images
+        self._reads: SessionReads = recordings
         self._process = uuid.uuid4().hex
+
+    def over(self, reads: SessionReads, images: StoredImages) -> Teachers:
+        """These, for sessions that are read elsewhere. Scores are stored only of turns that the database has."""
+        other = copy(self)
+        other._reads, other._images = reads, ImagePool(images.read, 0)
+        return other
 
     def begin(self, teachers: Sequence[Teacher], sender: Sender) -> Scoring:
         """Resolve the teachers of an export of a sender, which must call `Scoring.end`.
 
         Raises ModelNotFound, EngineIncapable, UnsupportedParameter and EngineUnavailable.
         """
-        scoring = Scoring(self._turns, self._recordings, self._images, sender)
+        scoring = Scoring(self._turns, self._reads, self._recordings, self._images, sender)
         try:
             for index, teacher in enumerate(teachers):
                 scoring.served.append(self._served(teacher, f"teachers[{index}].model"))
@@ -98,10 +107,13 @@ class Teachers:
 
 
 class Scoring:
-    """The scores of one export."""
+    """The scores of one export. `reads` has its sessions."""
 
-    def __init__(self, turns: Turns, recordings: Recordings, images: ImagePool, sender: Sender) -> None:
-        self._turns, self._recordings, self._images, self._sender = turns, recordings, images, sender
+    def __init__(
+        self, turns: Turns, reads: SessionReads, recordings: Recordings, images: ImagePool, sender: Sender
+    ) -> None:
+        self._turns, self._reads, self._recordings = turns, reads, recordings
+        self._images, self._sender = images, sender
         self.served: list[Served] = []
 
     def end(self) -> None:
@@ -123,10 +135,10 @@ class Scoring:
         found: dict[str, dict[str, SideColumn]] = defaultdict(dict)
         if not (teachers := self.of(record)):
             return found
-        nodes = build_tree(await self._recordings.load_tokens(record.session_id))
+        nodes = build_tree(await self._reads.load_tokens(record.session_id))
         sampled = [node for node in nodes.values() if node.interaction.output_ids and options.takes(node.interaction)]
         for served in teachers:
-            stored = await self._recordings.load_columns(record.session_id, list(served.columns))
+            stored = await self._reads.load_columns(record.session_id, list(served.columns))
             missing = [node for node in sampled if stored.get(node.interaction.id, {}).keys() != served.columns.keys()]
             for first in range(0, len(missing), _AT_ONCE):
                 made = await self._scored(served, missing[first : first + _AT_ONCE])

@@ -186,6 +186,58 @@ async def exported(server: Server, names: list[str], formats: tuple[str, ...] = 
     return found
 
 
+FILTERS: tuple[dict[str, Any], ...] = (
+    {"group_id": "even"},
+    {"task_id": "t-1"},
+    {"status": "ended"},
+    {"status": "active"},
+    {"outcome": "Failed"},
+    {"since": 1.0},
+    {"since": 1e12},
+    {"metadata": {"step": {"min": 2}}},
+    {"metrics": {"x": 1}},
+    {"rewarded": False},
+    {"validation": "skip"},
+    {"validation": "only"},
+    {"purpose": ["title"]},
+    {"agent": ["none"]},
+    {"min_version": 1},
+    {"max_version_span": 0},
+    {"lineage": ["new"]},
+    {"group_id": "even", "rewarded": True, "metadata": {"step": {"max": 0}}},
+)
+
+
+async def filtered(server: Server, names: list[str]) -> list[Any]:
+    """What an export of these sessions returns, by filter: its samples, its sessions and those that were left out."""
+    found = []
+    for chosen in FILTERS:
+        body = {"session_ids": names, "filter": chosen, "advantages": "grpo"}
+        found.append((chosen, await server.ok("/trajectories/export", body)))
+    return found
+
+
+async def test_filters_apply_to_archived_sessions(tmp_path: Path, database_url: str) -> None:
+    names = [f"s-{number}" for number in range(4)]
+    async with serving(tmp_path, says(*"abcdef"), database_url=database_url) as server:
+        for number, name in enumerate(names):
+            group = "odd" if number % 2 else "even"
+            start = {"session_id": name, "group_id": group, "task_id": f"t-{number}"}
+            metadata = {"step": number, **({"validate": True} if number == 2 else {})}
+            await server.ok("/rl/start_session", {**start, "metadata": metadata})
+            await server.chat([user(name)], session=name)
+            end = {"reward": float(number), "metrics": {"x": number}} if number < 3 else {"outcome": "Failed"}
+            await server.ok(f"/{name}/rl/end_session", end)
+        await server.ok("/trajectories/export", {"session_ids": names})
+        before = await filtered(server, names)
+    execute(database_url, "UPDATE sessions SET exported_at = NULL WHERE session_id = 's-1'")
+    archive(database_url, tmp_path)
+    assert len(execute(database_url, "SELECT session_id FROM archived_sessions")) == 3
+    assert len({len(answer["sessions"]) for _, answer in before}) > 2, "the filters choose"
+    async with serving(tmp_path, says("x"), database_url=database_url) as server:
+        assert await filtered(server, names) == before
+
+
 def leftovers() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("tokengrove-archive-*")}
 

@@ -15,9 +15,11 @@ import pytest
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.tiny.model import build_tiny_model, builtin_model_folder
+from proxy.store.archive.archiving import archive_old
 from tests.adapters import adapter_logprobs
+from tests.databases import execute
 from tests.engines.test_served_scores import serving_models
-from tests.support import Server, user
+from tests.support import Server, default_url, user
 from tokengrove.client.readers.read import read
 from tokengrove.rows_beside import missing_value
 
@@ -226,6 +228,29 @@ async def test_claims_and_layouts_have_them(tmp_path: Path, reference: Path) -> 
         claimed = await server.ok("/trajectories/claim", {"export": {"teachers": [REFERENCE]}})
         for sample in claimed["samples"]:
             check(sample, "ref", reference)
+
+
+async def test_archived_sessions_are_scored_as_before(
+    tmp_path: Path, reference: Path, scored: list[GenerateRequest]
+) -> None:
+    url, both = default_url(tmp_path), ["before", "after", "stays"]
+    async with serving_models(tmp_path, reference) as server:
+        for name in both:
+            await play(server, name)
+        await export(server, session_ids=["before"])
+        await export(server, session_ids=["after"], teachers=[])
+    assert archive_old(url, 0.0, str(tmp_path / "archive"), dry_run=False).sessions == 2
+    assert len(scored) == 3
+    async with serving_models(tmp_path, reference) as server:
+        found = await export(server, session_ids=both)
+        assert len(scored) == 3 + 6, "the scores of one session are in its file"
+        assert [entry["session_id"] for entry in found["sessions"]] == both
+        for sample in found["samples"]:
+            check(sample, "ref", reference)
+        assert await export(server, session_ids=both) == found
+        assert len(scored) == 9 + 3, "scores of archived sessions are not stored"
+        columns = "SELECT DISTINCT session_id FROM side_columns"
+        assert execute(url, columns) == [("stays",)]
 
 
 async def test_a_turn_that_the_teacher_cannot_take_is_named(tmp_path: Path, reference: Path) -> None:
