@@ -9,6 +9,7 @@ leaves each session in one place.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -28,6 +29,8 @@ from proxy.store.sql.archived import State
 from proxy.store.sql.starts import note_restored
 from proxy.store.sql.tables import sessions
 from tokengrove.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 # A file is closed at this size, before compression. A deletion writes the file of its session again.
 _FILE_BYTES = 128 << 20
@@ -198,10 +201,16 @@ class Archive:
 
     def _recover(self) -> None:
         for file, state in self.access.read(archived.unsettled):
-            if state is State.DOOMED:
-                self._remove(file)
-            else:
-                self._settle(file)
+            try:
+                if state is State.DOOMED:
+                    self._remove(file)
+                else:
+                    self._settle(file)
+            except ConfigurationError as error:
+                if self.access.read(partial(archived.names_in, file=file)):
+                    raise
+                # It may be in a folder that somebody named by mistake, and must not keep the others from being used.
+                logger.warning("a file without archived sessions is left: %(why)s", {"why": error})
 
     def _settle(self, file: str) -> None:
         """Let a file have exactly the sessions that are noted: delete it, leave it, or replace it."""

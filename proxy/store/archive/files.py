@@ -1,7 +1,7 @@
 """The files of an archive, on any file system that fsspec knows. A file is written whole or not at all.
 
 A local file is on the disk, under its name, when `writing` ends. An object store makes an object visible when its
-upload is complete.
+upload is complete; after an error the upload is aborted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from tokengrove.errors import ConfigurationError, how_to_get
@@ -50,7 +50,7 @@ def writing(url: str) -> Iterator[IO[bytes]]:
             os.replace(part, path)
             _sync_folder(path)
         else:
-            with fs.open(path, "wb") as file:
+            with _uploading(fs, path) as file:
                 yield file
     except OSError as error:
         raise _failed(url, "written", error) from None
@@ -61,11 +61,13 @@ def reading(url: str) -> Iterator[IO[bytes]]:
     """Open a file. Raises ConfigurationError."""
     fs, path = _opened(url)
     try:
-        file = fs.open(path, "rb")
+        with _only_os_errors():
+            file: Any = fs.open(path, "rb")
     except OSError as error:
         raise _failed(url, "read", error) from None
     with file:
-        yield file
+        opened: Any = file if _is_local(fs) else _RemoteFile(file)
+        yield opened
 
 
 def remove(url: str) -> None:
@@ -73,13 +75,60 @@ def remove(url: str) -> None:
     fs, path = _opened(url)
     for each in (path, path + _PART) if _is_local(fs) else (path,):
         try:
-            fs.rm_file(each)
+            with _only_os_errors():
+                fs.rm_file(each)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise _failed(url, "deleted", error) from None
     if _is_local(fs) and os.path.isdir(os.path.dirname(path)):
         _sync_folder(path)
+
+
+@contextmanager
+def _uploading(fs: Any, path: str) -> Iterator[Any]:
+    """Write an object, which is not created if the block ends with an error."""
+    with _only_os_errors():
+        file = fs.open(path, "wb")
+    try:
+        yield _RemoteFile(file)
+    except BaseException:
+        _abort(file)
+        raise
+    with _only_os_errors():
+        file.close()
+
+
+def _abort(file: Any) -> None:
+    """Abort an upload, which closing the file would complete."""
+    from fsspec.spec import AbstractBufferedFile
+
+    if isinstance(file, AbstractBufferedFile):
+        file.closed = True  # also keeps the garbage collector from completing it
+        with suppress(Exception):  # the block's error is the cause
+            file.discard()
+
+
+class _RemoteFile:
+    """A file of fsspec, of which every error is an OSError."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+        return _only_os_errors()(found) if callable(found) else found
+
+
+@contextmanager
+def _only_os_errors() -> Iterator[None]:
+    """Raise any error as an OSError: the libraries of object stores also raise errors of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -25,57 +25,17 @@ from proxy.store.archive.access import archive_of
 from proxy.store.archive.archive import Archive
 from proxy.store.archive.archiving import archive_old, prune_archived
 from proxy.store.backup import Conflict, export_all, import_all
-from proxy.store.dump import Totals
 from proxy.store.inspection import inspecting
 from proxy.store.pruning import chosen
+from tests.archives import SECRET, dumped, grow, quiet, there
 from tests.databases import contents, execute
-from tests.support import assistant, says, serving, user
+from tests.support import says, serving, user
 from tokengrove import commands
 from tokengrove.errors import ConfigurationError
-
-SECRET = "the-word-that-must-go"
-
-
-def quiet(_: Totals) -> None:
-    pass
-
-
-async def grow(folder: Path, url: str) -> None:
-    """Three old sessions that were exported, one with three turns and one without; one that nobody exported."""
-    async with serving(
-        folder, says("one", "two", "three", "vierä\U0001f600", SECRET * 500, "x"), database_url=url
-    ) as server:
-        first = [user("a")]
-        answer = (await server.answer(first))["content"]
-        for words in ("b", "c"):
-            await server.chat([*first, assistant(answer), user(words)], session="s")
-        await server.ok("/s/rl/set_reward", {"reward": 0.1, "name": "style"})
-        await server.ok("/s/rl/end_session", {"reward": 1.0, "metrics": {"x": [1, None]}, "outcome": "Finished"})
-        await server.chat([user(SECRET)], session="second")
-        await server.ok("/second/rl/end_session", {})
-        keys = await server.ok("/rl/start_session", {"session_id": "empty", "task_id": "t", "group_id": "g"})
-        assert keys["api_key"]
-        await server.ok("/empty/rl/rotate_keys", {})
-        await server.ok("/empty/rl/end_session", {})
-        await server.chat([user("unseen")], session="unseen")
-        await server.ok("/unseen/rl/end_session", {})
-        await server.ok("/export_trajectories", {"session_ids": ["s", "second", "empty"]})
-
-
-def dumped(url: str, folder: Path) -> list[Any]:
-    """The sessions of a database in order of their ids, with all their rows."""
-    path = folder / "dump.jsonl"
-    export_all(url, str(path), quiet)
-    found = [entry for entry in map(orjson.loads, path.read_bytes().splitlines()) if "session" in entry]
-    return sorted(found, key=lambda entry: str(entry["session"]["session_id"]))
 
 
 def archive(url: str, to: object) -> Any:
     return archive_old(url, 0.0, str(to), dry_run=False)
-
-
-def there(url: str, table: str = "sessions") -> set[str]:
-    return {row[0] for row in execute(url, f"SELECT session_id FROM {table}")}
 
 
 def parquet(folder: Path) -> list[Path]:
@@ -329,6 +289,22 @@ async def test_an_archive_is_anywhere_that_fsspec_reaches(tmp_path: Path) -> Non
         opened.restore(None)
     assert not fs.find("/bucket/archive")
     assert dumped(url, tmp_path) == [entry for entry in before if entry["session"]["session_id"] != "second"]
+
+
+async def test_a_folder_that_cannot_be_used_keeps_no_other_from_being_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+    (tmp_path / "typo").touch()
+    with pytest.raises(ConfigurationError, match=r"typo/archive/.* cannot be written: Not a directory"):
+        archive(url, tmp_path / "typo" / "archive")
+    assert archive(url, tmp_path / "archive").sessions == 3
+    assert "a file without archived sessions is left" in caplog.text and "typo/archive/" in caplog.text
+    (tmp_path / "typo").unlink()
+    with archive_of(url) as opened:
+        opened.restore(None)
+    assert execute(url, "SELECT * FROM archive_files") == []
 
 
 async def test_a_damaged_file_is_named_and_nothing_is_deleted(tmp_path: Path) -> None:
