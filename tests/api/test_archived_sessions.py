@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet
 import pytest
 
 from proxy.rendering.renderer import Renderer
+from proxy.store.archive import parquet
 from proxy.store.archive.access import archive_of
 from proxy.store.archive.archiving import archive_old
 from tests.databases import execute
@@ -236,6 +239,42 @@ async def test_filters_apply_to_archived_sessions(tmp_path: Path, database_url: 
     assert len({len(answer["sessions"]) for _, answer in before}) > 2, "the filters choose"
     async with serving(tmp_path, says("x"), database_url=database_url) as server:
         assert await filtered(server, names) == before
+
+
+async def test_a_session_is_read_from_its_row_groups_and_those_of_its_images(
+    tmp_path: Path, vision_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1)  # each turn in a group of its own
+    url, names = f"sqlite:///{tmp_path / 'test.db'}", ["a", "b", "c", "d"]
+    async with serving(tmp_path, says(*"abcdefgh"), vision_renderer, database_url=url) as server:
+        for name in names:
+            shown = image_url(png(64, 48, 1 if name in ("a", "c") else 2))
+            first = [{"role": "user", "content": [text_part("See "), shown]}]
+            said = await server.answer(first, name)
+            await server.chat([*first, said, user("more")], name)
+            await server.ok(f"/{name}/rl/end_session", {})
+        await server.ok("/trajectories/export", {"session_ids": names})
+    everything: list[parquet.Entries] = []
+    with archive_of(url) as opened:
+        opened.copy(names, lambda entries, *_: everything.append(entries))
+    archive(url, tmp_path)
+    [file] = (tmp_path / "archive").glob("*.parquet")
+    read: list[int] = []
+    rows = parquet.ArchiveReader._rows
+
+    def counted(self: parquet.ArchiveReader, *arguments: Any) -> Iterator[Any]:
+        for row in rows(self, *arguments):
+            read.append(1)
+            yield row
+
+    monkeypatch.setattr(parquet.ArchiveReader, "_rows", counted)
+    found: list[parquet.Entries] = []
+    with archive_of(url) as opened:
+        opened.copy(["c"], lambda entries, *_: found.append(entries))
+    assert pyarrow.parquet.ParquetFile(file).num_row_groups == 8
+    assert len(read) == 3, "the two turns of the session, and the turn that brought its image"
+    assert ["image" in entry for entry in found[0]] == [True, False]
+    assert found == [entries for entries in everything if entries[-1]["session"]["session_id"] == "c"]
 
 
 def leftovers() -> set[str]:

@@ -147,15 +147,25 @@ class ArchiveReader:
         """
         needed = None if wanted is None else self._digests(wanted)
         images: dict[str, dict[str, Any]] = {}
-        for found in self._groups():
-            *beside, entry = found
-            for each in beside:
-                if "image" in each and (needed is None or each["image"]["digest"] in needed):
-                    images[each["image"]["digest"]] = each
-            if wanted is not None and entry["session"]["session_id"] not in wanted:
+        columns: Entries = []
+        session: dict[str, Any] | None = None
+        for row in self._rows(wanted, needed):
+            for image in row["images"] or ():
+                if needed is None or image["digest"] in needed:
+                    images[image["digest"]] = {"image": _packed(image)}
+            if wanted is not None and row["session_id"] not in wanted:
                 continue
-            own = [images.pop(digest) for digest in sorted(dump.digests_of(entry) & images.keys())]
-            yield [*own, *(each for each in beside if "image" not in each), entry]
+            if (text := row["session"]) is not None:
+                if session is not None:
+                    yield _whole(session, columns, images)
+                columns, session = [], {**orjson.loads(text), "interactions": []}
+            if session is None:
+                raise self._damaged("its first row begins no session")
+            if row["interaction_id"] is not None:
+                columns += [{"side_column": _column_of(row, each)} for each in row["side_columns"] or ()]
+                session["interactions"].append(_turn_of(row))
+        if session is not None:
+            yield _whole(session, columns, images)
 
     def _digests(self, wanted: Collection[str]) -> set[str]:
         """The digests of the images of some sessions."""
@@ -166,30 +176,28 @@ class ArchiveReader:
                     found |= dump.digests_of(orjson.loads(row["session"]))
         return found
 
-    def _groups(self) -> Iterator[Entries]:
-        """Yield the entries of each session, with the images that its rows have."""
-        images: Entries = []
-        columns: Entries = []
-        session: dict[str, Any] | None = None
-        for batch in self._batches(None):
+    def _rows(self, wanted: Collection[str] | None, needed: set[str] | None) -> Iterator[_Row]:
+        groups = None if wanted is None or needed is None else self._groups(wanted, needed)
+        for batch in self._batches(None, groups):
             for at in range(batch.num_rows):
-                row = _Row(batch, at)
-                if (text := row["session"]) is not None:
-                    if session is not None:
-                        yield [*images, *columns, session]
-                    images, columns, session = [], [], {**orjson.loads(text), "interactions": []}
-                if session is None:
-                    raise self._damaged("its first row begins no session")
-                images += [{"image": _packed(image)} for image in row["images"] or ()]
-                if row["interaction_id"] is not None:
-                    columns += [{"side_column": _column_of(row, each)} for each in row["side_columns"] or ()]
-                    session["interactions"].append(_turn_of(row))
-        if session is not None:
-            yield [*images, *columns, session]
+                yield _Row(batch, at)
 
-    def _batches(self, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    def _groups(self, wanted: Collection[str], needed: set[str]) -> list[int]:
+        """The row groups that have rows of some sessions, or their images."""
+        found = []
+        for group in range(self._file.num_row_groups):
+            for batch in self._batches(["session_id", "images.list.element.digest"], [group]):
+                digests = (image["digest"] for images in batch.column("images").to_pylist() for image in images or ())
+                if any(name in wanted for name in batch.column("session_id").to_pylist()) or any(
+                    digest in needed for digest in digests
+                ):
+                    found.append(group)
+                    break
+        return found
+
+    def _batches(self, columns: list[str] | None, groups: list[int] | None = None) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._file.iter_batches(_ROWS_AT_ONCE, columns=columns)
+            yield from self._file.iter_batches(_ROWS_AT_ONCE, groups, columns)
         except self._broken as error:
             raise self._damaged(error) from None
 
@@ -300,6 +308,12 @@ class _Row:
         """The values of a list as bytes."""
         values = self._batch.column(name)[self._at].values
         return bytes(np.ascontiguousarray(values.to_numpy(zero_copy_only=False), dtype=dtype).tobytes())
+
+
+def _whole(session: dict[str, Any], columns: Entries, images: dict[str, dict[str, Any]]) -> Entries:
+    """The entries of a session, with those of its images that are in `images`, which it takes out."""
+    own = [images.pop(digest) for digest in sorted(dump.digests_of(session) & images.keys())]
+    return [*own, *columns, session]
 
 
 def _turn_of(row: _Row) -> dict[str, Any]:
