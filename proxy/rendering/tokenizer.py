@@ -207,7 +207,8 @@ def _read_by_transformers(folder: Path, reason: str) -> TokenizerFiles:
     templates = {"default": given} if isinstance(given, str) else dict(given)
     if own := processor_template(folder):
         templates = {"default": own}
-    return TokenizerFiles(loaded.backend_tokenizer, None, dict(loaded.special_tokens_map), templates)
+    named = {name: text for name, text in loaded.special_tokens_map.items() if isinstance(text, str)}
+    return TokenizerFiles(loaded.backend_tokenizer, None, named, templates)  # transformers 4 also names a list
 
 
 def _unreadable(folder: Path, error: Exception) -> ConfigurationError:

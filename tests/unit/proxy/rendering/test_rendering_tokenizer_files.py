@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import ASSETS, ROOT
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from proxy.rendering import tokenizer as tokenizers
 from proxy.rendering.families import FAMILIES
+from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 from proxy.rendering.tokenizer_files import SPLITS, UnknownTokenizer, read_tokenizer, tokenizer_class
 from tests.wide import CROSSED, WIDE, few, first
@@ -291,3 +293,15 @@ def test_a_text_opens_with_the_tokens_that_the_file_puts_before_it(tiny_folder: 
     ours = Tokenizer.load(folder_like(tiny_folder, tmp_path, edit=edit))
     assert list(ours.opening) == [7]
     assert list(ours.encode("text")) == list(Tokenizer.load(tiny_folder).encode("text"))
+
+
+def test_special_tokens_that_transformers_4_names_in_a_list_are_left_out(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled templates are kept by the texts of named tokens, and transformers 5 names no others."""
+    named = AutoTokenizer.from_pretrained(tiny_folder).special_tokens_map
+    of_version_4 = property(lambda _: {**named, "additional_special_tokens": ["<a>"]})
+    monkeypatch.setattr(PreTrainedTokenizerBase, "special_tokens_map", of_version_4)
+    tokenizer = Tokenizer(tokenizers._read_by_transformers(tiny_folder, "a test"))
+    assert dict(tokenizer.special_tokens) == named
+    assert ChatTemplate(tokenizer).engine
