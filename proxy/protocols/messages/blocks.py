@@ -5,25 +5,18 @@ Only the text of a block is read, so `cache_control`, citations and other annota
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.parts import Images, image_of, joined
+from proxy.protocols.signatures import origin_of
+from proxy.protocols.tool_inputs import arguments_of
 from proxy.types import ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 # The beginning of Claude Code's first system block. The block is dropped because its end changes with every request.
 BILLING_HEADER = "x-anthropic-billing-header:"
-_SIGNATURE_MARK = "tokengrove:"
-# The only key of `tool_use.input` if the arguments are not a JSON object: the API requires an object.
-RAW_ARGUMENTS = "_raw"
-# The only key in which Claude Code returns arguments that it could not parse: {"raw": text, "len": length of the text}.
-_UNPARSED = "__unparsedToolInput"
 
 
 def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
@@ -60,68 +53,6 @@ def parse_message(value: Any, name: str, dropped: list[str]) -> list[Message]:
             return [Message(Role.SYSTEM, "".join(_text_of(block, path) for block, path in _blocks(content, at)))]
         case _:
             raise InvalidRequest(f"'{name}.role' must be user, assistant or system", param=f"{name}.role")
-
-
-def signature_of(interaction_id: str) -> str:
-    """Return the signature of a thinking block. It contains the interaction id, and clients send it back unchanged."""
-    return base64.b64encode(f"{_SIGNATURE_MARK}{interaction_id}".encode()).decode()
-
-
-def origin_of(signature: Any) -> str | None:
-    """Return the interaction id in a signature, or None if this server did not write it."""
-    try:
-        text = base64.b64decode(signature, validate=True).decode() if isinstance(signature, str) else ""
-    except ValueError:
-        return None
-    return text.removeprefix(_SIGNATURE_MARK) if text.startswith(_SIGNATURE_MARK) else None
-
-
-def input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as `tool_use.input`. Text that is not a JSON object goes into `_raw` unchanged."""
-    parsed = _object_in(arguments) if arguments.strip() else {}
-    return {RAW_ARGUMENTS: arguments} if parsed is None else parsed
-
-
-def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
-    """Return the JSON text of a `tool_use.input`: the inverse of `input_of` and of Claude Code's own wrapping.
-
-    Raises InvalidRequest if the input is nested too deeply; `name` is its path.
-    """
-    raw = _raw_arguments(tool_input)
-    if raw is not None and _object_in(raw) is None:
-        return raw
-    try:
-        return _json_text(tool_input)
-    except RecursionError:
-        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
-
-
-def _raw_arguments(tool_input: Mapping[str, Any]) -> str | None:
-    """Return wrapped argument text, or None if there is none or the client truncated it."""
-    if len(tool_input) != 1:
-        return None
-    unparsed = tool_input.get(_UNPARSED)
-    raw = tool_input.get(RAW_ARGUMENTS)
-    if isinstance(unparsed, Mapping):
-        raw = unparsed.get("raw")
-        if isinstance(raw, str) and unparsed.get("len") not in (None, len(raw)):
-            return None
-    return raw if isinstance(raw, str) else None
-
-
-def _json_text(value: Mapping[str, Any]) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits and lone surrogates
-        return json.dumps(value)
-
-
-def _object_in(text: str) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _blocks(content: Any, name: str) -> list[tuple[Mapping[str, Any], str]]:

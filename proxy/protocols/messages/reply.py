@@ -13,7 +13,8 @@ import orjson
 
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import anthropic_error_event
-from proxy.protocols.messages.blocks import RAW_ARGUMENTS, input_of, signature_of
+from proxy.protocols.signatures import signature_of
+from proxy.protocols.tool_inputs import RAW_ARGUMENTS, input_of
 from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from proxy.types import Ids, Interaction, TurnRequest

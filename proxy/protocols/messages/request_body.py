@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.protocols.messages.blocks import input_of
 from proxy.protocols.parts import split
 from proxy.protocols.sampling_params import sampling_json
+from proxy.protocols.tool_inputs import input_of
 from proxy.types import Message, Role, ToolChoiceMode, TurnRequest
 
 _SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "stop_token_ids")

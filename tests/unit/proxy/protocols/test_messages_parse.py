@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.messages.blocks import signature_of
 from proxy.protocols.messages.protocol import MessagesProtocol
+from proxy.protocols.signatures import signature_of
 from proxy.trajectory.matching import identify
 from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.unit.proxy.protocols.message_bodies import CACHE, READ, body, claude_code, result, says, text

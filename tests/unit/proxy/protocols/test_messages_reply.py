@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.error_envelopes import anthropic_error
-from proxy.protocols.messages.blocks import arguments_of, input_of, origin_of, signature_of
 from proxy.protocols.messages.protocol import MessagesProtocol
+from proxy.protocols.signatures import origin_of, signature_of
+from proxy.protocols.tool_inputs import arguments_of, input_of
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.trajectory.matching import canonical_arguments
