@@ -44,9 +44,10 @@ from proxy.api.statistics_endpoints import StatisticsEndpoints
 from proxy.api.summaries import Summaries
 from proxy.api.teacher_columns import Teachers
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
-from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
+from proxy.api.turn_endpoints import StreamForms, TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
+from proxy.api.turn_routes import label_of, prefixes
 from proxy.engine.adapter_files import AdapterFiles
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
@@ -56,6 +57,7 @@ from proxy.page.endpoints import PageEndpoints
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
 from proxy.protocols.generate import GenerateProtocol
+from proxy.protocols.google.protocol import GoogleProtocol, StreamForm
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
@@ -80,6 +82,8 @@ from tokengrove.options.model import RouteKind
 if TYPE_CHECKING:
     from tokengrove.spans import Tracing
 
+Turning = TurnEndpoint | StreamForms
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -101,7 +105,7 @@ class Parts:
     renderer: Renderer
     polls: LongPolls
     addresses: Addresses
-    turn_endpoints: Mapping[str, TurnEndpoint]
+    turn_endpoints: Mapping[str, Turning]
     group: Group | None
     pool: FairPool
     bodies: Bodies
@@ -207,6 +211,7 @@ def _protocols() -> dict[str, WireProtocol]:
         "/completions": CompletionsProtocol(),
         "/responses": ResponsesProtocol(),
         "/messages": MessagesProtocol(),
+        "/models/{model:path}:generateContent": GoogleProtocol(),
     }
 
 
@@ -217,32 +222,39 @@ def turn_endpoints(
     bodies: Bodies,
     forwarding: Forwarding | None,
     tracing: Tracing | None,
-) -> dict[str, TurnEndpoint]:
+) -> dict[str, Turning]:
     """The endpoints of turns by path."""
-    return {
-        path: TurnEndpoint(protocol, access, turns, turnstile, bodies, forwarding, tracing)
-        for path, protocol in _protocols().items()
-    }
+
+    def endpoint(protocol: WireProtocol) -> TurnEndpoint:
+        return TurnEndpoint(protocol, access, turns, turnstile, bodies, forwarding, tracing)
+
+    events, array = endpoint(GoogleProtocol(StreamForm.EVENTS)), endpoint(GoogleProtocol(StreamForm.ARRAY))
+    found: dict[str, Turning] = {path: endpoint(protocol) for path, protocol in _protocols().items()}
+    return {**found, "/models/{model:path}:streamGenerateContent": StreamForms(events, array)}
 
 
 def _agent_routes(parts: Parts) -> list[Route]:
     """The routes that agents call."""
     access, served, bodies = parts.sessions.access, parts.turns.routes, parts.bodies
     models = ModelEndpoints(access, served)
-    messages, responses = MessagesProtocol(), ResponsesProtocol()
-    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, served, bodies)
+    messages, responses, google = MessagesProtocol(), ResponsesProtocol(), GoogleProtocol()
+    rest = (access, served, bodies)
+    count_tokens = count_endpoint(messages.api, messages.parse_count, lambda n: {"input_tokens": n}, *rest)
     head = {"object": "response.input_tokens"}
-    input_tokens = count_endpoint(responses.api, responses.parse, head, access, served, bodies)
+    input_tokens = count_endpoint(responses.api, responses.parse, lambda n: {**head, "input_tokens": n}, *rest)
+    total_tokens = count_endpoint(google.api, google.parse_count, lambda n: {"totalTokens": n}, *rest)
     tokenize = TokenizeEndpoints(access, served, bodies)
     generate = GenerateEndpoint(access, parts.turns, bodies, parts.forwarding, parts.tracing)
     return [
         *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
         *_aliases("/messages/count_tokens", count_tokens, ["POST"]),
         *_aliases("/responses/input_tokens", input_tokens, ["POST"]),
+        *_aliases("/models/{model:path}:countTokens", total_tokens, ["POST"]),
         *_aliases("/generate", generate.generate, ["POST"]),
         *_aliases("/tokenize", tokenize.tokenize, ["POST"]),
         *_aliases("/detokenize", tokenize.detokenize, ["POST"]),
         *_aliases("/parse", tokenize.parse, ["POST"]),
+        *_google_models(models),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
@@ -412,10 +424,15 @@ def _page_routes() -> list[Route]:
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
-    """Routes under `/v1` and `/{session}/v1`, and both without `/v1`.
+    """Routes under each prefix of a path: under `/v1` and `/{session}/v1`, and both without `/v1`."""
+    label = label_of(path)
+    return [Route(prefix + path, endpoint, methods=methods, label=label) for prefix in prefixes(path)]  # type: ignore[arg-type]
 
-    Some clients omit `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
-    """
-    label = f"/v1{path}".replace(":path}", "}")
-    prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
-    return [Route(prefix + path, endpoint, methods=methods, label=label) for prefix in prefixes]  # type: ignore[arg-type]
+
+def _google_models(models: ModelEndpoints) -> list[Route]:
+    """The routes of the models in Google's form; under `/v1`, models have the form of the other APIs."""
+    return [
+        Route(f"{prefix}/v1beta/models{path}", endpoint, methods=["GET"], label=f"/v1beta/models{label}")
+        for prefix in ("", "/{session:path}")
+        for path, label, endpoint in (("", "", models.google_index), ("/{model:path}", "/{model}", models.google_show))
+    ]

@@ -66,6 +66,7 @@ class Api(StrEnum):
     MESSAGES = "messages"
     GENERATE = "generate"
     COMPLETIONS = "completions"
+    GOOGLE = "google"
 
 
 class ToolCall(NamedTuple):

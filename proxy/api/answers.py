@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import Message, Scope, Send
 
 from proxy.telemetry.http_request import HttpRequest
 
 _NAMES = (b"x-request-id", b"request-id")
+_GOOGLE = re.compile(
+    r"(?!/rl/).*(?:/v1(?:beta|alpha)/|/models/.+:(?:generateContent|streamGenerateContent|countTokens)$)"
+)
 
 
 def is_messages_path(path: str) -> bool:
     """Whether a path belongs to Anthropic's Messages API, even if it has no endpoint here (`batches`)."""
     _, version, rest = path.rpartition("/v1/")
     return path.endswith(("/messages", "/messages/count_tokens")) or (bool(version) and rest.startswith("messages/"))
+
+
+def is_google_path(path: str) -> bool:
+    """Whether a path belongs to Google's API, even if it has no endpoint here (`embedContent`)."""
+    return _GOOGLE.match(path) is not None
 
 
 def id_header(path: str) -> str:

@@ -1,13 +1,18 @@
-"""Request headers in ASGI form, and the key and session hint of the caller in them."""
+"""Request headers in ASGI form, and the key and session hint of the caller in them.
+
+Clients of Google's API may send their key in the address (`?key=`). It then counts as their header.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 from starlette.types import Scope
 
+from proxy.api.answers import is_google_path
 from proxy.sessions.ids import check_session_id
 from tokengrove.errors import InvalidRequest
 
@@ -18,17 +23,24 @@ Headers = Mapping[bytes, str]
 _HINTS = (b"x-claude-code-session-id", b"session-id", b"x-parent-session-id", b"x-session-id")
 
 
+_GOOGLE_KEY = b"x-goog-api-key"
+
+
 def headers_of(scope: Scope) -> Headers:
     """The headers of a request."""
-    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
+    if (query := scope.get("query_string")) and _GOOGLE_KEY not in headers and is_google_path(scope["path"]):
+        for key in parse_qs(query.decode("latin-1")).get("key", ()):
+            headers[_GOOGLE_KEY] = key
+    return headers
 
 
 def key_in(headers: Headers) -> str | None:
-    """The key of a request, from `Authorization: Bearer`, else `x-api-key`."""
+    """The key of a request, from `Authorization: Bearer`, else `x-api-key`, else `x-goog-api-key`."""
     scheme, _, token = headers.get(b"authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key := token.strip()):
         return key
-    return headers.get(b"x-api-key") or None
+    return headers.get(b"x-api-key") or headers.get(_GOOGLE_KEY) or None
 
 
 def hint_in(headers: Headers, body: Any) -> str | None:

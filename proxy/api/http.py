@@ -10,13 +10,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from proxy.api.answers import id_header, is_messages_path
+from proxy.api.answers import id_header, is_google_path, is_messages_path
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.neutral_errors import is_administration, neutral
 from proxy.api.wrong_keys import WRONG_KEYS, DelayedResponse
-from proxy.protocols.error_envelopes import anthropic_error, openai_error
+from proxy.protocols.error_envelopes import anthropic_error, google_error, openai_error
 from proxy.sessions.access import Caller
-from proxy.telemetry.http_request import request_of, without_secret
+from proxy.telemetry.http_request import ROUTE, request_of, without_secret
 from tokengrove.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, TooManyRequests
 
 # The openai SDK does not retry after a longer wait; the anthropic SDK waits for any time.
@@ -25,8 +25,12 @@ _MAX_RETRY_AFTER_S = 30
 
 _NOT_FOUND = (
     "this is a Tokengrove server, and it has no endpoint {}. Agents call POST /SESSION/v1/chat/completions, "
-    "/SESSION/v1/responses or /SESSION/v1/messages; GET /health checks the server; docs/http-api.md lists all endpoints"
+    "/SESSION/v1/responses, /SESSION/v1/messages or /SESSION/v1beta/models/MODEL:generateContent; "
+    "GET /health checks the server; docs/http-api.md lists all endpoints"
 )
+
+_HIDING = frozenset({"/v1/models/{model}", "/v1beta/models/{model}", "/rl/sessions/{session}"})
+"""Routes that are only read, whose paths end with any text: a POST to such a path means an endpoint that is unknown."""
 
 TOO_DEEP = "the body is nested too deeply"
 CRASH = ProxyError("internal error: the server's log has the traceback")
@@ -62,13 +66,13 @@ def as_object(value: Any) -> Mapping[str, Any]:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller: session in the path, key (Bearer or x-api-key), and the client's own session id as a hint."""
+    """The caller: session in the path, key (as in `key_in`), and the client's own session id as a hint."""
     headers = headers_of(request.scope)
     return Caller(path=request.path_params.get("session"), key=key_in(headers), hint=hint_in(headers, None))
 
 
 def key_of(request: Request) -> str | None:
-    """The key of a request, from `Authorization: Bearer`, else `x-api-key`."""
+    """The key of a request."""
     return key_in(headers_of(request.scope))
 
 
@@ -98,6 +102,8 @@ def error_response(scope: Scope, error: ProxyError) -> Response:
 
 def envelope(path: str, error: ProxyError, request_id: str) -> dict[str, Any]:
     """The error body for the API that `path` belongs to."""
+    if is_google_path(path):
+        return google_error(error)
     return anthropic_error(error, request_id) if is_messages_path(path) else openai_error(error)
 
 
@@ -119,6 +125,8 @@ async def on_not_found(request: Request, error: Exception) -> Response:
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     """Handle a method that the route of this path does not support. The `allow` header lists the supported methods."""
+    if request.method == "POST" and request.scope.get(ROUTE) in _HIDING:
+        return await on_not_found(request, error)
     headers = dict(getattr(error, "headers", None) or {})
     allowed = headers.get("Allow", "another method")
     problem = MethodNotAllowed(f"{shown_path(request)} does not support {request.method}; use {allowed}")

@@ -1,4 +1,4 @@
-"""`/v1/models`, in a form that both the OpenAI and the Anthropic SDK read."""
+"""`/v1/models`, in a form that both the OpenAI and the Anthropic SDK read, and `/v1beta/models` in Google's form."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class ModelEndpoints:
 
     async def index(self, request: Request) -> JsonResponse:
         """List the models that the caller may name."""
-        models = [self._model(each.name, each) for each in self._routes.names.listed(await self._bindings(request))]
-        if not self._routes.names.declared:
-            models = [self._model(self._routes.main.model)]
+        models = await self._listed(request)
         listing = {
             "object": "list",
             "data": models,
@@ -38,11 +36,27 @@ class ModelEndpoints:
 
     async def show(self, request: Request) -> JsonResponse:
         """Return the model that serves the requested name. Raises ModelNotFound."""
+        return JsonResponse(await self._named(request))
+
+    async def google_index(self, request: Request) -> JsonResponse:
+        """List the models that the caller may name, in Google's form."""
+        return JsonResponse({"models": [_google_model(each) for each in await self._listed(request)]})
+
+    async def google_show(self, request: Request) -> JsonResponse:
+        """Like `show`, in Google's form."""
+        return JsonResponse(_google_model(await self._named(request)))
+
+    async def _listed(self, request: Request) -> list[dict[str, Any]]:
+        if not self._routes.names.declared:
+            return [self._model(self._routes.main.model)]
+        return [self._model(each.name, each) for each in self._routes.names.listed(await self._bindings(request))]
+
+    async def _named(self, request: Request) -> dict[str, Any]:
         asked = request.path_params["model"]
         if not self._routes.names.declared:
-            return JsonResponse(self._model(asked or self._routes.main.model))
+            return self._model(asked or self._routes.main.model)
         found = self._routes.names.find(asked, await self._bindings(request))
-        return JsonResponse(self._model(asked or found.route, self._routes.names.declared[found.route]))
+        return self._model(asked or found.route, self._routes.names.declared[found.route])
 
     async def _bindings(self, request: Request) -> Mapping[str, str] | None:
         if not self._routes.names.declared:
@@ -65,3 +79,11 @@ class ModelEndpoints:
             "end_token_ids": [] if route is None else list(route.renderer.stop_token_ids),
             **({} if declared is None else {"kind": declared.kind.value}),
         }
+
+
+def _google_model(model: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": f"models/{model['id']}",
+        "displayName": model["display_name"],
+        "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
+    }

@@ -23,7 +23,6 @@ from proxy.api.session_json import quoted
 from proxy.api.turn_lines import TurnLines
 from proxy.protocols.completions.protocol import CompletionsProtocol
 from proxy.protocols.completions.reply import completions_json
-from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.live_session import LiveSession
 from proxy.telemetry.http_request import REQUEST, HttpRequest, request_of
@@ -245,7 +244,7 @@ class StreamReply:
         """Send the headers, and return the first events of the stream."""
         self.started, request.status = True, 200
         headers = [
-            (b"content-type", CONTENT_TYPE.encode()),
+            (b"content-type", self._encoder.content_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             request_id_header(self._choices[0].interaction.api, request),

@@ -22,7 +22,8 @@ REFUSALS = 5
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _COUNTING = frozenset(
     {
-        *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
+        *("/v1/messages/count_tokens", "/v1beta/models/{model}:countTokens"),
+        *("/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
         *("/mailbox/next", "/mailbox/deliver"),
     }
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api import bodies as limits
 from proxy.api.bodies import Bodies, Upload
@@ -46,6 +46,17 @@ if TYPE_CHECKING:
     from tokengrove.spans import Tracing
 
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
+
+
+class StreamForms:
+    """The ASGI endpoint of streamed turns in Google's API: the query tells the form of the stream."""
+
+    def __init__(self, events: ASGIApp, array: ASGIApp) -> None:
+        self._events, self._array = events, array
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._events if b"alt=sse" in scope["query_string"].split(b"&") else self._array
+        await endpoint(scope, receive, send)
 
 
 class TurnEndpoint:
@@ -93,12 +104,19 @@ class TurnEndpoint:
         if not self._access.open_server:  # access does not depend on the body: check it before reading
             await self._access.resolve(caller)
         with Upload(self._bodies, scope, headers, receive) as upload:
-            return await self._begin_as_asked(request, caller, headers, receive, upload)
+            model = scope["path_params"].get("model")
+            return await self._begin_as_asked(request, caller, headers, receive, upload, model)
 
     async def _begin_as_asked(
-        self, request: HttpRequest, caller: Caller, headers: Headers, receive: Receive, upload: Upload
+        self,
+        request: HttpRequest,
+        caller: Caller,
+        headers: Headers,
+        receive: Receive,
+        upload: Upload,
+        model: str | None,
     ) -> UnaryReply | StreamReply | Forwarded:
-        """Begin the turn that the body requests."""
+        """Begin the turn that the body requests. `model`: the name in the address, in APIs that have it there."""
         sent, path = await upload.read(), caller.path
         read, sender = time.monotonic(), upload.sender
         await self._turnstile.enter(sender)
@@ -126,6 +144,7 @@ class TurnEndpoint:
             asked = await upload.work(size, self._protocol.parse, body, session.parsed)
         if files:
             asked.files = files
+        asked.model = model or asked.model
         routes, asked.sender = self._turns.routes, sender
         if routes.names.declared:
             routes.assign(asked, session.record)
@@ -186,14 +205,14 @@ def _check_depth(asked: TurnRequest) -> None:
 def count_endpoint(
     api: Api,
     parse: Callable[[Any, ParsedBodies], TurnRequest],
-    head: Mapping[str, str],
+    reply: Callable[[int], Mapping[str, Any]],
     access: Access,
     routes: Routes,
     bodies: Bodies,
 ) -> Endpoint:
-    """The endpoint for `input_tokens`: the number of prompt tokens that the body would have as a turn.
+    """The endpoint for the number of prompt tokens that the body would have as a turn.
 
-    `parse` parses the body in the form of `api`. `head`: the other fields of the reply.
+    `parse` parses the body in the form of `api`. `reply`: the reply with a number.
     """
 
     async def endpoint(request: Request) -> JsonResponse:
@@ -208,10 +227,11 @@ def count_endpoint(
             await upload.read_images(body, size, api, session, sizes_only=True)
             asked = await upload.do(size, parse, body, session.parsed)
             asked.sender = upload.sender._replace(name=session.id)
+            asked.model = request.path_params.get("model") or asked.model
             routes.assign(asked, session.record)
             try:
                 prompt = await routes.engine(asked.route).tokens.prompt(session, asked)
-                return JsonResponse({**head, "input_tokens": len(prompt)})
+                return JsonResponse(reply(len(prompt)))
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
 

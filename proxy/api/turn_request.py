@@ -13,6 +13,7 @@ from typing import Any
 from proxy.api.session_json import quoted
 from proxy.images.data_urls import data_url
 from proxy.images.image_pool import ReadImages
+from proxy.protocols.google.request_body import content_path
 from proxy.protocols.image_sources import with_data, written_images
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.trajectory.conversation import conversation_above, root
@@ -70,11 +71,16 @@ class Requests:
         again = _parsed(protocol, body)
         return {
             "method": "POST",
-            "path": f"/{quoted(turn.session_id)}{PATHS[turn.api]}",
+            "path": f"/{quoted(turn.session_id)}{_path(asked)}",
             "body": body,
             "lacks": ["body"] if again is None else list(_lacking(turn, asked, again)),
             "same_elsewhere": again is not None and _prompt(again, self._routes.reader(turn.route)) == ids,
         }
+
+
+def _path(asked: TurnRequest) -> str:
+    """The path of a request, without its session."""
+    return content_path(asked) if asked.api is Api.GOOGLE else PATHS[asked.api]
 
 
 def _prompt(request: TurnRequest, route: EngineRoute | None) -> Ids | None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.answers import identified
@@ -14,6 +15,24 @@ from proxy.api.wrong_keys import WRONG_KEYS, WrongKeys
 from proxy.telemetry.http_request import ROUTE, HttpRequest, MetadataOf, RequestEnd, request_of
 
 _PREFIX = "/v1"
+_VERSIONS = ("/v1beta", "/v1alpha", "/v1")
+_GOOGLE = "/models/{model:path}:"
+"""The beginning of the ends of paths in Google's API, which name the model."""
+
+
+def prefixes(end: str) -> tuple[str, ...]:
+    """What may stand before an end of a path, in order of matching: a version, after a session or not, or no version.
+
+    Some clients omit `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
+    """
+    versions = _VERSIONS if end.startswith(_GOOGLE) else (_PREFIX,)
+    with_version = (prefix + version for version in versions for prefix in ("", "/{session:path}"))
+    return (*with_version, "/{session:path}", "")
+
+
+def label_of(end: str) -> str:
+    """The name by which the requests to all paths with this end are counted."""
+    return (_VERSIONS[0] if end.startswith(_GOOGLE) else _PREFIX) + end.replace(":path}", "}")
 
 
 class TurnRoutes:
@@ -23,7 +42,18 @@ class TurnRoutes:
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp]) -> None:
-        self._endpoints = tuple((end, _PREFIX + end, endpoint) for end, endpoint in endpoints.items())
+        plain = {end: endpoint for end, endpoint in endpoints.items() if "{" not in end}
+        self._endpoints = tuple((end, label_of(end), endpoint) for end, endpoint in plain.items())
+        self._with_models = tuple(
+            (
+                end.rpartition("}")[2],
+                [compile_path(prefix + end)[0] for prefix in prefixes(end)],
+                label_of(end),
+                endpoint,
+            )
+            for end, endpoint in endpoints.items()
+            if end not in plain
+        )
 
     def find(self, scope: Scope) -> ASGIApp | None:
         """Return the endpoint, and set `path_params` and route; None for a request that may not be a turn."""
@@ -36,6 +66,17 @@ class TurnRoutes:
                 scope["path_params"] = {} if prefix in ("", _PREFIX) else {"session": prefix.removesuffix(_PREFIX)[1:]}
                 scope[ROUTE] = label
                 return endpoint
+        return self._of_model(scope, path) if path.endswith("Content") else None
+
+    def _of_model(self, scope: Scope, path: str) -> ASGIApp | None:
+        """Like `find`, for paths that name the model."""
+        for end, patterns, label, endpoint in self._with_models:
+            if path.endswith(end) and "\n" not in path:
+                for pattern in patterns:
+                    if (found := pattern.match(path)) is not None:
+                        scope["path_params"] = found.groupdict()
+                        scope[ROUTE] = label
+                        return endpoint
         return None
 
 

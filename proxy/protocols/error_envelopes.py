@@ -1,4 +1,4 @@
-"""Error envelopes: OpenAI's for chat, responses and this server's own endpoints, Anthropic's for messages."""
+"""Error envelopes: OpenAI's for most endpoints, Anthropic's for messages, Google's for its API."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 
+_GOOGLE_RPC = "type.googleapis.com/google.rpc."
+_GOOGLE_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    410: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
 
 def openai_error(error: ProxyError) -> dict[str, Any]:
     """Return the OpenAI error envelope."""
@@ -65,3 +79,13 @@ def _anthropic_message(error: ProxyError) -> str:
     if not isinstance(error, ContextLengthExceeded):
         return error.message
     return f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
+
+
+def google_error(error: ProxyError) -> dict[str, Any]:
+    """Return Google's error envelope. The details name the field, and the code that the other envelopes have."""
+    status = _GOOGLE_STATUSES.get(error.status, "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL")
+    details: list[dict[str, Any]] = [{"@type": f"{_GOOGLE_RPC}ErrorInfo", "reason": error.code, "domain": "tokengrove"}]
+    if error.param is not None:
+        violation = {"field": error.param, "description": error.message}
+        details.append({"@type": f"{_GOOGLE_RPC}BadRequest", "fieldViolations": [violation]})
+    return {"error": {"code": error.status, "message": error.message, "status": status, "details": details}}

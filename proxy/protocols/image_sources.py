@@ -15,6 +15,8 @@ from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
 _DETAILS = {"auto": "", "low": "low", "high": "high", "original": "high"}
 _KIND = {Api.CHAT: "image_url", Api.RESPONSES: "input_image", Api.MESSAGES: "image"}
+_GOOGLE_FILES = "generativelanguage.googleapis.com"
+_RESOLUTIONS = {"UNSPECIFIED": "", "LOW": "low", "MEDIUM": "", "HIGH": "high", "ULTRA_HIGH": "high"}
 _OTHER_MEDIA = frozenset(
     {
         *("image", "image_url", "input_image", "input_audio", "audio_url", "video", "video_url", "input_video"),
@@ -46,6 +48,8 @@ def image_sources(body: Any, api: Api) -> list[Source]:
         return []
     if api is Api.GENERATE:
         return _of_image_data(body)
+    if api is Api.GOOGLE:
+        return _of_contents(body)
     field = "input" if api is Api.RESPONSES else "messages"
     items = body.get(field)
     if api not in _KIND or type(items) is not list:
@@ -77,6 +81,9 @@ def with_data(value: Any, data_url: Callable[[str], str]) -> Any:
         if value.get("type") == "input_image":
             return {**value, "image_url": url, **detail}
         return {**value, "image_url": {"url": url, **detail}}
+    if isinstance(image := value.get("inlineData"), ImagePart):
+        head, _, data = data_url(image.digest).partition(";base64,")
+        return {**value, "inlineData": {"mimeType": head.removeprefix("data:"), "data": data}}
     if isinstance(image := value.get("source"), ImagePart):
         head, _, data = data_url(image.digest).partition(";base64,")
         return {**value, "source": {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}}
@@ -165,6 +172,70 @@ def _of_image_data(body: dict[str, Any]) -> list[Source]:
         raise InvalidRequest(message, param="image_data")
     names = (f"image_data[{index}]" for index in range(len(value)))
     return [Source(value, at, expect_str(value[at], name), name) for at, name in enumerate(names)]
+
+
+def _of_contents(body: dict[str, Any]) -> list[Source]:
+    """The images of Google's API, in the user's parts and in `parts` of a `functionResponse`."""
+    contents, config = body.get("contents"), _either(body, "generationConfig")
+    config = config if isinstance(config, dict) else {}
+    level = _either(config, "mediaResolution")
+    found: list[Source] = []
+    for index, content in enumerate(contents if isinstance(contents, list) else ()):
+        parts = content.get("parts") if isinstance(content, dict) else None
+        if isinstance(parts, list):
+            found += _of_google_parts(parts, f"contents[{index}].parts", level)
+    return found
+
+
+def _of_google_parts(parts: list[Any], name: str, level: Any) -> Iterator[Source]:
+    """`level`: the resolution of images without one of their own."""
+    for index, part in enumerate(parts):
+        if not isinstance(part, dict):
+            continue
+        path = f"{name}[{index}]"
+        result = _either(part, "functionResponse")
+        if isinstance(result, dict) and isinstance(inner := result.get("parts"), list):
+            yield from _of_google_parts(inner, f"{path}.functionResponse.parts", level)
+        for field in ("inlineData", "fileData"):
+            if (value := _either(part, field)) is not None:
+                key = field if field in part else _snake(field)
+                yield _google_image(part, key, expect_object(value, f"{path}.{field}"), f"{path}.{field}", level)
+
+
+def _google_image(part: dict[str, Any], key: str, value: Mapping[str, Any], name: str, level: Any) -> Source:
+    """The bytes determine the type of an image; `mimeType` tells only whether it is one."""
+    kind = _either(value, "mimeType")
+    if kind is not None and not expect_str(kind, f"{name}.mimeType").startswith(("image/", "application/octet-stream")):
+        message = f"'{name}.mimeType' is {brief(kind)}; beside text this server takes images"
+        raise UnsupportedParameter(message, param=f"{name}.mimeType")
+    field = "data" if key.startswith("inline") else "fileUri"
+    text = expect_str(_either(value, field), f"{name}.{field}")
+    if field == "fileUri" and (_GOOGLE_FILES in text or text[:5] not in ("http:", "https")):
+        raise _no_files(f"{name}.fileUri", "inlineData")
+    own = _either(part, "mediaResolution")
+    own = _either(own, "level") if isinstance(own, dict) else None
+    return Source(part, key, text, f"{name}.{field}", _resolution(own or level, name))
+
+
+def _resolution(level: Any, name: str) -> str:
+    """The `detail` of a resolution; resolutions between are those of the model's processor."""
+    if level is None:
+        return ""
+    found = expect_str(level, f"{name}.mediaResolution").removeprefix("MEDIA_RESOLUTION_")
+    if found not in _RESOLUTIONS:
+        known = ", ".join(f"MEDIA_RESOLUTION_{each}" for each in _RESOLUTIONS)
+        raise InvalidRequest(f"'mediaResolution' must be one of {known}", param=f"{name}.mediaResolution")
+    return _RESOLUTIONS[found]
+
+
+def _either(value: Mapping[str, Any], name: str) -> Any:
+    """A field of Google's API, whose clients write it in camel case or in snake case."""
+    found = value.get(name)
+    return value.get(_snake(name)) if found is None else found
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 def _detail(part: Mapping[str, Any], name: str) -> str:

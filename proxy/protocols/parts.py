@@ -38,7 +38,7 @@ def split(content: str, images: Images) -> list[str | ImagePart]:
 
 def image_of(part: Any) -> ImagePart | None:
     """Return the image of a decoded part whose source was read; None for any other part."""
-    for key in ("image_url", "source"):
+    for key in ("image_url", "source", "inlineData", "fileData"):
         image = part.get(key)
         if type(image) is ImagePart:
             return image

@@ -80,10 +80,12 @@ class Answer:
 
 
 class StreamEncoder(Protocol):
-    """Encodes one reply as stream bytes.
+    """Encodes one reply as stream bytes, of the media type `content_type`.
 
     The order of calls is: `start`, any number of `deltas`, then `finish` or `error`; `keepalive` anywhere between.
     """
+
+    content_type: str
 
     def start(self) -> bytes:
         """Return the bytes that precede the first delta."""

@@ -38,7 +38,8 @@ _SAMPLING = {
     UpstreamApi.MESSAGES: _EVERYWHERE | {"top_k", "stop"},
 }
 _DEFAULTS = SamplingParams()
-_SEQUENCES = {(Api.MESSAGES, "stop"): "stop_sequences"}
+_SEQUENCES = {(Api.MESSAGES, "stop"): "stop_sequences", (Api.GOOGLE, "stop"): "generationConfig.stopSequences"}
+_PREFILLS = {Api.CHAT: "continue_final_message", Api.GOOGLE: "contents"}
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _NAMES = {UpstreamApi.CHAT: "chat completions", UpstreamApi.RESPONSES: "responses", UpstreamApi.MESSAGES: "messages"}
 
@@ -204,7 +205,7 @@ def _refuse(request: TurnRequest, api: UpstreamApi) -> None:
     if request.per_token:
         _unsupported("return_tokens_as_token_ids", api)
     if request.prefill is not None and api is not UpstreamApi.MESSAGES:
-        name = "continue_final_message" if request.api is Api.CHAT else "messages"
+        name = _PREFILLS.get(request.api, "messages")
         _unsupported(name, api, "it cannot continue an answer; end the messages with one of the user or of a tool")
     wanted = request.response_format
     if wanted is not None:

@@ -18,6 +18,7 @@ PUBLIC = {"/health", "/ready", "/metrics", "/", "/ui", "/ui/", "/ui/{file:path}"
     for prefix in ("/v1", "/{session:path}/v1", "/{session:path}", "")
     for path in ("/models", "/models/{model:path}")
 }
+PUBLIC |= {f"{prefix}/v1beta/models{model}" for prefix in ("", "/{session:path}") for model in ("", "/{model:path}")}
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
@@ -71,10 +72,12 @@ ADMINS = {
     "/engine/release_memory", "/engine/resume_memory", "/engine/servers", "/engine/adapters", "/engine/models",
     *("/v1/logprobs", *(f"/engine/{step}" for step in WeightTransfer)),
 }  # fmt: skip
+GOOGLE = ("generateContent", "streamGenerateContent", "countTokens")
 # A session's own key or path gives access to these.
 OWN = {
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/generate"),
     *("/v1/responses/input_tokens", "/v1/completions", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
+    *(f"/v1/models/{{model:path}}:{method}" for method in GOOGLE),
     *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark", "/rl/withdraw_session"),
 }
 
@@ -84,6 +87,7 @@ async def test_every_route_is_public_or_for_the_administrator_or_for_a_session(t
         known = PUBLIC | ADMINS | OWN
         for template, method in routes(server):
             bare = template.removeprefix("/{session:path}")
+            bare = bare.replace("/v1beta/", "/v1/").replace("/v1alpha/", "/v1/")
             assert template in known or bare in OWN or f"/v1{bare}" in OWN, (template, method)
         there = {template for template, _ in routes(server)}
         assert known <= there, known - there

@@ -15,7 +15,11 @@ from proxy.api.turn_routes import TurnRoutes
 from proxy.turns.turns import Turns
 from tests.support import Server, says, serving, user
 
-ENDS = ("/chat/completions", "/completions", "/responses", "/messages")
+ENDS = (
+    *("/chat/completions", "/completions", "/responses", "/messages"),
+    *("/models/m:generateContent", "/models/org/m:streamGenerateContent"),
+)
+METHODS = (":generateContent", ":streamGenerateContent")
 PREFIXES = (
     *(
         "",
@@ -45,7 +49,19 @@ PREFIXES = (
         "/a\nb/v1",
         "/messages",
     ),
-    *("/chat/completions", "/responses/v1", "s", "v1", "x/v1"),
+    *(
+        "/chat/completions",
+        "/responses/v1",
+        "s",
+        "v1",
+        "x/v1",
+        "/v1beta",
+        "/s/v1beta",
+        "/s/v1alpha",
+        "/v1beta/v1",
+        "v1beta",
+    ),
+    *("/s/v1beta/models/x", "/models", "/s/models/x"),
 )
 TAILS = ("", "/", "\n", "/count_tokens", "x")
 
@@ -78,7 +94,7 @@ async def test_every_route_of_a_turn_is_recognised(tmp_path: Path) -> None:
             assert isinstance(route, Route)
             path = route.path.replace("{session:path}", "a/b~c").replace("{model:path}", "x")
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-            assert (server.app.turn_routes.find(scope) is not None) == path.endswith(ENDS), path
+            assert (server.app.turn_routes.find(scope) is not None) == path.endswith((*ENDS, *METHODS)), path
 
 
 async def answers(server: Server, method: str, path: str, **request: Any) -> tuple[int, dict[str, str], bytes]:

@@ -30,6 +30,7 @@ PARTS: dict[str, set[str]] = {
         "protocols",
         "protocols.chat",
         "protocols.completions",
+        "protocols.google",
         "rendering",
         "rendering.templates",
         "resources",
@@ -175,6 +176,14 @@ PARTS: dict[str, set[str]] = {
     "protocols": {"parsed_items", "rendering", "tokengrove.errors", "tokengrove.reasons", "types"},
     "protocols.chat": {"parsed_items", "protocols", "rendering", "tokengrove.errors", "tokengrove.reasons", "types"},
     "protocols.completions": {"parsed_items", "protocols", "rendering", "tokengrove.errors", "types"},
+    "protocols.google": {
+        "parsed_items",
+        "protocols",
+        "rendering",
+        "tokengrove.errors",
+        "tokengrove.reasons",
+        "types",
+    },
     "protocols.messages": {
         "parsed_items",
         "protocols",
@@ -216,6 +225,7 @@ PARTS: dict[str, set[str]] = {
         "protocols",
         "protocols.chat",
         "protocols.completions",
+        "protocols.google",
         "protocols.messages",
         "protocols.responses",
         "rendering",
@@ -617,6 +627,7 @@ OUTSIDE: dict[str, set[str]] = {
         "prompt_ids",
         "protocols",
         "protocols.chat",
+        "protocols.google",
         "protocols.messages",
         "protocols.responses",
         "rendering.templates",
@@ -699,7 +710,7 @@ LATE_MODULES = {
     "tokengrove.spans",
 }
 """Modules that import torch, OpenTelemetry or gem: their importers do so inside a function."""
-WIRE_APIS = {"chat", "responses", "messages", "generate"}
+WIRE_APIS = {"chat", "responses", "messages", "generate", "google"}
 
 
 @cache

@@ -61,6 +61,8 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
 class ChatStream:
     """One streamed chat completion: `chat.completion.chunk` events that share one id, then `[DONE]`."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: TurnRequest, reply_id: str, created: int, prompt_ids: Ids | None = None) -> None:
         self._include_usage = request.include_usage
         self._per_token, self._return_token_ids = request.per_token, request.return_token_ids

@@ -90,6 +90,8 @@ def prompt_logprobs_json(tokens: Sequence[TokenLogprob]) -> Mapping[str, Sequenc
 class CompletionStream:
     """One streamed completion: `text_completion` events that share one id, then `[DONE]`."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: TurnRequest, reply_id: str, created: int, prompt_ids: Ids | None = None) -> None:
         self._request, self._prompt_ids = request, prompt_ids
         self._echo = request.echo.get(ECHO, "")

@@ -99,6 +99,8 @@ def _usage_json(interaction: Interaction) -> dict[str, Any]:
 class MessageStream:
     """One streamed message: named events, from `message_start` to `message_stop`."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: TurnRequest, reply_id: str, prompt_tokens: int, prompt_ids: Ids | None = None) -> None:
         self._request = request
         self._prompt_ids = prompt_ids

@@ -70,6 +70,8 @@ class ResponseStream:
     """One streamed response: `response.created`, `response.in_progress`, the events of each item, then a terminal event
     with the whole response, then `[DONE]`."""
 
+    content_type = sse.CONTENT_TYPE
+
     def __init__(self, request: TurnRequest, response_id: str, created: int, prompt_ids: Ids | None = None) -> None:
         self._head = response_head(request, response_id, created, prompt_ids)
         self._items = OutputItems.of(request, response_id)

@@ -55,7 +55,7 @@ const again = (sessionId) => `${sessionId}-again`;
 /** A session that has ended takes no more turns: the turn goes to a new one. */
 function elsewhere(sessionId, { path, body }) {
   const name = again(sessionId);
-  const api = path.slice(path.lastIndexOf("/v1/"));
+  const api = path.slice(path.search(/\/v1(beta)?\/(?!.*\/v1(beta)?\/)/));
   const withKey = adminKey() !== null;
   return sendCommand(address("rl/start_session"), { session_id: name }, withKey) + sendCommand(address(inPath(name) + api), body, withKey);
 }
