@@ -430,9 +430,9 @@ def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
 
 
 def _google_models(models: ModelEndpoints) -> list[Route]:
-    """The routes of the models in Google's form; under `/v1`, models have the form of the other APIs."""
+    """The routes of the models under Google's version of its API."""
     return [
         Route(f"{prefix}/v1beta/models{path}", endpoint, methods=["GET"], label=f"/v1beta/models{label}")
         for prefix in ("", "/{session:path}")
-        for path, label, endpoint in (("", "", models.google_index), ("/{model:path}", "/{model}", models.google_show))
+        for path, label, endpoint in (("", "", models.index), ("/{model:path}", "/{model}", models.show))
     ]

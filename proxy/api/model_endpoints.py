@@ -1,4 +1,4 @@
-"""`/v1/models`, in a form that both the OpenAI and the Anthropic SDK read, and `/v1beta/models` in Google's form."""
+"""`/v1/models`, in a form that both the OpenAI and the Anthropic SDK read, and in Google's form for its clients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.answers import is_google_path
+from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of
 from proxy.models.declared import DeclaredModel
 from proxy.sessions.access import Access
 from proxy.turns.route import Routes, bindings_of
+
+_GOOGLE = frozenset({b"x-goog-api-key", b"x-goog-api-client"})
 
 
 class ModelEndpoints:
@@ -24,6 +28,8 @@ class ModelEndpoints:
 
     async def index(self, request: Request) -> JsonResponse:
         """List the models that the caller may name."""
+        if _is_googles(request):
+            return JsonResponse({"models": [_google_model(each) for each in await self._listed(request)]})
         models = await self._listed(request)
         listing = {
             "object": "list",
@@ -36,15 +42,8 @@ class ModelEndpoints:
 
     async def show(self, request: Request) -> JsonResponse:
         """Return the model that serves the requested name. Raises ModelNotFound."""
-        return JsonResponse(await self._named(request))
-
-    async def google_index(self, request: Request) -> JsonResponse:
-        """List the models that the caller may name, in Google's form."""
-        return JsonResponse({"models": [_google_model(each) for each in await self._listed(request)]})
-
-    async def google_show(self, request: Request) -> JsonResponse:
-        """Like `show`, in Google's form."""
-        return JsonResponse(_google_model(await self._named(request)))
+        model = await self._named(request)
+        return JsonResponse(_google_model(model) if _is_googles(request) else model)
 
     async def _listed(self, request: Request) -> list[dict[str, Any]]:
         if not self._routes.names.declared:
@@ -79,6 +78,11 @@ class ModelEndpoints:
             "end_token_ids": [] if route is None else list(route.renderer.stop_token_ids),
             **({} if declared is None else {"kind": declared.kind.value}),
         }
+
+
+def _is_googles(request: Request) -> bool:
+    """Whether the client is one of Google's API, some of which use version `v1`, like the clients of other APIs."""
+    return is_google_path(request.scope["path"]) or not _GOOGLE.isdisjoint(headers_of(request.scope))
 
 
 def _google_model(model: dict[str, Any]) -> dict[str, Any]:
