@@ -95,6 +95,28 @@ QWEN_SETTINGS = {
     "tools": {"shell": {"enableInteractiveShell": False}},
 }
 
+GEMINI_SETTINGS = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "general": {"enableAutoUpdate": False},
+    "tools": {"shell": {"enableInteractiveShell": False}},
+}
+
+
+def gemini(command: tuple[str, ...], again: tuple[str, ...] | None, chains: tuple[int, ...]) -> Cli:
+    """Google's Gemini CLI, with an API key."""
+    always = ("-m", "model", "--yolo")
+    return Cli(
+        "gemini",
+        "@google/gemini-cli@0.61.0",
+        (*always, *command),
+        None if again is None else (*always, *again),
+        ("run_shell_command", "command", {"description": "d"}),
+        {"GOOGLE_GEMINI_BASE_URL": "{root}", "GEMINI_API_KEY": "k", "GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        {".gemini/settings.json": json.dumps(GEMINI_SETTINGS)},
+        chains=chains,
+    )
+
 
 def copilot(api: str) -> Cli:
     """GitHub Copilot CLI, with a provider of one's own."""
@@ -202,6 +224,8 @@ CLIS = {
         lingers="; sleep 0.5",  # on a busy machine it loses what a command prints just before it ends
         chains=(5, 2),  # when it continues a session, it leaves its note on the date out of the first message
     ),
+    "gemini": gemini(("-p",), ("--resume", "latest", "-p"), (5, 3)),  # resumed, it sends each result twice
+    "gemini-acp": gemini(("--acp",), None, (7,)),
     "copilot-chat": copilot("chat"),
     "copilot-responses": copilot("responses"),
     "copilot-messages": copilot("messages"),
