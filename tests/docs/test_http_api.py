@@ -11,6 +11,7 @@ import pytest
 from proxy.app import build_app
 from proxy.protocols.chat import protocol as chat
 from proxy.protocols.completions import protocol as completions
+from proxy.protocols.google import protocol as google
 from proxy.protocols.messages import protocol as messages
 from proxy.protocols.responses import protocol as responses
 from proxy.settings import Settings
@@ -25,7 +26,7 @@ def routes(folder: Path) -> set[str]:
     """`METHOD /path` of every route; the four addresses of a turn are one, as are those with and without session."""
     app = build_app(Settings(engine="scripted", database_url=f"sqlite:///{folder / 't.db'}"))
     found = {(method, route.path) for route in app.routes for method in route.methods - {"HEAD"}}
-    named = {(method, path.replace(":path", "")) for method, path in found}
+    named = {(method, _of_google(path.replace(":path", ""))) for method, path in found}
     bare = {(method, path.removeprefix("/{session}")) for method, path in named}
     of_a_session = {(method, f"/{{session}}{path}") for method, path in bare} & named
     turns = {(method, path) for method, path in bare if path.startswith("/v1")}
@@ -33,6 +34,11 @@ def routes(folder: Path) -> set[str]:
     control = {(method, path.removeprefix("/{session}")) for method, path in of_a_session if "/rl/" in path}
     rest = bare - without_v1 - control | {(method, f"/{{session}}{path}") for method, path in control}
     return {f"{method} {path}" for method, path in rest}
+
+
+def _of_google(path: str) -> str:
+    """A path of Google's API under one of its versions."""
+    return re.sub(r"(/v1alpha|/v1beta|/v1|)(/models/\{model\}:)", r"/v1beta\2", path)
 
 
 def documented(section: str) -> set[str]:
@@ -69,7 +75,13 @@ def test_every_error_code_is_documented_with_its_status() -> None:
 
 @pytest.mark.parametrize(
     ("api", "protocol"),
-    [("chat completions", chat), ("completions", completions), ("responses", responses), ("messages", messages)],
+    [
+        ("chat completions", chat),
+        ("completions", completions),
+        ("responses", responses),
+        ("messages", messages),
+        ("google", google),
+    ],
 )
 @pytest.mark.parametrize("treatment", ["honoured", "ignored", "refused"])
 def test_the_fields_of_each_api_are_documented_as_honoured_ignored_or_refused(

@@ -30,7 +30,7 @@ def agent_variables(session: Addressed) -> dict[str, str | None]:
     """The variables that point the SDKs of an agent to its session; None: the variable must be unset.
 
     LangChain and LiteLLM read OPENAI_API_BASE before OPENAI_BASE_URL. Anthropic's SDK would send ANTHROPIC_AUTH_TOKEN
-    in addition to the key.
+    in addition to the key, and Google's would send GOOGLE_API_KEY instead of GEMINI_API_KEY.
     """
     return {
         "OPENAI_BASE_URL": session.base_url,
@@ -39,6 +39,9 @@ def agent_variables(session: Addressed) -> dict[str, str | None]:
         "ANTHROPIC_BASE_URL": session.root_url,
         "ANTHROPIC_API_KEY": session.api_key,
         "ANTHROPIC_AUTH_TOKEN": None,
+        "GOOGLE_GEMINI_BASE_URL": session.root_url,
+        "GEMINI_API_KEY": session.api_key,
+        "GOOGLE_API_KEY": None,
     }
 
 

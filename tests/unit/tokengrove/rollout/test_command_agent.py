@@ -61,6 +61,7 @@ async def test_a_command_sees_its_session_and_no_secret_of_its_caller(
     monkeypatch.setenv("A_TOKEN_OF_THE_CALLER", "secret-1")
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "secret-2")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-3")
+    monkeypatch.setenv("GOOGLE_API_KEY", "secret-4")
     monkeypatch.setenv("TOKENGROVE_ADMIN_KEY", KEY)
     printed = await commands.printed("env; pwd", tmp_path, model="m7")
     seen = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
@@ -70,6 +71,7 @@ async def test_a_command_sees_its_session_and_no_secret_of_its_caller(
     assert root.startswith(commands.url)
     assert seen["OPENAI_BASE_URL"] == seen["OPENAI_API_BASE"] == seen["TOKENGROVE_BASE_URL"] == f"{root}/v1"
     assert seen["OPENAI_API_KEY"] == seen["ANTHROPIC_API_KEY"] == seen["TOKENGROVE_API_KEY"]
+    assert (seen["GOOGLE_GEMINI_BASE_URL"], seen["GEMINI_API_KEY"]) == (root, seen["OPENAI_API_KEY"])
     assert (seen["TOKENGROVE_TASK_ID"], seen["TOKENGROVE_MODEL"], seen["TOKENGROVE_SEED"]) == ("trees", "m7", "7")
     opencode = json.loads(seen["OPENCODE_CONFIG_CONTENT"])["provider"]["tokengrove"]
     assert opencode["options"] == {"baseURL": f"{root}/v1", "apiKey": seen["OPENAI_API_KEY"]}
