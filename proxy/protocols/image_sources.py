@@ -107,6 +107,10 @@ def _of_parts(parts: list[Any], api: Api, name: str) -> Iterator[Source]:
             yield _READ[api](part, f"{name}[{index}]")
         elif kind == "tool_result" and api is Api.MESSAGES and type(part.get("content")) is list:
             yield from _of_parts(part["content"], api, f"{name}[{index}].content")
+        elif kind == "document" and api is Api.MESSAGES:  # its parser refuses other sources, and images in answers
+            source = part.get("source")
+            if type(source) is dict and type(source.get("content")) is list:
+                yield from _of_parts(source["content"], api, f"{name}[{index}].source.content")
         elif type(kind) is str and kind in _OTHER_MEDIA:
             raise UnsupportedParameter(
                 f"'{name}[{index}]' has type {brief(kind)}; beside text this server takes images, "

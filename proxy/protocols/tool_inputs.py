@@ -30,8 +30,17 @@ def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
     raw = _raw_arguments(tool_input)
     if raw is not None and _object_in(raw) is None:
         return raw
+    return json_text(tool_input, name)
+
+
+def json_text(value: Any, name: str) -> str:
+    """`value` as JSON. Raises InvalidRequest if it is nested too deeply; `name` is its path."""
     try:
-        return _json_text(tool_input)
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits and lone surrogates
+        pass
+    try:
+        return json.dumps(value)
     except RecursionError:
         raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
 
@@ -47,13 +56,6 @@ def _raw_arguments(tool_input: Mapping[str, Any]) -> str | None:
         if isinstance(raw, str) and unparsed.get("len") not in (None, len(raw)):
             return None
     return raw if isinstance(raw, str) else None
-
-
-def _json_text(value: Mapping[str, Any]) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits and lone surrogates
-        return json.dumps(value)
 
 
 def _object_in(text: str) -> dict[str, Any] | None:

@@ -173,10 +173,7 @@ def _effort(request: TurnRequest) -> str | None:
         name = next(iter(options), "reasoning_effort" if thinking is None else "enable_thinking")
         message = f"'chat_template_kwargs.{name}' is not supported by this model, which has no chat template here"
         raise UnsupportedParameter(f"{message}; leave it out", param="chat_template_kwargs")
-    if effort is None and thinking is False:
-        return "none"
-    sent = request.reasoning_fields.get("output_config", {}).get("effort")
-    return sent if effort is None and isinstance(sent, str) else effort
+    return "none" if thinking is False else effort
 
 
 def _taken(request: TurnRequest, sampling: SamplingParams, api: UpstreamApi) -> SamplingParams:

@@ -276,7 +276,7 @@ async def test_token_ids_come_with_the_images_whose_tokens_they_have(server: Ser
         (of_messages, {"type": "image"}, "source' must be an object"),
         (of_messages, {"type": "image", "source": {"type": "file", "file_id": "f"}}, "keeps no files"),
         (of_messages, {"type": "image", "source": {"type": "x"}}, "source.type' must be base64 or url"),
-        (of_messages, {"type": "document", "source": {}}, "has type 'document'"),
+        (of_messages, {"type": "document", "source": {}}, "of a 'document' is not supported"),
     ],
 )
 async def test_what_is_no_image_part_is_refused_by_its_path(server: Server, make: Any, part: Any, says_so: str) -> None:

@@ -5,18 +5,15 @@ Ids of calls are optional in this API: a result without one answers the first op
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_bool, optional_str
 from proxy.protocols.google.names import given, in_camel
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.signatures import origin_of
-from proxy.protocols.tool_inputs import arguments_of
+from proxy.protocols.tool_inputs import arguments_of, json_text
 from proxy.types import Api, ImagePart, Message, Role, ToolCall
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
@@ -223,17 +220,7 @@ def _result_text(value: Any, name: str) -> str:
     response = expect_object(value, name)
     if len(response) == 1 and (key := next(iter(response))) in _OUTPUTS:
         value = response[key]
-    return value if isinstance(value, str) else _json_text(value, name)
-
-
-def _json_text(value: Any, name: str) -> str:
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # integers beyond 64 bits, lone surrogates, or too deep
-        try:
-            return json.dumps(value)
-        except RecursionError:
-            raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+    return value if isinstance(value, str) else json_text(value, name)
 
 
 def _call(value: Any, name: str, place: str) -> ToolCall:

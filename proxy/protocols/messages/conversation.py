@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
-from proxy.protocols.messages.blocks import parse_message
+from proxy.protocols.messages.blocks import Notes, parse_message
 from proxy.types import Api, Message, Role
 
 _PLAIN_FIELDS = 2
 
 
 class Conversation:
-    """The messages parsed so far, and the paths of ignored blocks."""
+    """The messages parsed so far, and what they hold beside content."""
 
-    __slots__ = ("dropped", "messages")
+    __slots__ = ("messages", "notes")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.dropped: list[str] = []
+        self.notes = Notes.empty()
 
     def copy(self) -> Conversation:
         other = Conversation()
-        other.messages, other.dropped = self.messages.copy(), self.dropped.copy()
+        other.messages, other.notes = self.messages.copy(), self.notes.copy()
         return other
 
     def parse(self, values: list[Any], start: int = 0) -> None:
@@ -37,7 +37,7 @@ class Conversation:
             ):
                 messages.append(Message(Role.USER, text))
                 continue
-            for message in parse_message(value, f"messages[{index}]", self.dropped):
+            for message in parse_message(value, f"messages[{index}]", self.notes):
                 if message.role is answer and messages and messages[-1].role is answer:
                     messages[-1] = _merged(messages[-1], message)
                 else:

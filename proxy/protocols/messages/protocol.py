@@ -1,35 +1,39 @@
 """Parses Anthropic messages requests.
 
 honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
-          tools (name description input_schema type; defer_loading drops the tool; of the tools that Anthropic defines
-          and clients run also display_width_px display_height_px enable_zoom) tool_choice (type name
-          disable_parallel_tool_use) output_config.format output_format (its older name), and the engine
+          tools (name description input_schema type input_examples, which the description gets; with defer_loading, the
+          tool is shown once a tool_reference names it, or at once if a tool search of a provider is requested, which
+          nobody runs; of the tools that Anthropic defines and clients run also display_width_px display_height_px
+          enable_zoom configs) tool_choice (type name disable_parallel_tool_use) output_config.format output_format (its
+          older name) output_config.effort (the template option reasoning_effort), and the engine
           extensions return_token_ids return_completion_text stop_token_ids min_tokens and structured_outputs (json
           json_object regex choice grammar) regex ebnf
           thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
-          because template options are part of a tree root's identity and clients vary the rest of the field;
+          because template options are part of a tree root's identity and clients vary the rest of the field from turn
+          to turn (they vary the effort only if their user does);
           a last message from the assistant (prefill), whose text the answer continues
 ignored   cache_control (anywhere) metadata (a hint for the session) context_management service_tier speed inference_geo
-          diagnostics billing_policy fallbacks fallback_credit_token output_config.effort output_config.task_budget
+          diagnostics billing_policy fallbacks fallback_credit_token output_config.task_budget
           thinking.budget_tokens thinking.display thinking.block_binding tools.strict tools.cache_control
-          tools.eager_input_streaming tools.input_examples tools.allowed_callers tools.display_number
-          tools.max_characters; betas user_profile_id workspace_id
-          (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
-          (top-level ones are recorded as dropped)
+          tools.eager_input_streaming tools.allowed_callers tools.display_number tools.max_characters; betas
+          user_profile_id workspace_id (headers); tools that only a provider runs, such as web_search_20250305 (recorded
+          as dropped); and every field not named here (top-level ones are recorded as dropped)
 refused   mcp_servers container compaction thread; vLLM's former guided_json guided_regex guided_choice guided_grammar
-          guided_decoding_backend guided_whitespace_pattern; other tools without an input_schema; documents and blocks
-          of server tools; images outside of the user's messages and tool results, and all images unless it is a vision
-          model
+          guided_decoding_backend guided_whitespace_pattern; images outside of the user's messages and tool results, and
+          all images unless it is a vision model
+
+`accepted_types` has a row for each type of block, source and tool. Other types are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.answer_format import FORMAT_FIELDS, FORMER_FIELDS, parse_answer_format
-from proxy.protocols.common_fields import ignored_fields, parse_model
+from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
@@ -40,13 +44,16 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
+from proxy.protocols.messages.accepted_types import SEARCH_TOOLS, TOOLS, Treatment
 from proxy.protocols.messages.blocks import parse_system
 from proxy.protocols.messages.client_tools import client_tool
 from proxy.protocols.messages.conversation import parse_conversation
 from proxy.protocols.messages.reply import MessageStream, message_json
 from proxy.protocols.messages.request_body import messages_body
+from proxy.protocols.messages.toolsets import TOOLSETS, toolset_tools
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import parse_sampling_numbers, parse_stop_tokens
+from proxy.protocols.tool_inputs import json_text
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import (
     Api,
@@ -66,22 +73,28 @@ HONOURED = frozenset(
     {
         *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k"),
         *("tools", "tools.name", "tools.description", "tools.input_schema", "tools.type", "tools.defer_loading"),
-        *("tools.display_width_px", "tools.display_height_px", "tools.enable_zoom"),
+        *("tools.display_width_px", "tools.display_height_px", "tools.enable_zoom", "tools.configs"),
+        "tools.input_examples",
         *("tool_choice", "tool_choice.type", "tool_choice.name", "tool_choice.disable_parallel_tool_use"),
-        *("output_config", "output_config.format", "output_format", "thinking", "thinking.type"),
+        *(
+            "output_config",
+            "output_config.format",
+            "output_config.effort",
+            "output_format",
+            "thinking",
+            "thinking.type",
+        ),
         *("return_token_ids", "return_completion_text", "stop_token_ids", "min_tokens"),
         *FORMAT_FIELDS,
     }
 )
-# The prefixes of their types. Providers run these tools, clients only request them.
-_SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
 IGNORED = frozenset(
     {
         *("cache_control", "metadata", "context_management", "service_tier", "speed", "inference_geo", "diagnostics"),
         *("billing_policy", "fallbacks", "fallback_credit_token", "betas", "user_profile_id", "workspace_id"),
-        *("output_config.effort", "output_config.task_budget"),
+        "output_config.task_budget",
         *("thinking.budget_tokens", "thinking.display", "thinking.block_binding"),
-        *("tools.strict", "tools.cache_control", "tools.eager_input_streaming", "tools.input_examples"),
+        *("tools.strict", "tools.cache_control", "tools.eager_input_streaming"),
         *("tools.allowed_callers", "tools.display_number", "tools.max_characters"),
     }
 )
@@ -144,10 +157,11 @@ def _parse_usual(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRe
     sampling, stream = parse_sampling_numbers(body), body.get("stream")
     if (stop := body.get("stop_sequences")) is not None:
         sampling["stop"] = _parse_stop(expect_list(stop, "stop_sequences"))
+    messages, _ = _parse_messages(body, dropped, bodies)
     request = TurnRequest(
         Api.MESSAGES,
         parse_model(body),
-        _parse_messages(body, dropped, bodies),
+        messages,
         sampling=SamplingParams(**sampling),
         given=frozenset(sampling),
         stream=bool(stream) if stream is None or type(stream) is bool else expect_bool(stream, "stream"),
@@ -167,24 +181,28 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     dropped = ignored_fields(body, HONOURED)
     sampling = _parse_sampling(body)
-    tools = _parse_tools(body.get("tools"), dropped)
+    in_messages = list[str]()
+    messages, loaded = _parse_messages(body, in_messages, bodies)
+    tools = _parse_tools(body.get("tools"), dropped, loaded)
     choice = optional_object(body, "tool_choice")
+    options = _parse_template_options(body, dropped)
     request = TurnRequest(
         api=Api.MESSAGES,
         model=parse_model(body),
-        messages=_parse_messages(body, dropped, bodies),
+        messages=messages,
         tools=tools,
         tool_choice=_parse_tool_choice(choice, tools),
         parallel_tool_calls=not optional_bool(choice, "disable_parallel_tool_use", at="tool_choice."),
         sampling=SamplingParams(**sampling),
         given=frozenset(sampling),
-        template_options=_parse_thinking(body, dropped),
+        template_options=options,
         stream=optional_bool(body, "stream"),
         return_token_ids=optional_bool(body, "return_token_ids"),
         return_completion_text=optional_bool(body, "return_completion_text"),
         response_format=parse_answer_format(body, _parse_format(body, dropped)),
-        dropped=tuple(dropped),
+        dropped=(*dropped, *in_messages),
         reasoning_fields=_reasoning_fields(body),
+        echo={"toolsets": toolsets} if (toolsets := _toolsets_in(body.get("tools") or ())) else {},
     )
     if request.messages[-1].role is Role.ASSISTANT:
         _take_prefill(request, f"messages[{len(body['messages']) - 1}].content")
@@ -201,7 +219,10 @@ def _take_prefill(request: TurnRequest, name: str) -> None:
     take_prefill(request, name)
 
 
-def _parse_messages(body: Mapping[str, Any], dropped: list[str], bodies: ParsedBodies | None) -> tuple[Message, ...]:
+def _parse_messages(
+    body: Mapping[str, Any], dropped: list[str], bodies: ParsedBodies | None
+) -> tuple[tuple[Message, ...], frozenset[str]]:
+    """Return the messages, and the names of the tools that `tool_reference` blocks in them load."""
     if body.get("messages") is None:
         raise InvalidRequest("'messages' is missing", param="messages")
     values = expect_list(body["messages"], "messages")
@@ -209,8 +230,18 @@ def _parse_messages(body: Mapping[str, Any], dropped: list[str], bodies: ParsedB
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
     system = () if body.get("system") is None else parse_system(body["system"], dropped)
     conversation = parse_conversation(values, bodies)
-    dropped += conversation.dropped
-    return (*system, *conversation.messages)
+    dropped += conversation.notes.dropped
+    if loaded := conversation.notes.loaded:
+        _check_loaded(loaded, body.get("tools"))
+    return (*system, *conversation.messages), frozenset(name for name, _ in loaded)
+
+
+def _check_loaded(loaded: Sequence[tuple[str, str]], tools: Any) -> None:
+    """Raise InvalidRequest for a reference to a tool that the request does not define."""
+    known = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    for name, path in loaded:
+        if name not in known:
+            raise InvalidRequest(f"'{path}' refers to the tool {brief(name)}, which 'tools' lacks", param=path)
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,42 +264,76 @@ def _parse_stop(values: list[Any]) -> tuple[str, ...]:
     return stop
 
 
-def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
-    """Return the tools that the client runs. Tools that only a provider can run and deferred tools are dropped.
+def _parse_tools(value: Any, dropped: list[str], loaded: AbstractSet[str]) -> tuple[Tool, ...]:
+    """Return the tools that the client runs and the model is shown. The others are dropped.
 
-    This server has no way to load deferred tools later.
+    A deferred tool is shown once the conversation loads it. If a provider's tool search would find it, it is shown at
+    once, because nobody runs that search here.
     """
+    items = [] if value is None else expect_list(value, "tools")
+    searched = not SEARCH_TOOLS.isdisjoint(_types_in(items))
     tools: list[Tool] = []
-    for index, item in enumerate([] if value is None else expect_list(value, "tools")):
+    for index, item in enumerate(items):
         name = f"tools[{index}]"
         tool = expect_object(item, name)
-        if optional_bool(tool, "defer_loading", at=f"{name}."):
+        kind = optional_str(tool, "type", f"{name}.") or "custom"
+        deferred = optional_bool(tool, "defer_loading", at=f"{name}.") and not searched
+        if tool.get("input_schema") is None and _is_ignored(kind):
+            dropped.append(f"{name} of type {kind}")
+        elif tool.get("input_schema") is None and kind in TOOLSETS:
+            tools += toolset_tools(tool, name)
+        elif deferred and expect_str(tool.get("name"), f"{name}.name") not in loaded:
             dropped.append(f"{name} with defer_loading")
-        elif tool.get("input_schema") is None and _is_run_by_the_provider(tool.get("type")):
-            dropped.append(f"{name} of type {tool['type']}")
         else:
-            tools.append(_parse_tool(tool, name))
+            tools.append(_parse_tool(tool, kind, name))
+    if len({tool.name for tool in tools}) < len(tools) and _toolsets_in(items):
+        _refuse_equal_names(tools)
     return tuple(tools)
 
 
-def _is_run_by_the_provider(kind: Any) -> bool:
-    return isinstance(kind, str) and kind.startswith(_SERVER_TOOLS)
+def _is_ignored(kind: str) -> bool:
+    return (row := TOOLS.get(kind)) is not None and row.treatment is Treatment.IGNORED
 
 
-def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
-    kind, schema = tool.get("type"), tool.get("input_schema")
+def _parse_tool(tool: Mapping[str, Any], kind: str, name: str) -> Tool:
+    schema = tool.get("input_schema")
     if schema is None and (known := client_tool(tool, name)) is not None:
         return known
-    if kind not in (None, "custom") and schema is None:
-        message = (
-            f"'{name}' has type {brief(kind)}, which only Anthropic's models know; give a tool with an 'input_schema'"
-        )
-        raise UnsupportedParameter(message, param=name)
+    if kind != "custom" and schema is None:
+        accepted = ", ".join(TOOLS)
+        message = f"'{name}' has type {brief(kind)}, which is not supported; give a tool with an 'input_schema'"
+        raise UnsupportedParameter(f"{message}, or one of the types {accepted}", param=name)
+    description = optional_str(tool, "description", f"{name}.") or ""
+    if examples := tool.get("input_examples"):
+        values = [json_text(one, at) for one, at in _listed(examples, f"{name}.input_examples")]
+        description = "\n".join([*([description] if description else []), "Examples of arguments:", *values])
     return Tool(
         name=expect_str(tool.get("name"), f"{name}.name"),
-        description=optional_str(tool, "description", f"{name}.") or "",
+        description=description,
         parameters=expect_object(schema, f"{name}.input_schema"),
     )
+
+
+def _listed(values: Any, name: str) -> list[tuple[Mapping[str, Any], str]]:
+    named = [(value, f"{name}[{index}]") for index, value in enumerate(expect_list(values, name))]
+    return [(expect_object(value, at), at) for value, at in named]
+
+
+def _types_in(items: Sequence[Any]) -> list[str]:
+    kinds = [item.get("type") for item in items if isinstance(item, dict)]
+    return [kind for kind in kinds if isinstance(kind, str)]
+
+
+def _toolsets_in(items: Sequence[Any]) -> list[str]:
+    """The names of the toolsets in `tools`: the reply names them in their calls."""
+    return [TOOLSETS[kind] for kind in _types_in(items) if kind in TOOLSETS]
+
+
+def _refuse_equal_names(tools: Sequence[Tool]) -> None:
+    names = [tool.name for tool in tools]
+    twice = next(name for name in names if names.count(name) > 1)
+    message = f"'tools' has {brief(twice)} twice: a member of a toolset has this name; rename the other tool"
+    raise InvalidRequest(message, param="tools")
 
 
 def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolChoice:
@@ -289,16 +354,18 @@ def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Tool
     return ToolChoice(mode, name)
 
 
-def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
-    """Return the template options that the `thinking` field sets."""
+def _parse_template_options(body: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
+    """Return the template options that `thinking` and `output_config.effort` set."""
+    effort = optional_str(optional_object(body, "output_config"), "effort", "output_config.")
+    options = {} if effort is None else effort_options(effort)
     thinking = optional_object(body, "thinking")
     if not thinking:
-        return {}
+        return options
     kind = thinking.get("type")
     if kind not in _THINKING:
         raise InvalidRequest(f"'thinking.type' must be one of {', '.join(_THINKING)}", param="thinking.type")
     dropped += (f"thinking.{name}" for name in sorted(thinking) if name != "type")
-    return {"enable_thinking": False} if kind == "disabled" else {}
+    return {**options, "enable_thinking": False} if kind == "disabled" else options
 
 
 def _reasoning_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,7 +378,7 @@ def _reasoning_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat | None:
     """Return the JSON schema of `output_config.format`, or of `output_format`, which is its older name."""
     config = optional_object(body, "output_config")
-    dropped += (f"output_config.{name}" for name in sorted(config) if name != "format")
+    dropped += (f"output_config.{name}" for name in sorted(config) if name not in ("effort", "format"))
     at, value = "output_config.format", config.get("format")
     if value is None:
         at, value = "output_format", body.get("output_format")

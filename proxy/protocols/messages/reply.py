@@ -13,6 +13,7 @@ import orjson
 
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import anthropic_error_event
+from proxy.protocols.messages.toolsets import named_call
 from proxy.protocols.signatures import signature_of
 from proxy.protocols.tool_inputs import RAW_ARGUMENTS, input_of
 from proxy.protocols.wire_protocol import Answer, usage_of
@@ -44,7 +45,7 @@ def message_json(request: TurnRequest, answer: Answer) -> dict[str, Any]:
         "type": "message",
         "role": "assistant",
         "model": request.model,
-        "content": _content_json(interaction),
+        "content": _content_json(interaction, request),
         **_stop_json(interaction),
         "usage": _usage_json(interaction),
         **more,
@@ -60,7 +61,7 @@ def _output_json(request: TurnRequest, answer: Answer) -> dict[str, Any]:
     return {**tokens, **answer.text_json()}
 
 
-def _content_json(interaction: Interaction) -> list[dict[str, Any]]:
+def _content_json(interaction: Interaction, request: TurnRequest) -> list[dict[str, Any]]:
     output = interaction.sampled_output if interaction.prefill else interaction.output
     blocks: list[dict[str, Any]] = []
     if output.reasoning:
@@ -69,7 +70,8 @@ def _content_json(interaction: Interaction) -> list[dict[str, Any]]:
     if output.content:
         blocks.append({"type": "text", "text": output.content})
     for call in output.tool_calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call.arguments)})
+        named = named_call(call.name, request.echo.get("toolsets", ()))
+        blocks.append({"type": "tool_use", "id": call.id, **named, "input": input_of(call.arguments)})
     return blocks
 
 
@@ -136,7 +138,8 @@ class MessageStream:
     def _of_call(self, delta: Delta) -> bytes:
         match delta:
             case ToolCallStart(_, call_id, name):
-                head = self._begin("tool_use", {"id": call_id, "name": name, "input": {}})
+                named = named_call(name, self._request.echo.get("toolsets", ()))
+                head = self._begin("tool_use", {"id": call_id, **named, "input": {}})
                 self._arguments = ""
                 return head + self._piece("input_json_delta", partial_json="")
             case ToolCallArguments(_, fragment):

@@ -35,6 +35,8 @@ def messages_body(request: TurnRequest) -> dict[str, Any]:
         body["stop_sequences"] = list(request.sampling.stop)
     if request.template_options.get("enable_thinking") is False:
         body["thinking"] = {"type": "disabled"}
+    if (effort := request.template_options.get("reasoning_effort")) is not None:
+        body["output_config"] = {"effort": effort}
     names = ("stream", "return_token_ids", "return_completion_text")
     return {**body, **{name: True for name in names if getattr(request, name)}}
 

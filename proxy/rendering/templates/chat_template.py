@@ -16,7 +16,7 @@ from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_d
 from proxy.rendering.templates.template_text import REFUSALS, compiled
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Ids, ImagePart, Message, Role, Tool
-from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.errors import ConfigurationError, InvalidRequest, brief
 
 Options = Mapping[str, Any]
 
@@ -211,8 +211,9 @@ class ChatTemplate:
         try:
             return (self._with_tools if tools else self._plain).write({**given, "add_generation_prompt": prompt})
         except REFUSALS as error:
+            asked = f" with the options {brief(dict(options))}" if options else ""
             raise InvalidRequest(
-                f"the chat template of this model cannot express this conversation: {error}", param="messages"
+                f"the chat template of this model cannot express this conversation{asked}: {error}", param="messages"
             ) from error
 
 

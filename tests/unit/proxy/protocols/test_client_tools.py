@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.protocols.messages.client_tools import _KNOWN
+from proxy.protocols.messages.client_tools import CLIENT_TOOLS
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.types import Tool
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
@@ -23,7 +23,7 @@ def properties(tool: Tool) -> dict[str, Any]:
     return dict(tool.parameters["properties"])
 
 
-@pytest.mark.parametrize("kind", sorted(_KNOWN))
+@pytest.mark.parametrize("kind", sorted(CLIENT_TOOLS))
 def test_each_is_a_function_under_the_clients_name(kind: str) -> None:
     (tool,) = parsed({"type": kind, **SCREEN, "name": "mine"})
     assert tool.name == "mine" and tool.description
@@ -56,9 +56,10 @@ def test_a_schema_of_the_clients_own_wins() -> None:
     assert tool.parameters == schema
 
 
-def test_an_unknown_type_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedParameter, match="computer_toolset_20260801"):
-        parsed({"type": "computer_toolset_20260801"})
+def test_an_unknown_type_is_refused_with_those_that_are_accepted() -> None:
+    with pytest.raises(UnsupportedParameter, match=r"'computer_20990101', .* the types .*computer_20251124") as error:
+        parsed({"type": "computer_20990101", **SCREEN})
+    assert error.value.param == "tools[0]"
 
 
 @pytest.mark.parametrize("field", ["display_width_px", "display_height_px"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.protocols.messages.accepted_types import BLOCKS, TOOLS
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.signatures import signature_of
 from proxy.trajectory.matching import identify
@@ -17,7 +18,7 @@ from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, Tool
 from tests.unit.proxy.protocols.message_bodies import CACHE, READ, body, claude_code, result, says, text
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 
-TOOLSET = {"type": "computer_toolset_20260801", "name": "computer"}
+UNKNOWN = {"type": "drone_20990101", "name": "drone"}
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 SCHEMA = {"type": "object", "properties": {}}
 
@@ -38,9 +39,9 @@ def test_a_body_of_claude_code_is_accepted() -> None:
     assert request.tools == (Tool("Read", "reads a file", READ["input_schema"]),)
     assert request.sampling.max_tokens == 32000
     assert request.stream
-    assert request.template_options == {}
+    assert request.template_options == {"reasoning_effort": "medium"}
     assert set(request.dropped) == {
-        *("metadata", "context_management", "thinking.display", "output_config.effort"),
+        *("metadata", "context_management", "thinking.display"),
         *("tools[1] with defer_loading", "system[0] (x-anthropic-billing-header)"),
     }
 
@@ -114,11 +115,49 @@ def test_a_failed_result_keeps_its_text_or_says_error(block: Any, words: str) ->
     assert parse(body(says("user", [block]))).messages[0].content == words
 
 
-def test_a_reference_to_a_deferred_tool_is_dropped_and_recorded() -> None:
-    content = [{"type": "tool_reference", "tool_name": "Later"}, text("found")]
-    request = parse(body(says("user", [result("t", content)])))
-    assert request.messages[0].content == "found"
-    assert request.dropped == ("messages[0].content[0].content[0]",)
+LATER = {**READ, "name": "Later", "defer_loading": True}
+FOUND = result("t", [{"type": "tool_reference", "tool_name": "Later"}, text("found")])
+
+
+def test_a_deferred_tool_is_shown_once_the_conversation_refers_to_it() -> None:
+    before = parse(body(says("user", "find it"), tools=[READ, LATER]))
+    assert [tool.name for tool in before.tools] == ["Read"]
+    assert before.dropped == ("tools[1] with defer_loading",)
+    after = parse(body(says("user", [FOUND]), tools=[READ, LATER]))
+    assert [tool.name for tool in after.tools] == ["Read", "Later"]
+    assert after.dropped == ()
+    assert after.messages[0].content == "The tool Later is available.\nfound"
+
+
+@pytest.mark.parametrize("search", ["tool_search_tool_bm25", "tool_search_tool_regex_20251119"])
+def test_deferred_tools_are_shown_at_once_if_only_a_provider_could_find_them(search: str) -> None:
+    request = parse(body(tools=[{"type": search, "name": "tool_search"}, LATER]))
+    assert [tool.name for tool in request.tools] == ["Later"]
+    assert request.dropped == (f"tools[0] of type {search}",)
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": []}, {"tools": [READ]}])
+def test_a_reference_to_a_tool_that_the_request_lacks_is_refused(tools: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="refers to the tool 'Later', which 'tools' lacks") as error:
+        parse(body(says("user", [FOUND]), **tools))
+    assert error.value.param == "messages[0].content[0].content[0]"
+
+
+def test_examples_of_a_tool_are_part_of_its_description() -> None:
+    (tool,) = parse(body(tools=[{**READ, "input_examples": [{"path": "a"}, {"path": "b"}]}])).tools
+    assert tool.description == 'reads a file\nExamples of arguments:\n{"path":"a"}\n{"path":"b"}'
+
+
+@pytest.mark.parametrize("thinking", [{}, {"thinking": {"type": "adaptive"}}])
+def test_the_effort_is_a_template_option_as_in_the_other_apis(thinking: dict[str, Any]) -> None:
+    request = parse(body(output_config={"effort": "low"}, **thinking))
+    assert request.template_options == {"reasoning_effort": "low"}
+    assert request.dropped == ()
+    off = parse(body(output_config={"effort": "none"}))
+    assert off.template_options == {"reasoning_effort": "none", "enable_thinking": False}
+    with pytest.raises(InvalidRequest) as error:
+        parse(body(output_config={"effort": 3}))
+    assert error.value.param == "output_config.effort"
 
 
 def test_an_assistant_turn_is_one_message() -> None:
@@ -234,9 +273,9 @@ def test_an_invalid_field_is_named(changes: dict[str, Any], param: str) -> None:
     [
         ({"messages": [says("user", [text("a"), PNG])]}, "messages[0].content[1]"),
         ({"messages": [says("user", [result("t", [PNG])])]}, "messages[0].content[0].content[0]"),
-        ({"messages": [says("user", [{"type": "document"}])]}, "messages[0].content[0]"),
+        ({"messages": [says("user", [{"type": "hologram"}])]}, "messages[0].content[0]"),
         ({"system": [PNG]}, "system[0]"),
-        ({"tools": [TOOLSET]}, "tools[0]"),
+        ({"tools": [UNKNOWN]}, "tools[0]"),
     ],
 )
 def test_unsupported_fields_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
@@ -284,11 +323,35 @@ names = st.sampled_from(
             "thinking",
             "format",
         ),
+        *(
+            "source",
+            "data",
+            "title",
+            "tabs",
+            "tool_name",
+            "toolset_name",
+            "tool_references",
+            "state_changes",
+            "configs",
+        ),
         *("signature", "user", "assistant", "system", "schema", "disable_parallel_tool_use", "defer_loading"),
     ]
 )
 words = st.sampled_from(
-    ["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "user", "assistant", "system", "auto", "any"]
+    [
+        "text",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        *BLOCKS,
+        *TOOLS,
+        "user",
+        "assistant",
+        "system",
+        "auto",
+        "any",
+    ]
 )
 values = st.recursive(
     scalars | words, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names | words, inner, max_size=5)
@@ -299,7 +362,10 @@ KEYS = st.sampled_from(
         *("output_config", "output_format", "temperature", "top_p", "top_k", "metadata", "container", "other"),
     ]
 )
-blocks = st.fixed_dictionaries({"type": words}, optional={"text": values, "content": values, "input": values})
+blocks = st.fixed_dictionaries(
+    {"type": words},
+    optional={"text": values, "content": values, "input": values, "source": values, "tabs": values, "tool_name": words},
+)
 spoken = st.fixed_dictionaries({"role": words, "content": values | st.lists(blocks, max_size=3)})
 
 
