@@ -51,6 +51,12 @@ def hint_in(headers: Headers, body: Any) -> str | None:
     return next((value for value in values if _can_be_id(value)), None)
 
 
+def sub_agent_in(headers: Headers) -> str | None:
+    """The client's own session id of a sub-agent that names the session of its caller; None for any other request."""
+    value = headers.get(b"x-session-id") if b"x-parent-session-id" in headers else None
+    return value if _can_be_id(value) else None
+
+
 def _metadata_session(metadata: Any) -> Any:
     """The session id of Claude Code, which sends it in `metadata.user_id`, a JSON string."""
     user = metadata.get("user_id") if isinstance(metadata, dict) else None

@@ -18,7 +18,7 @@ from proxy.api.bodies import Bodies, Upload
 from proxy.api.client_hints import add_headers
 from proxy.api.completion_prompts import each_prompt, score_prompts
 from proxy.api.forwarding import Forwarded, Forwarding
-from proxy.api.headers import Headers, headers_of, hint_in, key_in
+from proxy.api.headers import Headers, headers_of, hint_in, key_in, sub_agent_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_json, error_response
 from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin_each, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
@@ -129,7 +129,7 @@ class TurnEndpoint:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
-        session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
+        session = await self._access.resolve(caller if path else _named_by_client(caller, headers, body))
         if sender.name != session.id:
             sender = Sender(sender.host, session.id)
         request.session, request.metadata = session.id, session.record.metadata
@@ -186,6 +186,11 @@ class TurnEndpoint:
     def _shown(self, caller: Caller, choices: Sequence[Choice]) -> Sequence[Header]:
         """The headers that name the session to a caller that names none."""
         return () if caller.names_session or not self._access.open_server else (session_header(choices),)
+
+
+def _named_by_client(caller: Caller, headers: Headers, body: Any) -> Caller:
+    """The caller with the sessions that its client names by itself."""
+    return caller._replace(hint=hint_in(headers, body), sub_agent=sub_agent_in(headers))
 
 
 def _check_depth(asked: TurnRequest) -> None:

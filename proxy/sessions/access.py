@@ -37,6 +37,7 @@ import re
 import time
 from typing import NamedTuple
 
+from proxy.sessions.client_families import ClientFamilies
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring, session_of_key
 from proxy.sessions.live_session import LiveSession
@@ -56,11 +57,14 @@ _KEY = re.compile(r"~([^@]*)(?:@(.*))?", re.DOTALL)
 
 
 class Caller(NamedTuple):
-    """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body."""
+    """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body;
+    `sub_agent`: the client's own session of a sub-agent of the hint's session.
+    """
 
     path: str | None = None
     key: str | None = None
     hint: str | None = None
+    sub_agent: str | None = None
 
     @property
     def names_session(self) -> bool:
@@ -78,7 +82,7 @@ class Access:
         self, registry: Registry, named: NamedSessions, series: SessionSeries, keys: Keyring, settings: Settings
     ) -> None:
         self._registry, self._named, self._series = registry, named, series
-        self._keys, self._settings = keys, settings
+        self._keys, self._settings, self._families = keys, settings, ClientFamilies()
         self.open_server = settings.admin_key is None
 
     async def resolve(self, caller: Caller) -> LiveSession:
@@ -197,7 +201,8 @@ class Access:
             raise Unauthorized("use the api_key from start_session, or name the session in the path")
         _check_not_withdrawn(grant)
         if caller.hint is not None:
-            return await self._named.get_or_create(caller.hint), False
+            named = self._families.session_of(caller.hint, caller.sub_agent)
+            return await self._named.get_or_create(named), False
         return await self._series.current(_series_of(caller.key)), False
 
     async def _of_key_in_path(self, caller: Caller) -> str | None:

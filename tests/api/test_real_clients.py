@@ -217,6 +217,25 @@ async def test_titles_and_sub_agents_of_opencode_are_in_the_session_of_the_agent
         assert [node["purpose"] for node in tree] == ["title", "main", "subagent"]
 
 
+async def test_a_sub_agent_of_opencode_that_once_named_its_caller_stays_in_its_session(tmp_path: Path) -> None:
+    """opencode asks for a summary of a sub-agent's conversation without the header that names the caller."""
+    async with serving(tmp_path, says(*"abcdef")) as server:
+
+        async def turn(text: str, session: str, parent: str | None = None) -> None:
+            headers = {"x-session-id": session} | ({"x-parent-session-id": parent} if parent else {})
+            body = {"model": "m", "max_tokens": 64, "messages": [user(text)]}
+            await server.ok("/v1/chat/completions", body, headers=headers)
+
+        await turn("fix", "ses_1")
+        await turn("look", "ses_2", "ses_1")
+        await turn("sum up", "ses_2")
+        await turn("look closer", "ses_3", "ses_2")
+        await turn("sum up closer", "ses_3")
+        await turn("another task", "ses_4")
+        assert len(await server.tree("ses_1")) == 5
+        assert len(await server.tree("ses_4")) == 1
+
+
 @pytest.mark.parametrize("content", [None, "", []])
 async def test_a_tool_loop_of_pi_and_qwen_code_is_one_sample(tmp_path: Path, content: Any) -> None:
     """They echo calls without content, arguments serialised again, and results as text parts."""

@@ -37,6 +37,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
+from proxy.protocols.listed_parameters import parse_parameters
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import NUMBERS, parse_sampling, parse_sampling_numbers, parse_stop
 from proxy.protocols.tool_choice import parse_tool_choice
@@ -225,10 +226,10 @@ def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
 
 def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
     function = expect_object(tool.get("function"), f"{name}.function")
-    parameters, strict = function.get("parameters"), function.get("strict")
+    strict = function.get("strict")
     return Tool(
         name=expect_str(function.get("name"), f"{name}.function.name"),
         description=optional_str(function, "description", f"{name}.function.") or "",
-        parameters={} if parameters is None else expect_object(parameters, f"{name}.function.parameters"),
+        parameters=parse_parameters(function.get("parameters"), f"{name}.function.parameters"),
         strict=None if strict is None else expect_bool(strict, f"{name}.function.strict"),
     )

@@ -187,3 +187,42 @@ def test_a_legacy_call_that_cannot_be_kept_is_refused(answer: dict[str, Any], pa
     with pytest.raises(InvalidRequest) as raised:
         parsed(answer)
     assert raised.value.param == param
+
+
+def function(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+
+def test_parameters_may_be_a_list_as_qwen_agent_declares_them() -> None:
+    city = {"name": "city", "type": "string", "description": "Where.", "required": True}
+    unit = {"name": "unit", "type": "string", "enum": ["C", "F"], "required": False}
+    day = {"name": "day", "type": "integer"}
+    (tool,) = parsed(tools=[function([city, unit, day])]).tools
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Where."},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "day": {"type": "integer"},
+        },
+        "required": ["city"],
+    }
+    (tool,) = parsed(tools=[function([])]).tools
+    assert tool.parameters == {"type": "object", "properties": {}, "required": []}
+
+
+@pytest.mark.parametrize(
+    ("listed", "param"),
+    [
+        (["city"], "[0]"),
+        ([{"type": "string"}], "[0].name"),
+        ([{"name": 3}], "[0].name"),
+        ([{"name": "a"}, {"name": "a"}], "[1].name"),
+        ([{"name": "a", "required": "yes"}], "[0].required"),
+        ("city", ""),
+    ],
+)
+def test_a_list_of_parameters_that_is_malformed_is_refused_by_its_path(listed: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        parsed(tools=[function(listed)])
+    assert raised.value.param == f"tools[0].function.parameters{param}"
