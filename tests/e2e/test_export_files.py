@@ -77,7 +77,7 @@ def shown(stderr: str) -> dict[str, str]:
 
 
 def test_every_session_is_in_one_file_and_the_summary_counts_the_samples(url: str, tmp_path: Path) -> None:
-    flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--page-size", "2", "-o", "out")
+    flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--limit", "2", "-o", "out")
     done = export(*flags, "--layout", "concat", "--format", "jsonl", "--require-complete", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "out").iterdir())

@@ -124,7 +124,7 @@ def _with_page_size(request: Mapping[str, Json], *, whole: bool) -> dict[str, Js
     given = request.get("limit")
     whole = whole or (request.get("layout") == "forest" and given is None)  # a group must be on one page to merge
     if whole and given is not None:
-        raise ConfigurationError("--page-size applies to a folder: a file holds all sessions")
+        raise ConfigurationError("--limit (--page-size) applies to a folder: a file holds all sessions")
     return {**request, "limit": given or (_MOST_SESSIONS if whole else _PAGE_SESSIONS)}
 
 

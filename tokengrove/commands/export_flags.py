@@ -29,13 +29,15 @@ _FLAGS: Mapping[str, tuple[str, Option]] = {
 _OF_RUNS = (SAMPLES, TRAIN, PADDED)
 _OF_SESSIONS = ("discount", "credit")
 """Options of an export that a run sets for its sessions (`--session discount=0.9`), so that all exports agree."""
+_ALSO = {"page_size": "--limit"}
+"""By parameter: a flag that is the option's own name. A run has none of them: its `--limit` is a number of tasks."""
 _CONDITION = re.compile(r"(?P<key>[^<>=]+)(?P<how>>=|<=|=)(?P<value>.*)", re.DOTALL)
 _RANGE = {">=": "min", "<=": "max"}
 
 
 def takes_export_flags(command: Command) -> Command:
     """Add the flags of an export."""
-    return with_flags(command, [flag_parameter(option) for _, option in _FLAGS.values()])
+    return with_flags(command, [flag_parameter(each, also=_ALSO.get(name, "")) for name, (_, each) in _FLAGS.items()])
 
 
 def run_export_flags() -> dict[str, inspect.Parameter]:

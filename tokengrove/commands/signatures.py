@@ -24,11 +24,12 @@ def with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
 
 
 def flag_parameter(
-    option: Option, *, help: str | None = None, negated: bool = False, bounded: bool = True, **more: Any
+    option: Option, *, help: str | None = None, negated: bool = False, bounded: bool = True, also: str = "", **more: Any
 ) -> inspect.Parameter:
     """The parameter of an option's flag. A flag that is not given is None: then other configuration applies.
 
-    `negated`: a switch also gets the flag `--no-NAME`. `bounded`: typer checks the bounds of integers.
+    `negated`: a switch also gets the flag `--no-NAME`. `bounded`: typer checks the bounds of integers. `also`: another
+    flag with the same meaning, which `--help` shows first.
     """
     negated = negated and option.kind is bool
     kind = bool if negated else _parsed(option)
@@ -36,6 +37,7 @@ def flag_parameter(
         bounds = {"min": option.about.get("least"), "max": option.about.get("most")}
         more |= {end: int(bound) for end, bound in bounds.items() if bound is not None}
     flag = typer.Option(
+        *([also] if also else []),
         f"{option.flag}/{flag_of(f'no_{option.parameter}')}" if negated else option.flag,
         help=help or described(option),
         rich_help_panel=option.about.get("panel"),
