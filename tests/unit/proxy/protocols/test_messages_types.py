@@ -85,12 +85,19 @@ def _literals(hint: Any) -> set[str]:
     return {each for each in members if isinstance(each, str)}.union(*map(_literals, members))
 
 
+def content_of(*messages: Any) -> set[str]:
+    """The types of blocks that messages, or the members of a union of messages, may have."""
+    members = [member for message in messages for member in typing.get_args(message) or (message,)]
+    return kinds(*(typing.get_type_hints(member)["content"] for member in members))
+
+
 def source_of(*blocks: Any) -> set[str]:
     return kinds(*(typing.get_type_hints(block)["source"] for block in blocks))
 
 
 def test_every_type_of_block_of_the_sdk_has_a_row() -> None:
-    known = kinds(plain.ContentBlockParam, beta.BetaContentBlockParam)
+    known = content_of(plain.MessageParam, beta.BetaMessageParam)
+    known |= kinds(plain.ContentBlockParam, beta.BetaContentBlockParam)
     known |= kinds(tool_result_block_param.Content, beta_tool_result_block_param.Content)
     assert {"text", "document", "server_tool_use", "tool_reference"} <= known
     assert known - set(BLOCKS) == set()

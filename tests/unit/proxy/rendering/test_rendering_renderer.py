@@ -103,6 +103,15 @@ def test_a_wrong_option_is_refused_by_name(tiny: Renderer) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+def test_a_template_that_refuses_the_value_of_an_option_says_so(published: Callable[[str], Path]) -> None:
+    renderer = load_renderer(Settings(), published("qwen3_8"))
+    assert renderer.render([USER], (), {"reasoning_effort": "low"})
+    with pytest.raises(
+        InvalidRequest, match=r"with the options {'reasoning_effort': 'high'}: .*xhigh .default., medium, and"
+    ):
+        renderer.render([USER], (), {"reasoning_effort": "high"})
+
+
 def test_options_that_would_replace_the_template_are_refused(published: Callable[[str], Path]) -> None:
     renderer = load_renderer(Settings(), published("qwen2_5"))
     with pytest.raises(InvalidRequest, match="'chat_template' in 'chat_template_kwargs' is not"):
