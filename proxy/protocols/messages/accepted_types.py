@@ -1,4 +1,4 @@
-"""What becomes of each type of block, source and tool that the Messages API has.
+"""What becomes of each type of block, source, tool and edit that the Messages API has.
 
 These tables decide what is accepted, and docs/http-api.md repeats them. A type that no table has is refused by name.
 Nothing that would change what the model is shown is ignored, except tools that only a provider runs, and what the
@@ -80,6 +80,15 @@ SOURCES: Mapping[tuple[str, str], Row] = {
     ("document", "file"): _FILE,
 }
 """The types of sources, each with the type of its block."""
+
+_EDIT = Row(_REFUSED, "nothing here removes parts of a conversation")
+
+EDITS: Mapping[str, Row] = {
+    "clear_thinking_20251015": Row(_IGNORED, "the chat template decides which earlier reasoning it shows"),
+    "clear_tool_uses_20250919": _EDIT,
+    "compact_20260112": _EDIT,
+}
+"""The types of edits in `context_management`."""
 
 _PROVIDERS = Row(_IGNORED, "only a provider runs it")
 _SEARCH = Row(_IGNORED, "only a provider runs it; tools with `defer_loading` are then shown at once")

@@ -12,17 +12,18 @@ honoured  model messages system max_tokens stop_sequences stream temperature top
           because template options are part of a tree root's identity and clients vary the rest of the field from turn
           to turn (they vary the effort only if their user does);
           a last message from the assistant (prefill), whose text the answer continues
-ignored   cache_control (anywhere) metadata (a hint for the session) context_management service_tier speed inference_geo
-          diagnostics billing_policy fallbacks fallback_credit_token output_config.task_budget
+ignored   cache_control (anywhere) metadata (a hint for the session) context_management (other edits) service_tier speed
+          inference_geo diagnostics billing_policy fallbacks fallback_credit_token
           thinking.budget_tokens thinking.display thinking.block_binding tools.strict tools.cache_control
           tools.eager_input_streaming tools.allowed_callers tools.display_number tools.max_characters; betas
           user_profile_id workspace_id (headers); tools that only a provider runs, such as web_search_20250305 (recorded
           as dropped); and every field not named here (top-level ones are recorded as dropped)
-refused   mcp_servers container compaction thread; vLLM's former guided_json guided_regex guided_choice guided_grammar
-          guided_decoding_backend guided_whitespace_pattern; images outside of the user's messages and tool results, and
-          all images unless it is a vision model
+refused   mcp_servers container compaction thread output_config.task_budget (a provider tells the model); edits of
+          context_management that would change the prompt; vLLM's former guided_json guided_regex guided_choice
+          guided_grammar guided_decoding_backend guided_whitespace_pattern; images outside of the user's messages and
+          tool results, and all images unless it is a vision model
 
-`accepted_types` has a row for each type of block, source and tool. Other types are refused.
+`accepted_types` has a row for each type of block, source, tool and edit. Other types are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
-from proxy.protocols.messages.accepted_types import SEARCH_TOOLS, TOOLS, Treatment
+from proxy.protocols.messages.accepted_types import EDITS, SEARCH_TOOLS, TOOLS, Treatment
 from proxy.protocols.messages.blocks import parse_system
 from proxy.protocols.messages.client_tools import client_tool
 from proxy.protocols.messages.conversation import parse_conversation
@@ -92,14 +93,13 @@ IGNORED = frozenset(
     {
         *("cache_control", "metadata", "context_management", "service_tier", "speed", "inference_geo", "diagnostics"),
         *("billing_policy", "fallbacks", "fallback_credit_token", "betas", "user_profile_id", "workspace_id"),
-        "output_config.task_budget",
         *("thinking.budget_tokens", "thinking.display", "thinking.block_binding"),
         *("tools.strict", "tools.cache_control", "tools.eager_input_streaming"),
         *("tools.allowed_callers", "tools.display_number", "tools.max_characters"),
     }
 )
 _REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
-REFUSED = _REFUSED | FORMER_FIELDS
+REFUSED = _REFUSED | FORMER_FIELDS | {"output_config.task_budget"}
 
 # Anthropic's tool runners try a thread first. After this error, they send the whole conversation with every turn.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -117,6 +117,8 @@ _CHOICES = {
 }
 # The output is searched for each of them at every token; real clients send only a few.
 _MAX_STOP_SEQUENCES = 64
+_LONGEST_MODEL = 128
+"""Characters of the name of a model in an error."""
 
 
 class MessagesProtocol:
@@ -179,6 +181,7 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
     for name in sorted(_REFUSED & body.keys()):
         if body[name]:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
+    _refuse_edits(body)
     dropped = ignored_fields(body, HONOURED)
     sampling = _parse_sampling(body)
     in_messages = list[str]()
@@ -207,6 +210,22 @@ def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
     if request.messages[-1].role is Role.ASSISTANT:
         _take_prefill(request, f"messages[{len(body['messages']) - 1}].content")
     return request
+
+
+def _refuse_edits(body: Mapping[str, Any]) -> None:
+    """Raise UnsupportedParameter for a task budget, and for edits of the conversation that would change the prompt."""
+    if optional_object(body, "output_config").get("task_budget") is not None:
+        message = "'output_config.task_budget' is not supported: the model is told no budget; leave it out"
+        raise UnsupportedParameter(message, param="output_config.task_budget")
+    edits = optional_object(body, "context_management").get("edits")
+    for edit, name in [] if edits is None else _listed(edits, "context_management.edits"):
+        kind = edit.get("type")
+        row = EDITS.get(kind) if isinstance(kind, str) else None
+        if row is None or row.treatment is Treatment.REFUSED:
+            model = "".join(parse_model(body).split())[:_LONGEST_MODEL] or "model"
+            # Claude Code knows the error by its beginning, and then asks without the edit.
+            message = f"{model} does not support the {brief(kind)} context management strategy in '{name}'"
+            raise UnsupportedParameter(f"{message}; leave it out, the conversation is shown as it is sent", param=name)
 
 
 def _take_prefill(request: TurnRequest, name: str) -> None:

@@ -12,9 +12,9 @@ import anthropic.types as plain
 import anthropic.types.beta as beta
 import pytest
 from anthropic.types import tool_result_block_param
-from anthropic.types.beta import beta_tool_result_block_param
+from anthropic.types.beta import beta_context_management_config_param, beta_tool_result_block_param
 
-from proxy.protocols.messages.accepted_types import BLOCKS, SOURCES, TOOLS, Row, Treatment
+from proxy.protocols.messages.accepted_types import BLOCKS, EDITS, SOURCES, TOOLS, Row, Treatment
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.types import Message, Role, ToolCall, TurnRequest
 from tests.unit.proxy.protocols.message_bodies import READ, body, result, says, text
@@ -114,6 +114,23 @@ def test_every_type_of_tool_of_the_sdk_has_a_row() -> None:
     known = kinds(plain.ToolUnionParam, beta.BetaToolUnionParam)
     assert {"bash_20250124", "web_search_20250305", "custom"} <= known
     assert known - set(TOOLS) == set()
+
+
+def test_every_type_of_edit_of_the_sdk_has_a_row() -> None:
+    assert kinds(beta_context_management_config_param.Edit) == set(EDITS)
+
+
+@pytest.mark.parametrize("kind", [*EDITS, "paint_20990101"])
+def test_an_edit_that_would_change_the_prompt_is_refused_as_claude_code_understands_it(kind: str) -> None:
+    sent = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}, {"type": kind}]}}
+    if kind in EDITS and EDITS[kind].treatment is Treatment.IGNORED:
+        assert parse(**sent).dropped == ("context_management",)
+        return
+    with pytest.raises(
+        UnsupportedParameter, match=rf"^\S{{1,128}} does not support the \W?{kind}\W? context manage"
+    ) as told:
+        parse(**sent)
+    assert told.value.param == "context_management.edits[1]"
 
 
 def accepted(kind: str) -> TurnRequest:
@@ -260,6 +277,7 @@ def rows() -> list[str]:
         ("block", dict(BLOCKS)),
         ("source", {f"`{kind}` of `{block}`": row for (block, kind), row in SOURCES.items()}),
         ("tool", dict(TOOLS)),
+        ("edit", dict(EDITS)),
     )
     lines = ["| what | type | treatment | how |", "|---|---|---|---|"]
     for what, table in tables:
