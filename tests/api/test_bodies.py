@@ -25,6 +25,7 @@ PATHS = [
     "/s/v1/completions",
     "/s/v1/messages/count_tokens",
     "/s/v1/responses/input_tokens",
+    *(f"/s/v1beta/models/m:{method}" for method in ("generateContent", "streamGenerateContent", "countTokens")),
     "/s/v1/generate",
     "/s/v1/tokenize",
     "/s/v1/detokenize",

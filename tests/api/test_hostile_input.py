@@ -63,6 +63,14 @@ RESPONSES = {"model": "m", "input": [{"role": "user", "content": "hi"}], "instru
 RESPONSES |= {"previous_response_id": "x", "reasoning": {}, "text": {}, "tools": [{"type": "function", "name": "f"}]}
 MESSAGES = {"model": "m", "max_tokens": 4, "messages": [user("hi")], "system": "x", "metadata": {"user_id": "{}"}}
 MESSAGES |= {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "stop_sequences": ["x"], "thinking": {}}
+GOOGLE: dict[str, Any] = {
+    "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+    "systemInstruction": {"parts": [{"text": "x"}]},
+    "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT", "properties": {}}}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {"maxOutputTokens": 4, "stopSequences": ["x"], "thinkingConfig": {"includeThoughts": True}},
+}
+GOOGLE["generationConfig"] |= {"responseMimeType": "application/json", "responseSchema": {"type": "OBJECT"}, "seed": 1}
 FILTER = {"group_id": "g", "task_id": "t", "since": 1, "metadata": {"a": 1}, "metrics": {"m": {"min": 0}}, "agent": "a"}
 EXPORT = {"session_id": "s", "filter": FILTER, "limit": 1, "cursor": "a", "reward_name": "r", "train": {"turns": [0]}}
 EXPORT |= {"layout": "padded", "prompt_length": 8, "response_length": 8, "pad_token_id": 0, "include": ["text"]}
@@ -84,6 +92,9 @@ BODIES: dict[str, Any] = {
     "/responses/input_tokens": RESPONSES,
     "/messages": MESSAGES,
     "/messages/count_tokens": MESSAGES,
+    ":generateContent": GOOGLE,
+    ":streamGenerateContent": GOOGLE,
+    ":countTokens": {"generateContentRequest": GOOGLE},
     "/generate": {"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "stop": ["x"]}, "request_id": "r"},
     "/tokenize": {"messages": [user("x")], "prompt": "x", "tools": TOOLS, "chat_template_kwargs": {}},
     "/v1/tokenize": {
@@ -195,7 +206,9 @@ class Hostile:
             return method, path, "", {}, self._random.choice(JSON_TEXTS).encode()
         good = self._good(path)
         kept = {
-            name: value for name, value in good.items() if self._random.random() < 0.5 or name in ("messages", "input")
+            name: value
+            for name, value in good.items()
+            if self._random.random() < 0.5 or name in ("messages", "input", "contents")
         }
         marked = self._marked(kept, [*good, "metadata", NUL])
         return method, path, "", {}, json.dumps(marked).replace('"HERE"', self._random.choice(JSON_TEXTS)).encode()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_hostile_input import BODIES, always
+from tests.api.test_hostile_input import BODIES, GOOGLE, always
 from tests.support import JSON, Server, assistant, function_tool, serving, tool_result, user
 from tests.wide import few
 
@@ -112,7 +112,26 @@ RICH_MESSAGES = {
     "thinking": {"type": "enabled", "budget_tokens": 1},
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
 }
+RICH_GOOGLE = {
+    **GOOGLE,
+    "contents": [
+        {"role": "user", "parts": [{"text": "hi"}, {"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "x", "thought": True, "thoughtSignature": "eA=="},
+                {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"output": "x"}, "parts": []}}],
+        },
+    ],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+}
 RICH = {
+    "/s/v1beta/models/m:generateContent": RICH_GOOGLE,
     "/s/v1/chat/completions": RICH_CHAT,
     "/s/v1/responses": RICH_RESPONSES,
     "/s/v1/messages": RICH_MESSAGES,
@@ -120,6 +139,7 @@ RICH = {
 }
 """Bodies with a field of every kind that is parsed, which need not be taken as they are."""
 
+GOOGLE_METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 PATHS = {
     "/chat/completions": "/s/v1/chat/completions",
     "/responses": "/s/v1/responses",
@@ -127,6 +147,7 @@ PATHS = {
     "/messages": "/s/v1/messages",
     "/messages/count_tokens": "/s/v1/messages/count_tokens",
     "/generate": "/s/v1/generate",
+    **{f":{method}": f"/s/v1beta/models/m:{method}" for method in GOOGLE_METHODS},
 }
 ROUTES = [*((PATHS.get(end, end), body) for end, body in BODIES.items()), *RICH.items()]
 
@@ -158,7 +179,8 @@ async def sent(server: Server, path: str, content: str) -> None:
     if response.status_code >= 400:
         assert len(response.content) <= MOST_ERROR_BYTES, told
     if response.status_code == 400 and "/messages" not in path:
-        assert response.json()["error"]["param"] is not None, told
+        error = response.json()["error"]
+        assert error.get("param") is not None or error["details"][1]["fieldViolations"][0]["field"], told
     if path.startswith("/engine/"):
         for undone in ("/engine/resume_memory", "/engine/continue_generation"):  # else turns wait
             await server.http.post(undone)

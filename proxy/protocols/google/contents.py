@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_bool, optional_str
-from proxy.protocols.google.names import given, in_camel
+from proxy.protocols.google.names import MOST_SHOWN, given, in_camel
 from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.signatures import origin_of
 from proxy.protocols.tool_inputs import arguments_of, json_text
@@ -164,7 +164,7 @@ def parts_of(value: Any, name: str, dropped: list[str]) -> list[Part]:
         fields = given(part)
         if unknown := [field for field in fields if field not in _PART or field in REFUSED_PARTS]:
             message = f"'{path}' has {brief(unknown[0])}, which is not supported: this server has no such part"
-            raise UnsupportedParameter(message, param=f"{path}.{unknown[0]}")
+            raise UnsupportedParameter(message, param=f"{path}.{unknown[0][:MOST_SHOWN]}")
         kinds = [field for field in fields if field in PARSED_PARTS]
         if len(kinds) > 1:
             message = f"'{path}' has {kinds[0]!r} and {kinds[1]!r}; give each a part of its own"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+MOST_SHOWN = 64
+"""The most characters that an error shows of a name that the client chose."""
 _LETTER = re.compile("_([a-z])")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.protocols.fields import expect_list, expect_object, expect_str
-from proxy.protocols.google.names import camel
+from proxy.protocols.google.names import MOST_SHOWN, camel
 from tokengrove.errors import InvalidRequest
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
@@ -23,11 +23,18 @@ def json_schema(value: Any, name: str) -> dict[str, Any]:
 
     `propertyOrdering` orders the properties. Raises InvalidRequest with the path of the field.
     """
+    try:
+        return _schema(value, name)
+    except RecursionError:
+        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+
+
+def _schema(value: Any, name: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for field, item in expect_object(value, name).items():
         key = _OTHER_NAMES.get(field) or camel(field)
         if item is not None:
-            out[key] = _field(key, item, f"{name}.{field}")
+            out[key] = _field(key, item, f"{name}.{field[:MOST_SHOWN]}")
     order = out.pop("propertyOrdering", None)
     if order is not None and isinstance(out.get("properties"), dict):
         out["properties"] = _ordered(out["properties"], order)
@@ -41,11 +48,11 @@ def _field(key: str, item: Any, path: str) -> Any:
     if key == "type":
         return [_type(each, path) for each in item] if isinstance(item, list) else _type(item, path)
     if key in _NAMED:
-        return {name: json_schema(each, f"{path}.{name}") for name, each in expect_object(item, path).items()}
+        return {name: _schema(each, f"{path}.{name[:MOST_SHOWN]}") for name, each in expect_object(item, path).items()}
     if key in _LISTS:
-        return [json_schema(each, f"{path}[{index}]") for index, each in enumerate(expect_list(item, path))]
+        return [_schema(each, f"{path}[{index}]") for index, each in enumerate(expect_list(item, path))]
     if key in _ONE and isinstance(item, Mapping):
-        return json_schema(item, path)
+        return _schema(item, path)
     if key in _COUNTS and isinstance(item, str) and item.isdecimal() and len(item) < 19:
         return int(item)  # JSON of protocol buffers has integers of 64 bits as texts
     return item

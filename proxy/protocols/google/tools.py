@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.protocols.fields import expect_list, expect_object, expect_str, expect_text, optional_str
-from proxy.protocols.google.names import given, in_camel
+from proxy.protocols.google.names import MOST_SHOWN, given, in_camel
 from proxy.protocols.google.schemas import json_schema
 from proxy.types import Tool, ToolChoice, ToolChoiceMode
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
@@ -63,7 +63,7 @@ def parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
 
 
 def _unsupported_tool(kind: str, at: str) -> UnsupportedParameter:
-    path = f"{at}.{kind}"
+    path = f"{at}.{kind[:MOST_SHOWN]}"
     way = "declare its functions in 'functionDeclarations'" if kind in REFUSED_TOOLS else "leave it out"
     return UnsupportedParameter(f"'{at}' has the tool {brief(kind)}, which is not supported; {way}", param=path)
 

@@ -182,6 +182,15 @@ def test_schemas_of_googles_dialect_become_json_schemas() -> None:
     assert list(tool.parameters["properties"]) == ["list", "n", "either", "type"]
 
 
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_its_own_path() -> None:
+    schema: dict[str, Any] = {"type": "STRING"}
+    for _ in range(900):
+        schema = {"type": "ARRAY", "items": schema}
+    with pytest.raises(InvalidRequest, match="nested too deeply") as caught:
+        parsed(tools=[{"functionDeclarations": [{"name": "f", "parameters": schema}]}])
+    assert caught.value.param == "tools[0].functionDeclarations[0].parameters"
+
+
 def test_a_json_schema_is_kept_as_it_is() -> None:
     plain = parsed(tools=[{"functionDeclarations": [ADD]}])
     assert plain.tools == (Tool("add", "adds", SCHEMA),)
