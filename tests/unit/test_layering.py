@@ -462,7 +462,12 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.rollout.episodes",
         "tokengrove.rollout.sandboxes",
     },
-    "tokengrove.rollout.sandboxes": {"tokengrove.errors", "tokengrove.initial_block", "tokengrove.rollout"},
+    "tokengrove.rollout.sandboxes": {
+        "tokengrove.errors",
+        "tokengrove.initial_block",
+        "tokengrove.options",
+        "tokengrove.rollout",
+    },
     "tokengrove.rollout.scorers": {"tokengrove.client", "tokengrove.errors", "tokengrove.rollout"},
     "tokengrove.rows_beside": set(),
     "tokengrove.runs": {
@@ -472,6 +477,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.old_names",
         "tokengrove.options",
         "tokengrove.rollout",
+        "tokengrove.rollout.command",
         "tokengrove.rollout.episodes",
         "tokengrove.rollout.executors",
         "tokengrove.rollout.harbor",
@@ -561,6 +567,7 @@ OUTSIDE: dict[str, set[str]] = {
     "PIL": {"images", "tokengrove.client", "tokengrove.image_detail", "vision"},
     "alembic": {"store"},
     "datasets": {"tokengrove.roll.rock"},
+    "e2b": {"tokengrove.rollout.sandboxes"},
     "fastokens": {"rendering"},
     "fsspec": {"store.archive"},
     "gem": {"tokengrove.roll.envs", "tokengrove.roll.runners"},
@@ -571,6 +578,7 @@ OUTSIDE: dict[str, set[str]] = {
         "tokengrove.openenv",
         "tokengrove.roll.rock",
         "tokengrove.roll.runners",
+        "tokengrove.rollout.sandboxes",
         "upstream",
         "workers",
     },
@@ -701,6 +709,7 @@ LAZY = {
     *("torch", "transformers", "sglang", "PIL", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
     "peft",
     *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray", "hydra", "omegaconf"),
+    *("e2b", "daytona", "kubernetes", "modal"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {

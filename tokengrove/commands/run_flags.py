@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from tokengrove.commands.export_flags import export_body, run_export_flags
 from tokengrove.commands.signatures import Command, flag_parameter, with_flags
@@ -72,7 +72,10 @@ def command_options_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in _given(flags).items() if name in _COMMAND}
     for name, value in given.items():
         if get_origin(_COMMAND[name].kind) is Mapping:
-            given[name] = dict(_named_text(_COMMAND[name].flag, text) for text in value)
+            option = _COMMAND[name]
+            of_json = get_args(option.kind)[1] is Any
+            texts = (_named_text(option.flag, text) for text in value)
+            given[name] = named_values(option.flag, value) if of_json else dict(texts)
     return given
 
 

@@ -56,6 +56,16 @@ class CommandOptions:
     container_workdir: str | None = option(
         None, "Path of the working folder in --container, if it differs.", panel=_FOLDER
     )
+    sandbox: str | None = option(
+        None,
+        "Remote sandbox in which the command runs: a provider (e2b, daytona, modal, kubernetes) or "
+        "package.module:Class.",
+        panel=_FOLDER,
+        otherwise="this machine",
+    )
+    sandbox_args: Mapping[str, Any] = option(
+        {}, "Setting of --sandbox: max_concurrent, max_lifetime_s, image (may be '{data.image}'), ...", panel=_FOLDER
+    )
     server_url: str | None = option(
         None, "The server's address as the command sees it (http://host.internal:8080).", panel=_GIVEN
     )
@@ -104,7 +114,9 @@ class CommandOptions:
     )
     verifier_env: Mapping[str, str] = option({}, "Environment variable of the verifier.", panel=_REWARD)
     verifier_timeout_s: float = option(600.0, "Seconds that the verifier may run.", panel=_REWARD, above=0)
-    verifier_on_host: bool = option(False, "Run the verifier on this machine, not in --container.", panel=_REWARD)
+    verifier_on_host: bool = option(
+        False, "Run the verifier on this machine, not in --container or --sandbox.", panel=_REWARD
+    )
     timeout_reward: float | None = option(
         None, "Reward if the verifier times out.", panel=_REWARD, otherwise="the episode fails"
     )
@@ -126,6 +138,7 @@ class CommandOptions:
             self._check_field(name, each)
         self._check_place()
         self._check_container()
+        self._check_sandbox()
         self._check_verifier()
         if self.server_url is not None and not self.server_url.startswith(("http://", "https://")):
             raise ConfigurationError(f"--server-url must begin with http:// or https://, not {self.server_url!r}")
@@ -134,8 +147,8 @@ class CommandOptions:
     def _check_field(self, name: str, option: Option) -> None:
         value = getattr(self, name)
         option.check(value)
-        texts = value.values() if isinstance(value, Mapping) else [value] if isinstance(value, str) else []
-        for text in texts:
+        texts = value.values() if isinstance(value, Mapping) else [value]
+        for text in (each for each in texts if isinstance(each, str)):
             check_placeholders(text, flag_of(name))
 
     def _check_place(self) -> None:
@@ -150,11 +163,24 @@ class CommandOptions:
                 raise ConfigurationError(f"{flag_of(name)} {path} is not a folder")
 
     def _check_container(self) -> None:
-        for name in ("container_workdir", "verifier_on_host"):
-            if getattr(self, name) and self.container is None:
-                raise ConfigurationError(f"{flag_of(name)} needs --container")
+        if self.container_workdir and self.container is None:
+            raise ConfigurationError("--container-workdir needs --container")
+        if self.verifier_on_host and self.container is None and self.sandbox is None:
+            raise ConfigurationError("--verifier-on-host needs --container or --sandbox")
         if self.container is not None and self.home is not None:
             raise ConfigurationError("--home does not apply to --container: mount a folder, such as -v {home}:/root")
+
+    def _check_sandbox(self) -> None:
+        if self.sandbox is None:
+            if self.sandbox_args:
+                raise ConfigurationError("--sandbox-args needs --sandbox")
+            return
+        if self.container is not None:
+            raise ConfigurationError("give --container or --sandbox, not both: a command runs in one place")
+        if self.worktree is not None:
+            raise ConfigurationError(
+                "--worktree does not apply to --sandbox: a worktree needs its repository beside it; use --clone"
+            )
 
     def _check_verifier(self) -> None:
         if self.verifier is not None and self.verifier_function is not None:

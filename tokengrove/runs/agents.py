@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokengrove.errors import ConfigurationError, InvalidRequest
+from tokengrove.rollout.command import CommandAgent
 from tokengrove.rollout.command_options import from_this_folder
 from tokengrove.rollout.episodes import AgentSpec, Task, check_functions, is_path, resolve_agent
 from tokengrove.rollout.harbor import agent_spec, is_harbor
@@ -40,8 +41,9 @@ def check_paths(options: RunOptions, task: Task) -> None:
     _checked("--scorer", lambda: check_functions(None, options.scorer, task))
 
 
-async def check_agent(options: RunOptions, task: Task) -> None:
-    """Create the agent once. Raises ConfigurationError for an object that is not an agent or for wrong arguments.
+async def check_agent(options: RunOptions, task: Task, url: str) -> None:
+    """Create the agent once. Raises ConfigurationError for an object that is not an agent or for wrong arguments, and
+    for a command in a remote sandbox that cannot reach the server at `url`.
 
     Errors of its constructor are raised unchanged.
     """
@@ -50,6 +52,8 @@ async def check_agent(options: RunOptions, task: Task) -> None:
         agent = resolve_agent(spec)
     except InvalidRequest as error:
         raise ConfigurationError(f"agent {options.agent or options.command[0]}: {error.message}") from None
+    if isinstance(agent, CommandAgent):
+        agent.check_server(url)
     await agent.close()
 
 

@@ -16,8 +16,10 @@ from tokengrove.rollout.command.verifier_function import load_verifier, verify_b
 from tokengrove.rollout.command.workplace import Workplace
 from tokengrove.rollout.command_options import CommandOptions
 from tokengrove.rollout.episodes import AgentSpec, Episode, EpisodeEnded, RewardFailed
+from tokengrove.rollout.loopback import is_loopback
 from tokengrove.rollout.placeholder_names import check_placeholders, has_placeholders
 from tokengrove.rollout.sandboxes import CommandResult
+from tokengrove.rollout.sandboxes.by_name import sandbox_class
 
 
 class CommandAgent:
@@ -39,6 +41,9 @@ class CommandAgent:
         for word in self.words:
             check_placeholders(word, "the command")
         self._check_program()
+        self._sandbox = None if self.options.sandbox is None else sandbox_class(self.options.sandbox)
+        if self._sandbox is not None:
+            self._sandbox(self.options.sandbox_args)  # raises for wrong settings and for an SDK that is missing
         path = self.options.verifier_function
         self._function = None if path is None else load_verifier(path)
         self._outputs = None if self.options.keep_output is None else _folder(self.options.keep_output)
@@ -56,12 +61,22 @@ class CommandAgent:
                 "and give its address",
                 param="url",
             )
+        self.check_server(episode.session.root_url)
         place = Workplace(self.options, episode)
         try:
             await place.open()
             return await self._play(place)
         finally:
             await to_the_end(place.close())
+
+    def check_server(self, url: str) -> None:
+        """Raise ConfigurationError if a remote sandbox cannot reach `server_url`, or else `url`: a loopback address."""
+        seen = self.options.server_url or url
+        if self._sandbox is not None and self._sandbox.elsewhere and is_loopback(seen):
+            raise ConfigurationError(
+                f"{seen} is reachable from this machine only, and --sandbox {self.options.sandbox} is elsewhere: give "
+                "the server's public address as --server-url"
+            )
 
     async def close(self) -> None:
         """Do nothing: episodes share no resources."""
@@ -121,9 +136,10 @@ class CommandAgent:
         return b""
 
     def _check_program(self) -> None:
-        """Raise ConfigurationError if the program does not exist. A program in a container is not checked."""
+        """Raise ConfigurationError if the program does not exist. A program elsewhere is not checked."""
         program, path = self.words[0], self.options.env.get("PATH")
-        if self.options.container is not None or "/" in program or has_placeholders(program):
+        elsewhere = self.options.container is not None or self.options.sandbox is not None
+        if elsewhere or "/" in program or has_placeholders(program):
             return
         if not has_placeholders(path or "") and shutil.which(program, path=path) is None:
             raise ConfigurationError(f"there is no program {program!r} on PATH; the command begins with it")

@@ -29,20 +29,24 @@ def add_worktree(repository: str, commit: str, work: Path) -> None:
     _git(str(work), "reset", "--quiet", "--hard")
 
 
-def add_clone(repository: str, commit: str, work: Path) -> None:
+def add_clone(repository: str, commit: str, work: Path, whole: bool = False) -> None:
     """Make the empty folder `work` a separate repository with a branch `main` at `commit`.
 
-    Raises InvalidRequest with git's error message.
+    `whole`: it has its own copy of the branch's objects, so that it can be moved to another machine. Raises
+    InvalidRequest with git's error message.
     """
     found = _commit_id(repository, commit)
     objects = _git(repository, "rev-parse", "--path-format=absolute", "--git-path", "objects")
     shallow = Path(_git(repository, "rev-parse", "--path-format=absolute", "--git-path", "shallow"))
     kind = _git(repository, "rev-parse", "--show-object-format")
     _git(str(work), "init", "--quiet", f"--object-format={kind}")
-    (work / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+    (alternates := work / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
     if shallow.exists():
         (work / ".git" / "shallow").write_bytes(shallow.read_bytes())
     _git(str(work), "checkout", "--quiet", "-B", "main", found)
+    if whole:
+        _git(str(work), "repack", "-a", "-d", "--quiet")
+        alternates.unlink()
 
 
 def _commit_id(repository: str, commit: str) -> str:

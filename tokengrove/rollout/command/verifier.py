@@ -47,6 +47,8 @@ async def verify(place: Workplace, ended: CommandResult, output: Path | None) ->
     on_host = place.sandbox is place.host or place.options.verifier_on_host
     site = _HostSite(place, ended) if on_host else _ContainerSite(place, ended)
     try:
+        if on_host:
+            await place.fetch()
         await site.prepare()
     except (ValueError, OSError) as error:
         raise RewardFailed(f"the verifier's files cannot be copied: {error}") from error

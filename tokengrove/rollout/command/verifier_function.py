@@ -55,6 +55,10 @@ async def verify_by_function(
     """Call the function; return its rewards by name, or None if it returns None. Raises RewardFailed."""
     limit_s = place.options.verifier_timeout_s
     name = place.options.verifier_function or ""
+    try:
+        await place.fetch()
+    except (ValueError, OSError) as error:
+        raise RewardFailed(f"the working folder cannot be copied to this machine: {error}") from error
     given = await _arguments(place, function, ended)
     try:
         returned = await call_within(limit_s, name, function, **given)

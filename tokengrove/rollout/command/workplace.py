@@ -8,7 +8,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokengrove.errors import InvalidRequest
 from tokengrove.rollout.cancellation import to_the_end
@@ -17,6 +19,7 @@ from tokengrove.rollout.command.checkout import add_clone, add_worktree
 from tokengrove.rollout.command.container import ContainerSandbox
 from tokengrove.rollout.command.failures import SHOWN, how_it_ended
 from tokengrove.rollout.command.placeholders import Placeholders
+from tokengrove.rollout.command.transfer import fetch, send
 from tokengrove.rollout.command.variables import (
     codex_configuration,
     command_variables,
@@ -27,6 +30,7 @@ from tokengrove.rollout.command.variables import (
 from tokengrove.rollout.command_options import CommandOptions
 from tokengrove.rollout.episodes import Episode
 from tokengrove.rollout.sandboxes import LocalProcessSandbox, Sandbox
+from tokengrove.rollout.sandboxes.by_name import sandbox_class
 from tokengrove.rollout.sandboxes.local_process import LocalProcess
 from tokengrove.rollout.threads import in_thread
 
@@ -38,7 +42,8 @@ _log = logging.getLogger(__name__)
 class Workplace:
     """The working folder and sandbox of an episode, between `open` and `close`.
 
-    `host` has the folder on this machine. Commands run in `sandbox`: `host` or a container.
+    `host` has the folder on this machine. Commands run in `sandbox`: `host`, a container, or a remote sandbox, to which
+    the folder is copied.
     """
 
     def __init__(self, options: CommandOptions, episode: Episode) -> None:
@@ -47,6 +52,8 @@ class Workplace:
         self.sandbox: Sandbox = self.host
         self.values = Placeholders({}, {}, None)
         self._stop_needed = False
+        self._task_folder: str | None = None
+        """The folder of the task's files as the command sees it; None if it does not."""
 
     @property
     def folder(self) -> Path:
@@ -59,19 +66,44 @@ class Workplace:
         return self.host.folder / "home"
 
     async def open(self) -> None:
-        """Make the folders, start the container and run the setup. Raises InvalidRequest or OSError if that fails."""
+        """Make the folders, start the container or sandbox and run the setup.
+
+        Raises InvalidRequest or OSError if that fails, and SandboxLost if a remote sandbox cannot be started.
+        """
         await self.host.start()
-        self.values = self._values(container=f"tokengrove-{self.episode.session.session_id}")
+        self._task_folder = str(self.host.folder / "task")
+        home = str(self.home)
+        if self.options.sandbox is not None:
+            self.sandbox = sandbox_class(self.options.sandbox)(self._sandbox_args())
+            await self.sandbox.start()
+            self._task_folder = f"{self.sandbox.scratch_folder}/tokengrove-task"
+            home = (await self.sandbox.run('printf %s "$HOME"')).output
+        self.values = self._values(home, container=f"tokengrove-{self.episode.session.session_id}")
         # A thread cannot be stopped, and files that it makes after the folder was removed would remain.
         await to_the_end(in_thread(self._fill, "tokengrove-command-folder"))
+        if self.options.sandbox is not None:
+            folders = {"work": self.folder, "home": self.home, "task": self.host.folder / "task"}
+            targets = {"work": self.sandbox.working_folder, "home": home, "task": self._task_folder}
+            await send(folders, self.sandbox, targets)
         self._stop_needed = True
         if self.options.container_start is not None:
             await self._here("container_start", self.options.container_start)
         if self.options.container is not None:
             prefix = self.values.words(shlex.split(self.options.container))
             self.sandbox = ContainerSandbox(prefix, self.values.values["workdir"], self.host)
+            self._task_folder = None
         if self.options.setup is not None:
             await self._set_up(self.options.setup)
+
+    async def fetch(self) -> None:
+        """Copy the working folder of a remote sandbox to this machine, where a verifier reads it.
+
+        Raises OSError or ValueError if that fails.
+        """
+        if self.options.sandbox is not None:
+            await fetch(self.sandbox, self.sandbox.working_folder, self.folder)
+            here = {**self.values.values, "workdir": str(self.folder), "home": str(self.home)}
+            self.values = replace(self.values, values=here)
 
     async def close(self) -> None:
         """Kill all processes, stop the container and remove the folders. May be called twice."""
@@ -94,27 +126,32 @@ class Workplace:
         passed = passed_variables(options.pass_env)
         session = command_variables(self.episode, model=options.model, server_url=options.server_url)
         if self.sandbox is not self.host:
-            return {**session, **passed, **own}
+            return {**session, **self._files(), **passed, **own}
         return {**tool_variables(), **inherited_variables(), **session, **self._files(), **passed, **own}
 
     def _files(self) -> dict[str, str]:
         """Variables with the paths of the files of the task and its prompt."""
-        folder = self.host.folder / "task"
-        found = {"TOKENGROVE_TASK_FILE": str(folder / "task.json")}
+        if self._task_folder is None:
+            return {}
+        found = {"TOKENGROVE_TASK_FILE": f"{self._task_folder}/task.json"}
         if self.values.prompt is not None:
-            found["TOKENGROVE_PROMPT_FILE"] = str(folder / "prompt.txt")
+            found["TOKENGROVE_PROMPT_FILE"] = f"{self._task_folder}/prompt.txt"
         return found
 
-    def _values(self, container: str) -> Placeholders:
+    def _sandbox_args(self) -> dict[str, Any]:
+        values = Placeholders.of(self.episode, workdir="", home="", model=self.options.model)
+        given = self.options.sandbox_args.items()
+        return {name: values.fill(value) if isinstance(value, str) else value for name, value in given}
+
+    def _values(self, home: str, container: str) -> Placeholders:
         options = self.options
-        own_names = Placeholders.of(
-            self.episode, workdir=str(self.folder), home=str(self.home), container=container, model=options.model
-        )
-        workdir = str(self.folder) if options.container_workdir is None else own_names.fill(options.container_workdir)
+        folder = str(self.folder) if options.sandbox is None else self.sandbox.working_folder
+        own_names = Placeholders.of(self.episode, workdir=folder, home=home, container=container, model=options.model)
+        workdir = folder if options.container_workdir is None else own_names.fill(options.container_workdir)
         return Placeholders.of(
             self.episode,
             workdir=workdir,
-            home=str(self.home),
+            home=home,
             model=options.model,
             prompt=options.prompt,
             server_url=options.server_url,
@@ -130,7 +167,7 @@ class Workplace:
         if options.worktree is not None:
             add_worktree(_whole(self.values.path(options.worktree)), commit, self.folder)
         if options.clone is not None:
-            add_clone(_whole(self.values.path(options.clone)), commit, self.folder)
+            add_clone(_whole(self.values.path(options.clone)), commit, self.folder, whole=options.sandbox is not None)
         if options.home is not None:
             _copy(self.values.path(options.home), self.home)
         else:

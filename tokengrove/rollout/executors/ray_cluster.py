@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tokengrove.errors import ConfigurationError
 from tokengrove.rollout.executors.options import RayOptions
+from tokengrove.rollout.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -78,20 +77,9 @@ def check_reachable(url: str, nodes: list[dict[str, Any]], here: str) -> None:
 
     `here`: the address of this machine.
     """
-    host = urlsplit(url).hostname or ""
     others = sorted({node["NodeManagerAddress"] for node in nodes if node["Alive"]} - {here, "127.0.0.1"})
-    if others and _is_loopback(host):
+    if others and is_loopback(url):
         raise ConfigurationError(
             f"{url} is reachable from this machine only, and the Ray cluster has others ({', '.join(others[:3])}): "
             f"start the server with --host 0.0.0.0 and an admin key, and give --url http://{here}:PORT"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified

@@ -57,6 +57,9 @@ class Sandbox(ABC):
     local = False
     """Whether it shares this machine's ports, files and Python with other jobs, so that a port may be in use."""
 
+    elsewhere = False
+    """Whether it is on another machine, which does not reach loopback addresses of this one."""
+
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """`environment`: the section with this name in the job's configuration. Its `env` is set for all commands."""
         self.environment = environment
