@@ -567,6 +567,7 @@ OUTSIDE: dict[str, set[str]] = {
     "PIL": {"images", "tokengrove.client", "tokengrove.image_detail", "vision"},
     "alembic": {"store"},
     "datasets": {"tokengrove.roll.rock"},
+    "daytona": {"tokengrove.rollout.sandboxes"},
     "e2b": {"tokengrove.rollout.sandboxes"},
     "fastokens": {"rendering"},
     "fsspec": {"store.archive"},

@@ -9,6 +9,7 @@ from tokengrove.rollout.sandboxes.sandbox import Sandbox
 _HERE = "tokengrove.rollout.sandboxes"
 PROVIDERS = {
     "e2b": f"{_HERE}.e2b_sandbox:E2BSandbox",
+    "daytona": f"{_HERE}.daytona_sandbox:DaytonaSandbox",
 }
 """The paths of the classes, whose modules import an SDK only when a sandbox is made."""
 
