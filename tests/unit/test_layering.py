@@ -588,6 +588,7 @@ OUTSIDE: dict[str, set[str]] = {
     "hydra": {"tokengrove.roll.config"},
     "jinja2": {"rendering.templates"},
     "jiter": {"trajectory", "upstream"},
+    "kubernetes": {"tokengrove.rollout.sandboxes"},
     "llguidance": {"engine.transformers"},
     "minijinja": {"rendering.templates"},
     "numpy": {

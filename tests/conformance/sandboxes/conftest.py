@@ -2,4 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if all(map(find_spec, ("e2b", "daytona", "uvicorn", "wsproto"))) else ["test_*.py"]
+collect_ignore_glob = (
+    [] if all(map(find_spec, ("e2b", "daytona", "kubernetes", "uvicorn", "wsproto"))) else ["test_*.py"]
+)

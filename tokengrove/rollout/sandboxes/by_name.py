@@ -10,6 +10,7 @@ _HERE = "tokengrove.rollout.sandboxes"
 PROVIDERS = {
     "e2b": f"{_HERE}.e2b_sandbox:E2BSandbox",
     "daytona": f"{_HERE}.daytona_sandbox:DaytonaSandbox",
+    "kubernetes": f"{_HERE}.kubernetes_sandbox:KubernetesSandbox",
 }
 """The paths of the classes, whose modules import an SDK only when a sandbox is made."""
 

@@ -53,12 +53,17 @@ class RemoteSandbox(Sandbox):
     kind: ClassVar[type[RemoteSettings]] = RemoteSettings
     account: ClassVar[tuple[str, ...]] = ()
     """The names of the settings that say where `delete_all` looks, such as a namespace."""
+    required: ClassVar[tuple[str, ...]] = ()
+    """The names of the settings, texts, without which no sandbox can be created."""
     _gates: ClassVar[dict[str, Gate]] = {}
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigurationError for a wrong setting, and if the provider's SDK is not installed."""
         super().__init__(environment)
         self.settings = read_settings(self.kind, environment)
+        for name in self.required:
+            if getattr(self.settings, name) is None:
+                raise ConfigurationError(f"{type(self).__name__} needs {name}")
         try:
             self.connect()
         except ImportError as error:
@@ -121,6 +126,7 @@ class RemoteSandbox(Sandbox):
         self._entered = True
         # Nothing else: `env` may have secrets, and the settings of one process may differ by task.
         place = {name: getattr(limits, name) for name in (*self.account, "max_concurrent")}
+        place |= dict.fromkeys(self.required, "unused")
         labels = {OWNER: await in_thread(lambda: owner_of(type(self), place), "tokengrove-sandbox-cleaner")}
         try:
             # To the end: a creation that goes on in its thread after a cancellation would not be deleted by `stop`.
@@ -211,6 +217,8 @@ class RemoteSandbox(Sandbox):
         while True:
             try:
                 return await in_thread(call, f"tokengrove-sandbox-{self.extra}")
+            except ConfigurationError:
+                raise
             except Exception as error:
                 pause_s = next(pauses, None) if self.is_transient(error) else None
                 if pause_s is None:

@@ -109,7 +109,7 @@ def test_a_missing_sdk_is_one_error_that_names_the_extra(name: str, monkeypatch:
     modules = {"e2b": "e2b", "daytona": "daytona", "modal": "modal", "kubernetes": "kubernetes"}
     monkeypatch.setitem(sys.modules, modules[name], None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'tokengrove\[{name}\]'"):
-        sandbox_class(name)({"max_concurrent": 1})
+        sandbox_class(name)({"max_concurrent": 1, **({"image": "debian"} if name == "kubernetes" else {})})
 
 
 def test_an_unknown_provider_is_refused_with_those_that_exist() -> None:
