@@ -1,4 +1,7 @@
-"""A stand-in for the API server of a Kubernetes cluster: pods, and commands in them over websockets."""
+"""A stand-in for the API server of a Kubernetes cluster: pods, commands in them over websockets, claims of sandboxes.
+
+A claim of agent-sandbox gets a sandbox of another name, as from a warm pool, and its pod has a name of its own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def application(machines: Machines) -> Starlette:
 
     def named(name: str, namespace: str) -> str | None:
         found = ((key, each.about) for key, each in machines.running.items())
-        return next((key for key, it in found if (it["name"], it["namespace"]) == (name, namespace)), None)
+        return next((key for key, it in found if name in it["names"] and it["namespace"] == namespace), None)
 
     def pod(about: dict[str, Any], ready: bool) -> dict[str, Any]:
         state = {"running": {}} if ready else {"waiting": {"reason": "ContainerCreating"}}
@@ -58,7 +61,7 @@ def application(machines: Machines) -> Starlette:
         name = asked["metadata"]["name"]
         if named(name, namespace):
             return status(409, "it exists")
-        about = {"pod": asked, "name": name, "namespace": namespace}
+        about = {"pod": asked, "names": [name], "namespace": namespace}
         machines.create(about)
         return JSONResponse(pod(about, False), 201)
 
@@ -79,7 +82,10 @@ def application(machines: Machines) -> Starlette:
 
     async def execute(socket: WebSocket) -> None:
         key = named(socket.path_params["name"], socket.path_params["namespace"])
-        if key is None or refused(socket) or socket.query_params["container"] != "sandbox":
+        right = key is None or socket.query_params.get("container") == machines.running[key].about.get(
+            "container", "sandbox"
+        )
+        if key is None or refused(socket) or not right:
             await socket.close()  # before it is accepted: the client is told that there is no such thing
             return
         await socket.accept(subprotocol=PROTOCOL)
@@ -87,11 +93,50 @@ def application(machines: Machines) -> Starlette:
             await _run(socket, machines.running[key], socket.query_params.getlist("command"))
             await socket.close()
 
+    async def claims(request: Request) -> Response:
+        if refused(request):
+            return status(401, "no token")
+        namespace = request.path_params["namespace"]
+        if request.method == "GET":
+            label, _, value = request.query_params["labelSelector"].partition("=")
+            found = [each.about["pod"] for each in machines.running.values() if each.about["namespace"] == namespace]
+            return JSONResponse({"items": [it for it in found if it["metadata"]["labels"].get(label) == value]})
+        if machines.busy:
+            machines.busy -= 1
+            return status(429, "too many")
+        asked = await request.json()
+        name = asked["metadata"]["name"]
+        assert asked["spec"]["warmPoolRef"] == {"name": "pool"}
+        if named(name, namespace):
+            return status(409, "it exists")
+        names = [name, f"pool-{name[-8:]}", f"pod-{name[-8:]}"]
+        machines.create({"pod": asked, "names": names, "namespace": namespace, "container": None})
+        return JSONResponse(asked, 201)
+
+    async def claim(request: Request) -> Response:
+        key = named(request.path_params["name"], request.path_params["namespace"])
+        if key is None or refused(request):
+            return status(404, "there is no such claim")
+        about = machines.running[key].about
+        if request.method == "DELETE":
+            await asyncio.to_thread(machines.delete, key)
+            return JSONResponse({"kind": "Status", "status": "Success"})
+        if request.path_params["kind"] == "sandboxes":
+            return JSONResponse({"metadata": {"annotations": {"agents.x-k8s.io/pod-name": about["names"][2]}}})
+        ready = key in read
+        read.add(key)
+        condition = {"type": "Ready", "status": str(ready), "reason": "SandboxNotReady", "message": "it starts"}
+        told = {"conditions": [condition], "sandbox": {"name": about["names"][1]}}
+        return JSONResponse({**about["pod"], "status": told})
+
+    group = "/apis/{group}/v1beta1/namespaces/{namespace}"
     start = "/api/v1/namespaces/{namespace}/pods"
     return Starlette(
         routes=[
             Route(start, pods, methods=["GET", "POST"]),
             Route(f"{start}/{{name}}", one, methods=["GET", "DELETE"]),
+            Route(f"{group}/sandboxclaims", claims, methods=["GET", "POST"]),
+            Route(f"{group}/{{kind}}/{{name}}", claim, methods=["GET", "DELETE"]),
             WebSocketRoute(f"{start}/{{name}}/exec", execute),
         ]
     )

@@ -47,7 +47,7 @@ class Place:
     labels: Callable[[dict[str, Any]], dict[str, str]]
     text: str
 
-    def sandbox(self, **more: Any) -> Sandbox:
+    def sandbox(self, **more: Any) -> Any:
         return sandbox_class(self.name)({"max_concurrent": 4, **self.settings, **more})
 
 
@@ -95,7 +95,7 @@ class ProviderContract(SandboxContract):
         sandbox = place.sandbox()
         await sandbox.start()
         place.machines.delete(next(iter(place.machines.running)))
-        with pytest.raises(SandboxLost, match=f"of {place.name}"):
+        with pytest.raises(SandboxLost, match=f"of {sandbox.extra}"):
             await sandbox.run("true")
         await sandbox.stop()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -29,20 +31,37 @@ def kubeconfig(url: str) -> str:
     )
 
 
+def until(lifecycle: dict[str, str]) -> float:
+    """The seconds until a claim ends, to the next ten."""
+    assert lifecycle["shutdownPolicy"] == "Delete"
+    end = datetime.fromisoformat(lifecycle["shutdownTime"])
+    return 10.0 * math.ceil((end - datetime.now(UTC)).total_seconds() / 10)
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    machines, settings = Machines(tmp_path / "pods"), {"image": "debian", "namespace": "agents"}
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Place]:
+    machines = Machines(tmp_path / "pods")
+    claims = request.cls is TestAgentSandbox
+    settings = {"warm_pool": "pool", "namespace": "agents"} if claims else {"image": "debian", "namespace": "agents"}
     with served(application(machines)) as url:
         (tmp_path / "config").write_text(kubeconfig(url))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield Place(
-            "kubernetes",
+            "agent-sandbox" if claims else "kubernetes",
             machines,
             settings,
-            lifetime=lambda asked: float(asked["pod"]["spec"]["activeDeadlineSeconds"]),
+            lifetime=lambda asked: (
+                until(asked["pod"]["spec"]["lifecycle"])
+                if claims
+                else float(asked["pod"]["spec"]["activeDeadlineSeconds"])
+            ),
             labels=lambda asked: dict(asked["pod"]["metadata"]["labels"]),
             text=json.dumps({"max_concurrent": 4, **settings}),
         )
+
+
+class TestAgentSandbox(ProviderContract):
+    """A claim of a warm pool."""
 
 
 class TestKubernetes(ProviderContract):

@@ -11,6 +11,7 @@ PROVIDERS = {
     "e2b": f"{_HERE}.e2b_sandbox:E2BSandbox",
     "daytona": f"{_HERE}.daytona_sandbox:DaytonaSandbox",
     "kubernetes": f"{_HERE}.kubernetes_sandbox:KubernetesSandbox",
+    "agent-sandbox": f"{_HERE}.agent_sandbox:AgentSandbox",
 }
 """The paths of the classes, whose modules import an SDK only when a sandbox is made."""
 

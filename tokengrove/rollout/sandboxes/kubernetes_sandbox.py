@@ -19,7 +19,7 @@ from tokengrove.options.option import option
 from tokengrove.rollout.sandboxes.remote_sandbox import OWNER, RemoteSandbox
 from tokengrove.rollout.sandboxes.remote_settings import RemoteSettings
 
-_REQUEST_S, _TRANSFER_S, _LOOK_S = 60.0, 600.0, 0.5
+REQUEST_S, TRANSFER_S, LOOK_S = 60.0, 600.0, 0.5
 _FRAME = 64 * 1024
 _CONTAINER = "sandbox"
 _ALIVE = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
@@ -52,6 +52,8 @@ class KubernetesSandbox(RemoteSandbox):
         import kubernetes
 
         self._sdk: Any = kubernetes
+        self._pod_name = self._name
+        self._container: str | None = _CONTAINER
         try:
             self._configuration = _configuration(self.settings.context, os.environ.get("KUBECONFIG"))
         except kubernetes.config.ConfigException as error:
@@ -61,14 +63,17 @@ class KubernetesSandbox(RemoteSandbox):
     def _name(self) -> str:
         return f"tokengrove-{self._mark}"
 
-    def _api(self) -> Any:
+    def _client(self) -> Any:
         """A client of its own for each call: `stream` changes the client while it connects."""
-        return self._sdk.client.CoreV1Api(self._sdk.client.ApiClient(self._configuration))
+        return self._sdk.client.ApiClient(self._configuration)
+
+    def _api(self) -> Any:
+        return self._sdk.client.CoreV1Api(self._client())
 
     def create(self, labels: Mapping[str, str]) -> None:
         settings = self.settings
         try:
-            self._api().create_namespaced_pod(settings.namespace, self._pod(labels), _request_timeout=_REQUEST_S)
+            self._api().create_namespaced_pod(settings.namespace, self._pod(labels), _request_timeout=REQUEST_S)
         except self._sdk.client.ApiException as error:
             if error.status != 409:  # an earlier request has created it, and its answer was lost
                 raise
@@ -105,7 +110,7 @@ class KubernetesSandbox(RemoteSandbox):
             why = status.message or (status.phase if waiting is None else f"{waiting.reason}: {waiting.message}")
             if status.phase in ("Failed", "Succeeded") or time.monotonic() > until:
                 raise RuntimeError(f"the pod {self._name} does not run ({why})")
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
 
     def execute(self, script: str, env: Mapping[str, str]) -> tuple[int, str]:
         # Both go through stdin: a command is part of the URL, which logs have, and is visible in the pod.
@@ -114,7 +119,7 @@ class KubernetesSandbox(RemoteSandbox):
                 raise ConfigurationError(f"{name!r} cannot be the name of a variable in a pod")
         exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
         given = f"{exports}{script}".encode()
-        code, out, err = self._exec(f'eval "$(head -c {len(given)})"', given, _REQUEST_S)
+        code, out, err = self._exec(f'eval "$(head -c {len(given)})"', given, REQUEST_S)
         return code, (out if code == 0 else out + err).decode(errors="replace")
 
     def write(self, path: str, content: bytes) -> None:
@@ -125,7 +130,7 @@ class KubernetesSandbox(RemoteSandbox):
         return self._done(f"cat {shlex.quote(path)}")
 
     def _done(self, script: str, stdin: bytes = b"") -> bytes:
-        code, out, err = self._exec(script, stdin, _TRANSFER_S)
+        code, out, err = self._exec(script, stdin, TRANSFER_S)
         if code:
             raise RuntimeError(f"a command in the pod exited with {code}: {err.decode(errors='replace')[-500:]}")
         return out
@@ -134,10 +139,10 @@ class KubernetesSandbox(RemoteSandbox):
         """The exit code, stdout and stderr of a script that reads no more than `stdin`, whose end it does not see."""
         connection = self._sdk.stream.stream(
             self._api().connect_get_namespaced_pod_exec,
-            self._name,
+            self._pod_name,
             self.settings.namespace,
-            container=_CONTAINER,
             command=["/bin/sh", "-c", script],
+            **({} if self._container is None else {"container": self._container}),
             **{"stdin": True, "stdout": True, "stderr": True, "tty": False},
             _preload_content=False,
             binary=True,
@@ -149,7 +154,7 @@ class KubernetesSandbox(RemoteSandbox):
             while connection.is_open():
                 connection.update(timeout=max(0.0, until - time.monotonic()))
                 if time.monotonic() > until:
-                    raise TimeoutError(f"a request to the pod {self._name} has not ended within {limit_s:g} s")
+                    raise TimeoutError(f"a request to the pod {self._pod_name} has not ended within {limit_s:g} s")
             out, err = (connection.read_channel(channel) for channel in (1, 2))
             if not connection.peek_channel(3):
                 raise ConnectionError("the connection to the pod ended without an exit code")
@@ -169,12 +174,15 @@ class KubernetesSandbox(RemoteSandbox):
 
     def _delete(self, name: str) -> None:
         try:
-            self._api().delete_namespaced_pod(
-                name, self.settings.namespace, grace_period_seconds=0, _request_timeout=_REQUEST_S
-            )
+            self._request_deletion(name)
         except self._sdk.client.ApiException as error:
             if error.status != 404:
                 raise
+
+    def _request_deletion(self, name: str) -> None:
+        self._api().delete_namespaced_pod(
+            name, self.settings.namespace, grace_period_seconds=0, _request_timeout=REQUEST_S
+        )
 
     def is_transient(self, error: Exception) -> bool:
         if isinstance(error, self._sdk.client.ApiException):

@@ -60,6 +60,7 @@ class RemoteSandbox(Sandbox):
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """Raises ConfigurationError for a wrong setting, and if the provider's SDK is not installed."""
         super().__init__(environment)
+        self._mark = uuid.uuid4().hex
         self.settings = read_settings(self.kind, environment)
         for name in self.required:
             if getattr(self.settings, name) is None:
@@ -71,7 +72,6 @@ class RemoteSandbox(Sandbox):
                 f"{type(self).__name__} needs the SDK of {self.extra} (no module {error.name!r}): "
                 f"pip install 'tokengrove[{self.extra}]'"
             ) from error
-        self._mark = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._processes: list[RemoteProcess] = []
         self._working_folder = self._scratch = ""

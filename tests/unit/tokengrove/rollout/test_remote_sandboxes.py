@@ -106,10 +106,11 @@ def test_wrong_settings_are_refused_by_name(environment: dict[str, Any], told: s
 
 @pytest.mark.parametrize("name", PROVIDERS)
 def test_a_missing_sdk_is_one_error_that_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"e2b": "e2b", "daytona": "daytona", "modal": "modal", "kubernetes": "kubernetes"}
-    monkeypatch.setitem(sys.modules, modules[name], None)
-    with pytest.raises(ConfigurationError, match=rf"pip install 'tokengrove\[{name}\]'"):
-        sandbox_class(name)({"max_concurrent": 1, **({"image": "debian"} if name == "kubernetes" else {})})
+    needed = {"kubernetes": {"image": "debian"}, "agent-sandbox": {"warm_pool": "pool"}}
+    extra = "kubernetes" if name in needed else name
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'tokengrove\[{extra}\]'"):
+        sandbox_class(name)({"max_concurrent": 1, **needed.get(name, {})})
 
 
 def test_an_unknown_provider_is_refused_with_those_that_exist() -> None:
