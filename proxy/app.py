@@ -66,6 +66,7 @@ from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.turns.turns import Turns
+from proxy.webhooks.deliverer import Deliverer
 from proxy.workers.group import Group, Place
 from tokengrove.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from tokengrove.options.start import Replay
@@ -143,7 +144,9 @@ def build_app(
     engine, renderer = _loaded(settings, engine, renderer)
     with doing(f"opening the database {label(parse_url(settings.database_url))}"):
         patience = Patience(settings.database_wait_s, settings.max_connections, settings.all_body_bytes)
-        store = Store.open(settings.database_url, migrate=settings.migrate, patience=patience)
+        store = Store.open(
+            settings.database_url, migrate=settings.migrate, patience=patience, webhooks=settings.webhook
+        )
     shared = None if place is None else place.share(engine)
     engine = shared or engine
     archive = ServedArchive(store.database)
@@ -198,6 +201,7 @@ def build_app(
         retention=None
         if place is not None and not place.leads
         else _retention(settings, store, archive, sessions, served.forget_session),
+        deliverer=Deliverer(store.outbox, settings) if settings.webhook and (place is None or place.leads) else None,
         engine=engine,
         gate=gate,
         metrics=metrics,
@@ -376,6 +380,8 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.archive.close)
         if await parts.archive.needs_recovery():
             stack.push_async_callback(_cancel, asyncio.create_task(parts.archive.recover()))
+        if parts.deliverer is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.deliverer.run()))
         if parts.retention is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.retention.run()))
         app.running_loop = asyncio.get_running_loop()

@@ -48,6 +48,7 @@ from proxy.api.turn_endpoints import StreamForms, TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
 from proxy.api.turn_routes import label_of, prefixes
+from proxy.api.webhook_endpoints import WebhookEndpoints
 from proxy.engine.adapter_files import AdapterFiles
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
@@ -75,6 +76,7 @@ from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.mismatch import Mismatch
 from proxy.turns.turns import Turns
+from proxy.webhooks.deliverer import Deliverer
 from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
 from tokengrove.options.model import RouteKind
@@ -98,6 +100,7 @@ class Parts:
     store: Store
     archive: ServedArchive
     retention: Retention | None
+    deliverer: Deliverer | None
     engine: Engine
     gate: Gate
     metrics: Metrics
@@ -131,12 +134,15 @@ def routes(parts: Parts) -> list[Route]:
     models = ServedModelEndpoints(
         parts.sessions.access, parts.bodies, parts.served, parts.turns.running, parts.settings
     )
+    webhooks = WebhookEndpoints(parts.sessions.access, parts.bodies, parts.store.outbox)
     first = [
         Route("/engine/models", models.index, methods=["GET"]),
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
         Route("/rl/sessions", listing.index, methods=["GET"]),
         Route("/rl/groups", listing.groups, methods=["GET"]),
         Route("/rl/runs", listing.runs, methods=["GET"]),
+        Route("/rl/webhooks", webhooks.index, methods=["GET"]),
+        Route("/rl/webhooks/resend", parts.audited("webhooks.resend", webhooks.resend), methods=["POST"]),
         Route("/rl/statistics", watch.statistics, methods=["GET"]),
         Route("/rl/events", watch.events, methods=["GET"]),
         *_annotation_routes(parts),
@@ -366,12 +372,13 @@ def _engine_routes(parts: Parts, models: ServedModelEndpoints) -> list[Route]:
             route.adapters,
             route.renderer.sight,
             route.declared,
+            parts.store.outbox.tell,
         )
 
     of_model = EnginesByModel(parts.served, endpoints).endpoint
     trained = [each for each in parts.served if each.route.kind is RouteKind.POLICY]
     policies = {each.route.name: each.route.adapters for each in trained}
-    adapters = AdapterEndpoints(access, bodies, policies, parts.adapter_files)
+    adapters = AdapterEndpoints(access, bodies, policies, parts.adapter_files, parts.store.outbox.tell)
 
     def control(name: str, call: Call) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", of_model(call)), methods=["POST"])

@@ -21,14 +21,25 @@ from proxy.engine.interface import AdapterSource
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.protocols.fields import expect_str, json_type, optional_int, optional_text
 from proxy.sessions.access import Access
+from proxy.store.deliveries import Event
+from proxy.store.outbox import Tell
 from tokengrove.errors import InvalidRequest, NotFound, brief
 
 
 class AdapterEndpoints:
     """The endpoints of a trainer of adapters."""
 
-    def __init__(self, access: Access, bodies: Bodies, adapters: Mapping[str, Adapters], files: AdapterFiles) -> None:
-        """`adapters`: those of each policy by its route, the server's own first. `files`: those sent as bytes."""
+    def __init__(
+        self,
+        access: Access,
+        bodies: Bodies,
+        adapters: Mapping[str, Adapters],
+        files: AdapterFiles,
+        tell: Tell | None = None,
+    ) -> None:
+        """`adapters`: those of each policy by its route, the server's own first. `files`: those sent as bytes.
+        `tell` stores an event."""
+        self._tell = tell
         self._access, self._bodies, self._adapters, self._files = access, bodies, adapters, files
 
     async def index(self, request: Request) -> JsonResponse:
@@ -47,6 +58,9 @@ class AdapterEndpoints:
         adapters, version, source = await self._read(request)
         version = await adapters.publish(source, version)
         note(request, version=version)
+        if self._tell is not None:
+            told = {"version": version, "model": adapters.route or None, "adapter": True}
+            await self._tell(Event.VERSION_PUBLISHED, told)
         return JsonResponse({"name": adapters.route, "version": version, "live": adapters.show()["live"]})
 
     async def withdraw(self, request: Request) -> JsonResponse:

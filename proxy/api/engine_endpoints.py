@@ -23,6 +23,8 @@ from proxy.rendering.sight import Sight
 from proxy.served_engines import ServedEngine, ServedEngines
 from proxy.sessions.access import Access
 from proxy.settings import Settings
+from proxy.store.deliveries import Event
+from proxy.store.outbox import Tell
 from tokengrove.errors import EngineIncapable, InvalidRequest, brief
 from tokengrove.options.model import RouteKind
 
@@ -43,11 +45,12 @@ class EngineEndpoints:
         adapters: Adapters,
         sight: Sight | None = None,
         model: DeclaredModel | None = None,
+        tell: Tell | None = None,
     ) -> None:
         """`servers`: the engine's server pool; None if the engine is not a pool. `adapters`: those of the engine.
-        `sight`: the model's vision. `model`: the table of its route, if it has one.
+        `sight`: the model's vision. `model`: the table of its route, if it has one. `tell` stores an event.
         """
-        self._adapters, self._model = adapters, model
+        self._adapters, self._model, self._tell = adapters, model, tell
         self._sight = None if sight is None else sight._asdict()
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
         self._bodies, self._revision = bodies, revision_of(settings)
@@ -85,7 +88,9 @@ class EngineEndpoints:
             raise InvalidRequest("'path' is missing: it names the folder of the new weights", param="path")
         version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
         self._adapters.check_weights()
-        return await self._state(version=await self._admin.update_weights(path, version, mode))
+        new = await self._admin.update_weights(path, version, mode)
+        await self._published(new)
+        return await self._state(version=new)
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
         """Run a step of SGLang's or vLLM's weight transfer, with its own fields.
@@ -110,7 +115,18 @@ class EngineEndpoints:
         note(request, version=version)
         step = WeightTransfer(request.scope["path"].rsplit("/", 1)[-1])
         self._adapters.check_weights()
-        return await self._state(version=await self._admin.transfer_weights(step, fields))
+        before = self._gate.info().weight_version
+        new = await self._admin.transfer_weights(step, fields)
+        if new != before:
+            await self._published(new)
+        return await self._state(version=new)
+
+    async def _published(self, version: int) -> None:
+        """Store the event before the trainer is answered; a call that fails here is repeated by the trainer."""
+        if self._tell is not None:
+            await self._tell(
+                Event.VERSION_PUBLISHED, {"version": version, "model": self._gate.info().model, "adapter": False}
+            )
 
     async def release_memory(self, request: Request) -> JsonResponse:
         """Release memory until it is resumed.

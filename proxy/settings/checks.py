@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import re
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from tokengrove.errors import ConfigurationError
@@ -74,3 +77,40 @@ def check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: st
     wrong = next((part for part in parts if not form.fullmatch(part.lower())), None if parts or text is None else text)
     if wrong is not None:
         raise ConfigurationError(f"{flag} {wrong!r} is not {meaning}; separate several by commas")
+
+
+def read_webhook_secret(text: str) -> bytes:
+    """The bytes of a secret as Standard Webhooks writes it. Raises ConfigurationError, which does not quote it."""
+    try:
+        secret = base64.b64decode(text.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        secret = b""
+    if not text.startswith("whsec_") or not 24 <= len(secret) <= 64:
+        raise ConfigurationError(
+            "--webhook-secret is not whsec_ followed by the base64 of 24 to 64 bytes; make one with "
+            "`echo whsec_$(openssl rand -base64 32)`"
+        )
+    return secret
+
+
+def check_webhooks(urls: Sequence[str], secret: str | None) -> None:
+    """Check the receivers of webhooks and the secret that signs what they get."""
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+        except ValueError:
+            good = False
+        if not good or set("# ") & set(url):
+            raise ConfigurationError(
+                f"--webhook {url!r} is not a URL such as https://example.org/events: it begins with http:// or "
+                "https:// and a host, and has no user and no fragment"
+            )
+    if len(set(urls)) < len(urls):
+        raise ConfigurationError("--webhook has a URL twice; leave one out")
+    if urls and secret is None:
+        raise ConfigurationError("--webhook needs TOKENGROVE_WEBHOOK_SECRET (or --webhook-secret), which signs events")
+    if secret is not None and not urls:
+        raise ConfigurationError("--webhook-secret has no effect without --webhook; add one, or leave this out")
+    for each in listed(secret):
+        read_webhook_secret(each)

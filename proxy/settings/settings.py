@@ -139,6 +139,16 @@ class Settings:
     archive_to: str | None = option(
         None, "Folder or URL of an archive, to which --keep-days and --keep move sessions instead of deleting them."
     )
+    webhook: tuple[str, ...] = option(
+        (), "URL that is told of events by signed requests, repeatable (variable: separated by ;)."
+    )
+    webhook_secret: str | None = option(
+        None,
+        "Secret that signs them: whsec_ and base64 of 24 to 64 bytes; several, separated by commas, for rotation.",
+        secret=True,
+    )
+    webhook_timeout_s: float = option(10.0, "Seconds that a receiver may take to answer.", above=0)
+    webhook_attempts: int = option(16, "Attempts to deliver an event, in about six hours; then it is kept.", above=0)
     max_staleness: int | None = option(
         None,
         "Start a session only if it will be at most this many weight versions old when trained; else 429.",
@@ -313,6 +323,7 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError("--image-hosts has no effect without --allow-image-urls; add it, or leave this out")
     if not read_rules(settings.keep_days, settings.keep) and settings.archive_to is not None:
         raise ConfigurationError("--archive-to has no effect without --keep-days or --keep; add one, or leave it out")
+    checks.check_webhooks(settings.webhook, settings.webhook_secret)
     if settings.all_body_bytes < 2 * settings.max_body_bytes:
         raise ConfigurationError(
             f"--max-inflight-body-bytes {settings.all_body_bytes} must be at least twice --max-body-bytes "

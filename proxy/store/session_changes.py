@@ -14,19 +14,22 @@ from proxy.store.answer import Noted
 from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
+from proxy.store.outbox import Outbox
 from proxy.store.sql import deletions, reads, rows, writes
 from proxy.types import SessionRecord
 from tokengrove.options.session import Credit, Outcome, SessionStatus
 
 _NO_OUTCOME = "none"
-_REWARDS = frozenset({"reward", "rewards", "token_rewards"})
 
 
 class SessionChanges:
-    """Changes of records, rewards and returns. `ends` rings when a session ends here."""
+    """Changes of records, rewards and returns. `ends` rings when a session ends here.
 
-    def __init__(self, database: OpenDatabase, ends: Bell) -> None:
-        self._database, self._ends, self._metrics = database, ends, database.metrics
+    `outbox` gets the events of ends and late rewards, in the same transaction.
+    """
+
+    def __init__(self, database: OpenDatabase, ends: Bell, outbox: Outbox) -> None:
+        self._database, self._ends, self._metrics, self._outbox = database, ends, database.metrics, outbox
         self._metrics.ended.expect((outcome,) for outcome in (*Outcome, _NO_OUTCOME))
 
     async def set_rewards(
@@ -40,10 +43,11 @@ class SessionChanges:
 
         Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
         """
-        change = writes.Rewards(session_id, updates, seen)
+        change = writes.Rewards(session_id, updates, seen, self._outbox.urls)
         done: bool = await self._database.submit_noted(writes.set_rewards, change, noted)
         if done:
             self._database.changed.note(session_id)
+            self._outbox.news.ring()
             self._count_rewards(updates)
         return done
 
@@ -74,10 +78,11 @@ class SessionChanges:
         Raises SessionNotFound, and NotFound for a return or a reward of an unknown interaction.
         """
         values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
-        end = writes.End(rows.session_row(record), values, rewards or {})
+        end = writes.End(rows.session_row(record), values, rewards or {}, self._outbox.urls)
         done: bool = await self._database.submit_noted(writes.end_sessions, end, noted)
         if done:
             self._ends.ring()
+            self._outbox.news.ring()
             self._database.changed.note(record.session_id)
             if record.status is SessionStatus.EXPIRED:
                 self._metrics.expired.by[()] += 1
@@ -115,7 +120,9 @@ class SessionChanges:
 
     async def delete_session(self, session_id: str, noted: Noted | None = None) -> int:
         """Permanently delete a session; return the number of its turns. Raises SessionNotFound."""
-        turns: int = await self._database.submit_noted(deletions.delete_sessions, deletions.Deletion(session_id), noted)
+        turns: int = await self._database.submit_noted(
+            deletions.delete_sessions, deletions.Deletion(session_id, self._outbox.urls), noted
+        )
         self._metrics.deleted.by[()] += 1
         self._database.changed.note(session_id)
         await self._database.erase_log()
@@ -126,4 +133,4 @@ class SessionChanges:
         return await self._database.read(reads.find_idle, before, limit)
 
     def _count_rewards(self, updates: Mapping[str, Mapping[str, Any]]) -> None:
-        self._metrics.rewards.by[()] += sum(not _REWARDS.isdisjoint(changes) for changes in updates.values())
+        self._metrics.rewards.by[()] += sum(not writes.REWARDS.isdisjoint(changes) for changes in updates.values())

@@ -6,6 +6,7 @@ database refuses or the store is closed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from proxy.store.engine_pauses import EnginePauses
 from proxy.store.key_index import KeyIndex
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import READER_THREADS, OpenDatabase
+from proxy.store.outbox import Outbox
 from proxy.store.recordings import Recordings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.session_changes import SessionChanges
@@ -47,9 +49,10 @@ class Store:
     `images`: images of conversations, by digest.
     `annotations`: what trainers told of tokens.
     `answers`: answers to control calls, for clients that repeat a call.
+    `outbox`: events for receivers of webhooks.
     """
 
-    def __init__(self, opened: OpenDatabase) -> None:
+    def __init__(self, opened: OpenDatabase, webhooks: Sequence[str] = ()) -> None:
         self.database = opened
         known = KnownSessions(
             None if opened.shared else lambda after, most: opened.read(reads.session_ids, after, most)
@@ -57,7 +60,8 @@ class Store:
         ends = Bell()
         self.turns = TurnLog(opened)
         self.starts = SessionStarts(opened, known)
-        self.changes = SessionChanges(opened, ends)
+        self.outbox = Outbox(opened, webhooks)
+        self.changes = SessionChanges(opened, ends, self.outbox)
         self.news = ReplicaNews(opened, known)
         self.keys = KeyIndex(opened, known)
         self.recordings = Recordings(opened)
@@ -76,11 +80,19 @@ class Store:
         return self.database.label
 
     @classmethod
-    def open(cls, database_url: str, *, migrate: bool | None = None, patience: Patience | None = None) -> Store:
+    def open(
+        cls,
+        database_url: str,
+        *,
+        migrate: bool | None = None,
+        patience: Patience | None = None,
+        webhooks: Sequence[str] = (),
+    ) -> Store:
         """Open the store at a URL with its tables at the newest revision. Blocks.
 
         `migrate`: upgrade older tables (True), or refuse them (False); None upgrades SQLite files only.
-        `patience`: the wait for a database that becomes unavailable later; None: no wait. Raises ConfigurationError.
+        `patience`: the wait for a database that becomes unavailable later; None: no wait.
+        `webhooks`: URLs that are told of events. Raises ConfigurationError.
         """
         url = database.parse_url(database_url)
         lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -92,7 +104,7 @@ class Store:
             cut_off = begun.disown_all(writer_engine) if lock is not None else True
             # One connection for each reader thread, and one that `SharedReads` keeps.
             readers = database.reader_engine(url, READER_THREADS + 1, owner)
-            return cls(OpenDatabase(writer_engine, readers, lock, owner, patience, cut_off=cut_off))
+            return cls(OpenDatabase(writer_engine, readers, lock, owner, patience, cut_off=cut_off), webhooks)
         except BaseException:
             if writer_engine is not None:
                 writer_engine.dispose()

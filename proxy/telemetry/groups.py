@@ -110,6 +110,12 @@ class StoreMetrics(Group):
         self.withdrawn = Counts("tokengrove_sessions_withdrawn", "Sessions that were withdrawn, live or ended.")
         self.removed.expect((how,) for how in ("deleted", "archived"))
         self.rewards = Counts("tokengrove_rewards_set", "Turns whose reward or rewards were set.")
+        self.webhooks = Counts(
+            "tokengrove_webhook_deliveries",
+            "Attempts to deliver an event to a receiver (dead: that failed, and was the last one).",
+            "result",
+        )
+        self.webhooks.expect((result,) for result in ("delivered", "failed", "dead"))
 
 
 class Backlog(Protocol):

@@ -77,6 +77,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.options",
         "tokengrove.tracing",
         "turns",
+        "webhooks",
         "workers",
     },
     "cli": {"tokengrove.commands"},
@@ -240,6 +241,7 @@ PARTS: dict[str, set[str]] = {
         "tokengrove.spans",
         "trajectory",
         "turns",
+        "webhooks",
         "workers",
     },
     "served_engines": {
@@ -561,6 +563,7 @@ PARTS: dict[str, set[str]] = {
         "types",
     },
     "vision": {"tokengrove.errors", "tokengrove.image_detail", "types"},
+    "webhooks": {"settings", "store", "tokengrove.errors"},
     "workers": {"engine", "telemetry", "tokengrove.errors", "tokengrove.reasons"},
 }
 OUTSIDE: dict[str, set[str]] = {
@@ -581,6 +584,7 @@ OUTSIDE: dict[str, set[str]] = {
         "tokengrove.roll.runners",
         "tokengrove.rollout.sandboxes",
         "upstream",
+        "webhooks",
         "workers",
     },
     "httpx2": {"tokengrove.client"},

@@ -25,6 +25,7 @@ from proxy.store.sql.tables import (
     unreplied,
     withdrawn_keys,
 )
+from proxy.store.sql.webhooks import tell_of_group
 from tokengrove.errors import SessionNotFound, brief
 
 _NOBODY = ""
@@ -32,9 +33,10 @@ _NOBODY = ""
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A session to delete."""
+    """A session to delete. `webhooks`: URLs that are told of its group, which may be ready without it."""
 
     session_id: str
+    webhooks: Sequence[str] = ()
 
 
 def delete_rows(connection: Connection, names: Collection[str]) -> None:
@@ -52,10 +54,11 @@ def delete_rows(connection: Connection, names: Collection[str]) -> None:
 
 def delete_sessions(connection: Connection, batch: Sequence[Deletion]) -> Sequence[int]:
     """Delete sessions; return the number of turns of each. Raises SessionNotFound."""
-    return [_delete(connection, each.session_id) for each in batch]
+    return [_delete(connection, each) for each in batch]
 
 
-def _delete(connection: Connection, name: str) -> int:
+def _delete(connection: Connection, deletion: Deletion) -> int:
+    name = deletion.session_id
     row = connection.execute(select(sessions).where(sessions.c.session_id == name).with_for_update()).mappings().first()
     if row is None:
         raise SessionNotFound(f"there is no session {brief(name)}")
@@ -68,6 +71,8 @@ def _delete(connection: Connection, name: str) -> int:
     with _overwriting(connection):
         delete_rows(connection, [name])
     refuse_keys(connection, hashes)
+    if deletion.webhooks and row["ended_order"] is None:
+        tell_of_group(connection, row["group_id"], deletion.webhooks)
     return turns
 
 

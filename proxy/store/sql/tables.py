@@ -342,3 +342,18 @@ answers = Table(
     Column("answered_at", Double, nullable=False, index=True),
     sqlite_with_rowid=False,
 )
+
+# Events that receivers of webhooks do not have yet, one row for each receiver. A delivery deletes its row.
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", Text, primary_key=True, comment="of the event, the same for all receivers"),
+    Column("url", Text, primary_key=True),
+    Column("event", Text, nullable=False, comment="session.ended, ..."),
+    Column("body", Text, nullable=False, comment="JSON, as it is sent"),
+    Column("created_at", Double, nullable=False, comment="Unix seconds"),
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", Double, comment="of the next attempt, NULL for a dead letter"),
+    Column("error", Text, comment="of the last attempt"),
+    Index("ix_webhook_deliveries_url", "url", "due_at"),
+)

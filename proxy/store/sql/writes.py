@@ -46,12 +46,15 @@ from proxy.store.sql.side_columns import column_rows, insert_columns, insert_sco
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, interactions, returns, session_routes, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.webhooks import tell_of_end, tell_of_rewards
 from proxy.types import ImageFile, Interaction
 from tokengrove.errors import InvalidRequest, NotFound, SessionNotFound
 from tokengrove.options.session import Credit
 from tokengrove.reasons import Status
 
 _row_of = attrgetter("row")
+REWARDS = frozenset({"reward", "rewards", "token_rewards"})
+"""The fields of an interaction that are rewards."""
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 
@@ -77,11 +80,15 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """By interaction id: the fields that change, of reward, rewards, token_rewards, trainable and spans."""
+    """By interaction id: the fields that change, of reward, rewards, token_rewards, trainable and spans.
+
+    `webhooks`: URLs that are told of rewards of an ended session.
+    """
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
     seen: Seen | None = None
+    webhooks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +104,12 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The final row of a session, the rewards of its end, and its returns."""
+    """The final row of a session, the rewards of its end, and its returns. `webhooks`: URLs that are told of it."""
 
     row: rows.RowValues
     returns: Returns
     rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    webhooks: Sequence[str] = ()
 
     @property
     def session_id(self) -> str:
@@ -333,6 +341,10 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
         return False
     _put_rewards(connection, rewards.session_id, rewards.updates)
     _touch(connection, rewards.session_id)
+    if rewards.webhooks:
+        late = [name for name, change in rewards.updates.items() if not REWARDS.isdisjoint(change)]
+        if late:
+            tell_of_rewards(connection, rewards.session_id, late, rewards.webhooks)
     return True
 
 
@@ -395,6 +407,8 @@ def _end_session(connection: Connection, end: End) -> bool:
     _set_ended_order(connection, end.session_id)
     if row["delivery"] is not None or row["withdrawn_at"] is not None:
         _leave_queue(connection, end.session_id, row["ended_at"])
+    if end.webhooks:
+        tell_of_end(connection, row, end.webhooks)
     return True
 
 
