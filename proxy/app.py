@@ -229,7 +229,7 @@ def build_app(
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory, app.state.senders = sessions.memory, senders
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
-    app.state.retention = parts.retention
+    app.state.retention, app.state.episodes = parts.retention, sessions.episodes
     app.state.adapters = served.main.route.adapters
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
@@ -367,6 +367,9 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.served.main.route.adapters.close)
         stack.push_async_callback(parts.served.close_others)
         await parts.served.start_others()
+        stack.push_async_callback(parts.sessions.episodes.close)
+        if parts.group is None or parts.group.admin is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.episodes.run()))
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.stay_present()))

@@ -577,6 +577,7 @@ class SessionRecord:
     api_key_hash: str | None = None
     control_key_hash: str | None = None
     path_key_hash: str | None = None
+    feedback_key_hash: str | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
     limits: Mapping[str, Json] = field(default_factory=dict)
     metadata: Mapping[str, Json] = field(default_factory=dict)

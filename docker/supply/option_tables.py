@@ -26,7 +26,7 @@ from tokengrove.options.export import (
 )
 from tokengrove.options.option import Conditions, NumberCondition, Option, options_of
 from tokengrove.options.session import ListingFilter, SessionFilter, StoredFilter
-from tokengrove.options.start import Limits, StartOptions, TurnOptions
+from tokengrove.options.start import EpisodeOptions, Limits, StartOptions, TurnOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT, PAGE = ROOT / "tokengrove" / "client" / "options.py", ROOT / "docs" / "http-api.md"
@@ -83,6 +83,7 @@ def typed_dicts() -> list[Written]:
     tokens = {name: each for name, each in export.items() if each.about.get("tokens")}
     return [
         Written("Limits", "The limits of a session.", options_of(Limits)),
+        Written("EpisodeOptions", "Where the traffic at an address is cut into sessions.", options_of(EpisodeOptions)),
         Written("SessionOptions", "How to start a session.", _without(options_of(StartOptions), "task_id")),
         Written("Teacher", "A model that scores the trained tokens of samples.", options_of(Teacher)),
         Written("Train", "What to train; the rest stays in the samples as context.", options_of(TrainSelection)),
@@ -123,6 +124,7 @@ def _tables() -> dict[str, Mapping[str, Option]]:
     return {
         "start": {**_without(options_of(StartOptions), *options_of(TurnOptions)), **options_of(TurnOptions)},
         "limits": options_of(Limits),
+        "episodes": options_of(EpisodeOptions),
         "export": options_of(*EXPORT_GROUPS),
         "train": options_of(TrainSelection),
         "teacher": options_of(Teacher),

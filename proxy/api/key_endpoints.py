@@ -45,7 +45,7 @@ class KeyEndpoints:
         note(request, session=session.id)
         request_of(request.scope).enter(session.id, session.record.metadata)
         kinds, lifetime_s = parse_rotation(await self._bodies.read_object(request) if body is None else body)
-        note(request, keys=sorted(kinds))
+        note(request, keys="all" if kinds is None else sorted(kinds))
         url = self._addresses.root_url(request)
         noted = None if call is None else lambda issued: call.answer(started_json(issued, url))
         async with session.lock:

@@ -16,6 +16,7 @@ from proxy.api.session_json import addressed
 from proxy.protocols.fields import optional_str, optional_text
 from proxy.sessions.access import Access
 from proxy.sessions.endings import ended_otherwise
+from proxy.sessions.issued_keys import FEEDBACK_PREFIX
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import Scores, has_rewards, last_rewarded, mark_turn
 from proxy.store.answer import Noted
@@ -34,7 +35,7 @@ class RewardEndpoints:
 
         AReaL's second API sends the served `model` here. It has no effect, because only one model is served.
         """
-        session, body = await self._addressed(request)
+        session, body = await self._rewarded(request)
         check_given(body, (*REWARD_FIELDS, "model"))
 
         async def work(call: RepeatableCall | None) -> JsonResponse:
@@ -60,6 +61,18 @@ class RewardEndpoints:
             return JsonResponse(_changed(changes), headers=addressed(session.id))
 
         return await self._repeated.once(request, body, work)
+
+    async def _rewarded(self, request: Request) -> tuple[LiveSession, Mapping[str, Any]]:
+        """Like `_addressed`, but a feedback key is admitted, too."""
+        caller = caller_of(request)
+        like_one = caller.key is not None and caller.key.startswith(FEEDBACK_PREFIX)
+        session = await self._access.of_feedback_key(caller) if like_one else None
+        if session is None:
+            return await self._addressed(request)
+        body = await self._bodies.read_object(request)
+        session = await self._access.for_feedback(session, body)
+        request_of(request.scope).enter(session.id, session.record.metadata)
+        return session, body
 
     async def _addressed(self, request: Request) -> tuple[LiveSession, Mapping[str, Any]]:
         """The session that a request addresses by its caller and its named turn, and its body."""

@@ -29,7 +29,7 @@ def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
     root_url = f"{server_url}/{quoted(session_id)}"
     if started.path_key is not None:
         root_url = f"{root_url}~{started.path_key}"
-    return {
+    shown = {
         "session_id": session_id,
         "api_key": started.api_key,
         "control_key": started.control_key,
@@ -37,6 +37,9 @@ def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
         "root_url": root_url,
         "keys_expire_at": started.record.keys_expire_at,
     }
+    if started.feedback_key is not None:
+        shown["feedback_key"] = started.feedback_key
+    return shown
 
 
 def addressed(session_id: str) -> dict[str, str]:

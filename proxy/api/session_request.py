@@ -55,6 +55,16 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
     limits = vars(given.get("limits", Limits()))
     given["limits"] = {name: value for name, value in limits.items() if value is not None}
     given["sampling"] = _parse_defaults(body)
+    if "episodes" in given:
+        if "group_size" in given:
+            raise InvalidRequest(
+                "'group_size' does not go with 'episodes': their number is not known before; leave one out",
+                param="group_size",
+            )
+        cuts = vars(given["episodes"])
+        given["episodes"] = {name: value for name, value in cuts.items() if value is not None}
+        if "lineage" in given["episodes"]:
+            given["episodes"]["lineage"] = sorted(cuts["lineage"])
     return given
 
 
@@ -80,16 +90,18 @@ def parse_withdrawal(body: Mapping[str, Any]) -> dict[str, Any]:
     return parse_ending(body)
 
 
-def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind], float | None]:
-    """The keys to replace, and the lifetime of the new keys. Raises InvalidRequest, which names the field."""
+def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind] | None, float | None]:
+    """The keys to replace (None: all), and the lifetime of the new ones. Raises InvalidRequest."""
     check_given(body, _ROTATE_FIELDS)
     lifetime_s = read_given({"key_lifetime_s": body.get("key_lifetime_s")}, _START).get("key_lifetime_s")
     return _parse_key_kinds(body), lifetime_s
 
 
-def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
-    """The keys named in `keys`; all keys without it."""
-    names = [expect_str(name, "keys") for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
+def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind] | None:
+    """The keys named in `keys`; None without it."""
+    if not body.get("keys"):
+        return None
+    names = [expect_str(name, "keys") for name in expect_list(body["keys"], "keys")]
     for name in names:
         if name not in list(KeyKind):
             raise InvalidRequest(f"'keys' contains {brief(name)}, which is none of {', '.join(KeyKind)}", param="keys")

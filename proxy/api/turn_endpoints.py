@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,21 +23,26 @@ from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_js
 from proxy.api.replies import BatchReply, Header, StreamReply, UnaryReply, begin_each, begin_turns, session_header
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.completions.reply import ECHO
+from proxy.protocols.fields import check_text
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.resources.senders import Sender
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.access import Access, Caller, agent_in
+from proxy.sessions.episodes import HEADER
+from proxy.sessions.live_session import LiveSession
 from proxy.telemetry.http_request import REQUEST, HttpRequest, request_of
 from proxy.turns.choice import Choice
 from proxy.turns.route import Routes
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
-from proxy.types import Api, TurnRequest
+from proxy.types import Api, ImageFile, TurnRequest
 from proxy.workers.attempt_table import RunsElsewhere
-from tokengrove.errors import InvalidRequest, ProxyError
+from tokengrove.errors import InvalidRequest, ProxyError, SessionClosed
 
 # A turn with a longer body keeps its share of the body budget while the engine is paused.
 _ORDINARY = 2**20
+
+EPISODE = HEADER.encode()
 
 _LEVELS_AROUND = 12
 """The most levels of lists and objects around these fields in replies, views and exports."""
@@ -57,6 +62,26 @@ class StreamForms:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._events if b"alt=sse" in scope["query_string"].split(b"&") else self._array
         await endpoint(scope, receive, send)
+
+
+class _Arrived(NamedTuple):
+    """A request whose body was read and decoded.
+
+    `sent`: the bytes to forward. `read`: when, by the monotonic clock. `model`: the name in the address, in APIs that
+    have it there.
+    """
+
+    request: HttpRequest
+    caller: Caller
+    headers: Headers
+    receive: Receive
+    upload: Upload
+    body: Any
+    sent: bytes
+    size: int
+    files: dict[str, ImageFile] | None
+    read: float
+    model: str | None
 
 
 class TurnEndpoint:
@@ -129,15 +154,32 @@ class TurnEndpoint:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
-        session = await self._access.resolve(caller if path else _named_by_client(caller, headers, body))
+        if not path:
+            caller = _named_by_client(caller, headers, body)
+        if EPISODE in headers:
+            caller = caller._replace(episode=check_text(headers[EPISODE], HEADER))
+        session = await self._access.resolve(caller)
         if sender.name != session.id:
             sender = Sender(sender.host, session.id)
-        request.session, request.metadata = session.id, session.record.metadata
         if self._turnstile.passes != entered:  # many requests may have waited for one query
             await self._turnstile.enter(sender)
         files = None
         if self._bodies.images is not None:
             files = await upload.read_images(body, size, self._protocol.api, session)
+        arrived = _Arrived(request, caller, headers, receive, upload, body, sent, size, files, read, model)
+        while True:
+            try:
+                return await self._begin_in(session, sender, arrived)
+            except SessionClosed as closed:
+                session = await self._access.after(session, closed, caller)
+
+    async def _begin_in(
+        self, session: LiveSession, sender: Sender, arrived: _Arrived
+    ) -> UnaryReply | StreamReply | Forwarded:
+        """Begin the turn in a session. Raises SessionClosed if the session takes no turn by now."""
+        request, caller, headers, receive, upload, body, sent, size, files, read, model = arrived
+        path = caller.path
+        request.session, request.metadata = session.id, session.record.metadata
         if size <= limits.INLINE_WORK:
             asked = self._protocol.parse(body, session.parsed)
         else:

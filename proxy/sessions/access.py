@@ -8,6 +8,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     turn, no session in the path        everybody (3)   no            own session   own session   -
     generate without a session          everybody       yes           no            no            -
     reward, mark, end, withdraw         everybody (4)   any session   own session   only (5)      only (2, 5)
+    reward of a turn by its id          also the session's feedback_key, which grants nothing else
     rotate keys                         everybody (4)   any session   own session   no            no
     start, list, show, delete sessions, everybody       yes           no            no            no
     export, claim, acknowledge,
@@ -35,9 +36,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from proxy.sessions.client_families import ClientFamilies
+from proxy.sessions.episodes import EpisodeOver, Episodes, check_label
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring, session_of_key
 from proxy.sessions.live_session import LiveSession
@@ -45,9 +50,11 @@ from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.session_series import SessionSeries
 from proxy.settings import Settings
-from tokengrove.errors import Forbidden, Unauthorized, brief
+from tokengrove.errors import Forbidden, NotFound, SessionArchived, SessionClosed, SessionNotFound, Unauthorized, brief
 
 DEFAULT_SESSION = "default"
+
+_FEEDBACK_ONLY = "a feedback key may set rewards of turns by their 'interaction_id', and nothing else"
 
 # Ids and agent names may contain ~ and @. A secret of `new_path_key` has 22 characters, none of them ~ or @.
 _SECRET = re.compile(r"(.+)~([\w-]{22})(?:@.*)?", re.DOTALL)
@@ -58,13 +65,14 @@ _KEY = re.compile(r"~([^@]*)(?:@(.*))?", re.DOTALL)
 
 class Caller(NamedTuple):
     """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body;
-    `sub_agent`: the client's own session of a sub-agent of the hint's session.
+    `sub_agent`: the client's own session of a sub-agent of the hint's session; `episode`: the label of its episode.
     """
 
     path: str | None = None
     key: str | None = None
     hint: str | None = None
     sub_agent: str | None = None
+    episode: str | None = None
 
     @property
     def names_session(self) -> bool:
@@ -79,23 +87,45 @@ class Access:
     """
 
     def __init__(
-        self, registry: Registry, named: NamedSessions, series: SessionSeries, keys: Keyring, settings: Settings
+        self,
+        registry: Registry,
+        named: NamedSessions,
+        series: SessionSeries,
+        episodes: Episodes,
+        keys: Keyring,
+        settings: Settings,
     ) -> None:
-        self._registry, self._named, self._series = registry, named, series
+        self._registry, self._named, self._series, self.episodes = registry, named, series, episodes
         self._keys, self._settings, self._families = keys, settings, ClientFamilies()
         self.open_server = settings.admin_key is None
 
     async def resolve(self, caller: Caller) -> LiveSession:
-        """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""
+        """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed.
+
+        A session with episodes is cut here when it is due; the turn then belongs to the next one.
+        """
         if self.open_server and caller.path and "~" not in caller.path:
-            session, by_key = await self._named.get_or_create(check_session_id(caller.path)), False
+            of_name = self._of_name if self._named.have_episodes else self._named.get_or_create
+            session, by_key = await of_name(check_session_id(caller.path)), False
         else:
             session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        if session.record.turn_options and session.episodes is not None:
+            session = await self.episodes.current(session, caller.episode)
+        elif caller.episode is not None:
+            check_label(caller.episode, session)
         if by_key:
             _check_fresh(session)
         session.touch()
         session.check_open()
         return session
+
+    async def after(self, session: LiveSession, closed: SessionClosed, caller: Caller) -> LiveSession:
+        """The session of a turn that `session` did not take. Raises `closed` unless it has episodes."""
+        if session.episodes is None:
+            raise closed
+        if isinstance(closed, EpisodeOver):
+            self.episodes.cut(session, closed.why)
+        return await self.resolve(caller)
 
     async def resolve_if_named(self, caller: Caller) -> LiveSession | None:
         """Return the open session of the path or key; None if the caller may generate without a session.
@@ -109,12 +139,40 @@ class Access:
                 return None
         return await self.resolve(caller)
 
+    async def of_feedback_key(self, caller: Caller) -> LiveSession | None:
+        """The newest session of a feedback key; it may have ended. None for a caller with another key.
+
+        Raises Forbidden if the path names another session, and Unauthorized if the key has expired.
+        """
+        grant = await self._grant(caller)
+        if grant.feedback_on is None:
+            return None
+        session = await self._registry.get(grant.feedback_on)
+        if caller.path is not None and caller.path.partition("~")[0] not in (session.id, session.name):
+            raise Forbidden(f"this feedback key belongs to session {brief(session.name)}, not to that in the path")
+        _check_fresh(session)
+        return session
+
+    async def for_feedback(self, session: LiveSession, body: Mapping[str, Any]) -> LiveSession:
+        """The session with the turn that a body rewards, in the series of the `session` of a feedback key.
+
+        Raises Forbidden unless the body does only that, and NotFound for a turn of others.
+        """
+        name = body.get("interaction_id")
+        if not isinstance(name, str) or set(body) - {"interaction_id", "reward", "name"}:
+            raise Forbidden(_FEEDBACK_ONLY)
+        session = await self._series.with_turn(session, name)
+        if name not in session.cache.nodes:
+            raise NotFound(f"no turn {brief(name)} is this feedback key's to reward", param="interaction_id")
+        return session
+
     async def for_turn(self, caller: Caller, session: LiveSession, interaction_id: str | None) -> LiveSession:
         """Return the session that contains a turn to reward or mark: `session` or an earlier session of its series.
 
         Returns `session` if the caller names a session or no session contains the turn. Raises SessionNotFound.
         """
-        if interaction_id is None or caller.path or caller.hint or (await self._grant(caller)).session_id is not None:
+        named = caller.path or caller.hint or (await self._grant(caller)).session_id is not None
+        if interaction_id is None or (named and session.episodes is None):
             return session
         return await self._series.with_turn(session, interaction_id)
 
@@ -124,17 +182,23 @@ class Access:
         Raises Unauthorized, Forbidden or SessionNotFound.
         """
         grant = await self._grant(caller)
+        if grant.feedback_on is not None:
+            raise Forbidden(_FEEDBACK_ONLY)
         if caller.path and (session_id := await self._of_key_in_path(caller)) is not None:
             session = await self._registry.get(session_id)
             if not (grant.admin or grant.session_id == session_id):
                 grant = Grant(session_id=session_id)
         elif caller.path:
             session_id, path_key = await self._split(caller.path)
-            if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
+            if not (self.open_server or path_key or grant.admin or await self._is_own(grant, session_id)):
                 raise Unauthorized("this needs the control_key of the session, or the admin key")
             session = await self._registry.get(session_id)
+            if session.episodes is not None and session.closed and session.record.series is None:
+                session = await self._series.last(session_id)  # the address of all episodes means the last
+            if grant.session_id not in (None, session.id) and await self._is_own(grant, session.id):
+                grant = replace(grant, session_id=session.id)
             if path_key and not self._settings.require_key and grant.session_id is None:
-                grant = Grant(grant.admin, session_id)  # the path secret grants what the api_key grants
+                grant = Grant(grant.admin, session.id)  # the path secret grants what the api_key grants
         elif grant.session_id is not None:
             session = await self._registry.get(grant.session_id)
         elif self.open_server:
@@ -181,16 +245,31 @@ class Access:
             return await self._registry.get(session_id), not self.open_server
         session_id, path_key = await self._split(caller.path)
         if self.open_server:
-            return await self._named.get_or_create(session_id), False
+            return await self._of_name(session_id), False
         if path_key and not self._settings.require_key:
             return await self._registry.get(session_id), True
         grant = await self._grant(caller)
-        if grant.admin or grant.session_id == session_id:
-            return await self._registry.get(session_id), not grant.admin
+        if grant.admin or await self._is_own(grant, session_id):
+            try:
+                return await self._registry.get(session_id), not grant.admin
+            except (SessionNotFound, SessionArchived):  # of an address with episodes, the first ones may be gone
+                if grant.session_id in (None, session_id):
+                    raise
+                return await self._registry.get(grant.session_id or session_id), True
         way = "use its api_key or its base_url"
         if path_key:
             way = "send its api_key, which --require-key asks for beside its base_url"
         raise Unauthorized(f"this session needs its own key or the admin key; {way}")
+
+    async def _of_name(self, name: str) -> LiveSession:
+        """The session of a name on an open server, created if there is none."""
+        if not self._named.have_episodes:
+            return await self._named.get_or_create(name)
+        with suppress(SessionArchived):
+            session = await self._named.get_or_create(name)
+            if session.stored:
+                return session
+        return await self._series.current(name)  # the first sessions of the series may be gone
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[LiveSession, bool]:
         """Return the session, and True if one of its own keys granted access."""
@@ -201,8 +280,7 @@ class Access:
             raise Unauthorized("use the api_key from start_session, or name the session in the path")
         _check_not_withdrawn(grant)
         if caller.hint is not None:
-            named = self._families.session_of(caller.hint, caller.sub_agent)
-            return await self._named.get_or_create(named), False
+            return await self._of_name(self._families.session_of(caller.hint, caller.sub_agent)), False
         return await self._series.current(_series_of(caller.key)), False
 
     async def _of_key_in_path(self, caller: Caller) -> str | None:
@@ -226,7 +304,7 @@ class Access:
             )
         if self._settings.require_key:
             own = await self._grant(caller)
-            if not (own.admin or own.session_id == grant.session_id):
+            if not (own.admin or await self._is_own(own, grant.session_id)):
                 raise Unauthorized("send the api_key also as Authorization: Bearer KEY, which --require-key asks for")
         return grant.session_id
 
@@ -242,6 +320,17 @@ class Access:
 
     async def _grant(self, caller: Caller) -> Grant:
         return await self._keys.grant(caller.key)
+
+    async def _is_own(self, grant: Grant, session_id: str) -> bool:
+        """Whether a key belongs to a session, or to another one of its series."""
+        if grant.session_id is None or grant.session_id == session_id:
+            return grant.session_id is not None
+        holder = await self._registry.get(grant.session_id)
+        if holder.episodes is None or session_id == holder.name:
+            return holder.episodes is not None
+        with suppress(SessionNotFound, SessionArchived):
+            return (await self._registry.get(session_id)).record.series == holder.name
+        return False
 
     def _check_control(self, session: LiveSession, grant: Grant) -> None:
         if grant.admin or (grant.control and grant.session_id == session.id):
@@ -265,7 +354,9 @@ def _series_of(key: str | None) -> str:
 
 
 def _check_not_withdrawn(grant: Grant) -> None:
-    """Raise Unauthorized for a replaced key, which must not create a session."""
+    """Raise Unauthorized for a replaced key, which must not create a session, and Forbidden for a feedback key."""
+    if grant.feedback_on is not None:
+        raise Forbidden(_FEEDBACK_ONLY)
     if grant.withdrawn:
         raise Unauthorized(
             "this key was replaced with POST /rl/rotate_keys, or its session was deleted or archived; use a new one"

@@ -9,13 +9,20 @@ from enum import StrEnum
 
 from proxy.types import SessionRecord
 
+FEEDBACK_PREFIX = "fk-"
+"""What every feedback key begins with."""
+
 
 class KeyKind(StrEnum):
-    """The keys of a session: the agent's, the environment's (control), and the secret in the path of `base_url`."""
+    """The keys of a session: the agent's, the environment's (control), and the secret in the path of `base_url`.
+
+    A session has a feedback key only once it was asked for. It rewards turns that it names, and does nothing else.
+    """
 
     AGENT = "agent"
     CONTROL = "control"
     PATH = "path"
+    FEEDBACK = "feedback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class IssuedKeys:
     api_key: str | None
     control_key: str | None
     path_key: str | None
+    feedback_key: str | None = None
 
 
 def new_api_key() -> str:
@@ -36,6 +44,11 @@ def new_api_key() -> str:
 def new_control_key() -> str:
     """A random key for the environment: 192 bits."""
     return f"ck-{secrets.token_urlsafe(24)}"
+
+
+def new_feedback_key() -> str:
+    """A random key for what collects the feedback of users: 192 bits."""
+    return f"{FEEDBACK_PREFIX}{secrets.token_urlsafe(24)}"
 
 
 def new_path_key() -> str:

@@ -6,7 +6,15 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from proxy.sessions.issued_keys import IssuedKeys, KeyKind, expiry, new_api_key, new_control_key, new_path_key
+from proxy.sessions.issued_keys import (
+    IssuedKeys,
+    KeyKind,
+    expiry,
+    new_api_key,
+    new_control_key,
+    new_feedback_key,
+    new_path_key,
+)
 from proxy.sessions.keys import Keyring, hash_key
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
@@ -27,14 +35,20 @@ class KeyRotation:
     async def rotate(
         self,
         session: LiveSession,
-        kinds: Collection[KeyKind],
+        kinds: Collection[KeyKind] | None,
         lifetime_s: float | None,
         noted: Callable[[IssuedKeys], Answer] | None = None,
     ) -> IssuedKeys:
-        """Replace the keys of these kinds. The lifetime applies to all keys of the session, including kept ones.
+        """Replace the keys of these kinds (None: all that the session has).
+
+        The lifetime applies to all keys of the session, including kept ones.
 
         `noted` makes the answer that is stored with the new keys.
         """
+        if kinds is None:
+            had = session.record.feedback_key_hash is not None
+            kinds = [kind for kind in KeyKind if had or kind is not KeyKind.FEEDBACK]
+        feedback_key = new_feedback_key() if KeyKind.FEEDBACK in kinds else None
         api_key = new_api_key() if KeyKind.AGENT in kinds else None
         control_key = new_control_key() if KeyKind.CONTROL in kinds else None
         path_key = new_path_key() if KeyKind.PATH in kinds else None
@@ -45,10 +59,14 @@ class KeyRotation:
                 api_key_hash=hash_key(api_key) if api_key else old.api_key_hash,
                 control_key_hash=hash_key(control_key) if control_key else old.control_key_hash,
                 path_key_hash=hash_key(path_key) if path_key else old.path_key_hash,
+                feedback_key_hash=hash_key(feedback_key) if feedback_key else old.feedback_key_hash,
                 keys_expire_at=expiry(lifetime_s, self._default_lifetime_s),
                 updated_at=time.time(),
             )
-            issued, seen = IssuedKeys(record, api_key, control_key, path_key), self._registry.seen(session)
+            issued, seen = (
+                IssuedKeys(record, api_key, control_key, path_key, feedback_key),
+                self._registry.seen(session),
+            )
             answer = None if noted is None else lambda _, issued=issued: noted(issued)
             if await self._changes.update_session(record, seen, _withdrawn(old, record), answer):
                 break
@@ -67,6 +85,6 @@ class KeyRotation:
 
 def _withdrawn(old: SessionRecord, new: SessionRecord) -> list[str]:
     """The hashes of the keys that only the old record has."""
-    kept = (new.api_key_hash, new.control_key_hash, new.path_key_hash)
-    had = (old.api_key_hash, old.control_key_hash, old.path_key_hash)
+    kept = (new.api_key_hash, new.control_key_hash, new.path_key_hash, new.feedback_key_hash)
+    had = (old.api_key_hash, old.control_key_hash, old.path_key_hash, old.feedback_key_hash)
     return [key_hash for key_hash in had if key_hash is not None and key_hash not in kept]

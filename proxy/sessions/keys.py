@@ -46,13 +46,15 @@ class Grant:
     """The permissions of a key.
 
     `admin`: everything. `session_id`: that session only, as its environment if `control` is set, else as its agent.
-    `withdrawn`: nothing, because the key was replaced or its session was deleted.
+    `withdrawn`: nothing, because the key was replaced or its session was deleted. `feedback_on`: rewards of turns that
+    it names, in the session of this id and those of its series.
     """
 
     admin: bool = False
     session_id: str | None = None
     control: bool = False
     withdrawn: bool = False
+    feedback_on: str | None = None
 
 
 class KeySet:
@@ -92,6 +94,8 @@ class Keyring:
         if record.control_key_hash:
             self._controls[record.control_key_hash] = record.session_id
             self._unknown.pop(record.control_key_hash, None)
+        if record.feedback_key_hash:
+            self._unknown.pop(record.feedback_key_hash, None)
         self._paths[record.session_id] = record.path_key_hash
 
     def release(self, record: SessionRecord) -> None:
@@ -102,6 +106,7 @@ class Keyring:
         self._controls.pop(record.control_key_hash or "", None)
         self._unknown.pop(record.api_key_hash or "", None)
         self._unknown.pop(record.control_key_hash or "", None)
+        self._unknown.pop(record.feedback_key_hash or "", None)
         self._paths.pop(record.session_id, None)
 
     def is_admin(self, key: str | None) -> bool:
@@ -140,6 +145,8 @@ class Keyring:
             grant = Grant(withdrawn=holder.withdrawn)
             self._remember_unknown(digest, grant)
             return grant
+        if holder.feedback:
+            return Grant(feedback_on=holder.record.session_id)
         if not holder.control and released == self._released:  # else it may have been replaced since it was read
             self._remember_agent(digest, holder.record)
         return Grant(session_id=holder.record.session_id, control=holder.control)

@@ -22,6 +22,7 @@ from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord
 from tokengrove.errors import SessionClosed, SessionNotFound, brief
 from tokengrove.options.model import RouteKind
 from tokengrove.options.session import SessionStatus
+from tokengrove.options.start import EpisodeOptions
 
 Changes = Mapping[str, Mapping[str, Any]]
 """By interaction id: the new values of the fields that change (reward, rewards, token_rewards, trainable, spans)."""
@@ -52,6 +53,7 @@ class LiveSession:
     `deleted`: it was deleted, here or by another replica, and is no longer in the store.
     `images`: its stored images by digest, as parts without a position; `image_sizes`: bytes of each.
     `image_urls`: digests of its fetched images by URL; an image is not stored if its turn was not committed.
+    `turned_at`: when its last turn was committed, in Unix seconds.
     `follows`: the id of the previous session of its series (see `session_series`), which has ended.
     """
 
@@ -75,6 +77,7 @@ class LiveSession:
     image_sizes: dict[str, int] = field(default_factory=dict)
     image_urls: dict[str, str] = field(default_factory=dict)
     follows: str | None = None
+    turned_at: float = 0.0
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +102,17 @@ class LiveSession:
     def tried(self) -> set[str]:
         """With `follows`: hashes of requests first sent to this session, so they retry no request of `follows`."""
         return set()
+
+    @cached_property
+    def episodes(self) -> EpisodeOptions | None:
+        """The rules by which it is cut out of endless traffic; None: it is not."""
+        given = self.record.turn_options.get("episodes")
+        return None if given is None else EpisodeOptions(**{**given, "lineage": frozenset(given.get("lineage") or ())})
+
+    @property
+    def name(self) -> str:
+        """What its address and its keys name: the first session of its series, itself without one."""
+        return self.record.series or self.id
 
     @property
     def closed(self) -> bool:
@@ -142,6 +156,7 @@ class LiveSession:
         external = interaction.route_kind is RouteKind.EXTERNAL
         sampled = interaction.sampled_tokens if external else len(interaction.output_ids)
         self.sampled_tokens += sampled
+        self.turned_at = interaction.completed_at or self.turned_at
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
         if interaction.images:
             self.images.update({i.digest: ImagePart(i.digest, 0, i.width, i.height) for i in interaction.images})

@@ -15,24 +15,39 @@ from proxy.store.news import first_seen
 from proxy.store.refusals import too_many_live, too_stale
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
+from proxy.types import SessionRecord
 from tokengrove.errors import InvalidRequest, SessionNotFound
 
 
 class NamedSessions:
-    """Creates sessions by name. Only an open server lets callers do so (see `access`)."""
+    """Creates sessions by name. Only an open server lets callers do so (see `access`).
+
+    `have_episodes`: the traffic of each of them is cut into episodes.
+    """
 
     def __init__(self, registry: Registry, starts: SessionStarts, limits: StartLimits, records: NewRecords) -> None:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
+        self.have_episodes = bool(records.of_named)
 
-    async def get_or_create(self, session_id: str, series: str | None = None) -> LiveSession:
+    async def get_or_create(
+        self,
+        session_id: str,
+        series: str | None = None,
+        like: SessionRecord | None = None,
+        label: str | None = None,
+    ) -> LiveSession:
         """Return the session, created in memory if it does not exist. `session_id` must be valid.
 
-        `series`: the series of a new session (see `session_series`), also its task id. Raises TooManyRequests.
+        `series`: the series of a new session (see `session_series`), also its task id. `like`: the record of another
+        session of it, whose options and keys it begins with. `label`: of its episode. Raises TooManyRequests.
         """
         if not self._registry.excludes(session_id):
             with suppress(SessionNotFound):
                 return await self._registry.get(session_id)
-        record = self._records.build(session_id, series or session_id, {})
+        if like is None or like.turn_options.get("episodes") is None:
+            record = self._records.build(session_id, series or session_id, self._records.of_named)
+        else:
+            record = self._records.build_next(session_id, like, label)
         record.series = series
         if self._limits.any:
             await self._check_room()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.endings import Deletion, Endings, Withdrawal
+from proxy.sessions.episodes import Episodes
 from proxy.sessions.idle_sweep import IdleSweep
 from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Keyring
@@ -54,4 +55,5 @@ class SessionParts:
         self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings)
         self.memory = SessionMemory(self.registry, settings.session_memory_bytes)
         series = SessionSeries(self.registry, self.named, store.starts)
-        self.access = Access(self.registry, self.named, series, keys, settings)
+        self.episodes = Episodes(self.registry, series, self.endings, store.changes)
+        self.access = Access(self.registry, self.named, series, self.episodes, keys, settings)

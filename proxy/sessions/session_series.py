@@ -13,6 +13,7 @@ from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.session_starts import SessionStarts
+from proxy.types import SessionRecord
 from tokengrove.errors import SessionArchived, SessionNotFound, brief
 
 # The most cached names. On an open server, each unknown key adds one.
@@ -26,13 +27,16 @@ class SessionSeries:
         self._registry, self._named, self._starts = registry, named, starts
         self._last: dict[str, str] = {}
 
-    async def current(self, name: str) -> LiveSession:
-        """The open session of a series, created in memory if there is none. Raises TooManyRequests."""
+    async def current(self, name: str, like: SessionRecord | None = None, label: str | None = None) -> LiveSession:
+        """The open session of a series, created in memory if there is none. Raises TooManyRequests.
+
+        `like`: what a new session begins with, options and keys; None: those of the server. `label`: of its episode.
+        """
         last = await self._find(name)
         if last is None:
             last = await self._first(name)
         if last.closed:
-            last = await self._after(name, last.id)
+            last = await self._after(name, last.id, like, label)
         self._remember(name, last)
         return last
 
@@ -50,9 +54,9 @@ class SessionSeries:
 
     async def with_turn(self, last: LiveSession, interaction_id: str) -> LiveSession:
         """The session that contains an interaction, in the series of `last`; `last` if there is none."""
-        if last.record.series is None or interaction_id in last.cache.nodes:
+        if interaction_id in last.cache.nodes or (last.record.series is None and last.episodes is None):
             return last
-        found = await self._starts.find_in_series(last.record.series, interaction_id)
+        found = await self._starts.find_in_series(last.name, interaction_id)
         return last if found is None else await self._registry.get(found)
 
     async def _find(self, name: str) -> LiveSession | None:
@@ -76,13 +80,15 @@ class SessionSeries:
         except SessionArchived:
             return await self._after(name, name)
 
-    async def _after(self, name: str, ended: str) -> LiveSession:
+    async def _after(
+        self, name: str, ended: str, like: SessionRecord | None = None, label: str | None = None
+    ) -> LiveSession:
         """The first open session of the series after an ended session, given its id."""
         number = 1 if ended == name else int(ended.removeprefix(f"{name}-")) + 1
         follows, step = ended, 1
         while True:
             try:
-                session = await self._named.get_or_create(f"{name}-{number}", series=name)
+                session = await self._named.get_or_create(f"{name}-{number}", name, like, label)
             except SessionArchived as error:  # there may be thousands
                 number, step, follows = number + step, 2 * step, error.session_id
                 continue

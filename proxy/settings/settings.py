@@ -14,7 +14,7 @@ from proxy.settings.retention import read_rules
 from tokengrove.errors import ConfigurationError
 from tokengrove.options.option import flag_of, option, options_of
 from tokengrove.options.session import Credit
-from tokengrove.options.start import AdapterPinning, Replay
+from tokengrove.options.start import AdapterPinning, EpisodeCut, Replay
 
 # Pillow treats a larger image as a decompression bomb.
 _MOST_PIXELS = 89_000_000
@@ -124,6 +124,17 @@ class Settings:
     max_live_sessions: int | None = option(None, "Limit of live sessions; further starts get 429.", above=0)
     session_idle_s: float | None = option(
         None, "Seconds without use until a session expires (its data stays); none: never.", above=0
+    )
+    episode_idle_s: float | None = option(
+        None, "Seconds without a turn after which the next one at an address or key begins another session.", above=0
+    )
+    episode_turns: int | None = option(
+        None, "Turns of such a session after which the next one begins another.", above=0
+    )
+    episode_lineage: tuple[str, ...] = option(
+        (),
+        "Conversations that begin another session, repeatable: new, compaction, head, reset.",
+        choices=tuple(EpisodeCut),
     )
     keep_days: float | None = option(
         None,

@@ -132,5 +132,9 @@ class SessionChanges:
         """Live sessions without a running call, and with no commit, reward or call since `before` (Unix seconds)."""
         return await self._database.read(reads.find_idle, before, limit)
 
+    async def find_episodes(self, after: int, limit: int) -> list[reads.LiveEpisode]:
+        """At most `limit` live sessions that may be cut, by number, from that after `after` on."""
+        return await self._database.read(reads.find_episodes, after, limit)
+
     def _count_rewards(self, updates: Mapping[str, Mapping[str, Any]]) -> None:
         self._metrics.rewards.by[()] += sum(not writes.REWARDS.isdisjoint(changes) for changes in updates.values())

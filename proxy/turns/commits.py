@@ -31,9 +31,10 @@ from proxy.trajectory.cache import Node
 from proxy.trajectory.lineage import BEGUN, SEARCHED, lineage_of
 from proxy.trajectory.summary import is_unaligned
 from proxy.turns.turn import Turn
-from proxy.types import Api, ImageFile, Interaction
+from proxy.types import Api, ImageFile, Interaction, Lineage
 from tokengrove.errors import EngineFailed, InvalidRequest, ProxyError, SessionNotFound, StoreUnavailable, brief
 from tokengrove.options.session import SessionStatus
+from tokengrove.options.start import EpisodeCut
 from tokengrove.reasons import FinishReason, Reason, Status
 
 logger = logging.getLogger(__name__)
@@ -114,14 +115,20 @@ class Commits:
             raise
         return node
 
+    def begun(self, turn: Turn) -> EpisodeCut | None:
+        """What an uncommitted turn begins; None: it goes on with a conversation, or begins a side one."""
+        if turn.prompt.match.parent is not None or self._reason(turn) not in BEGUN:
+            return None
+        found = _lineage(turn)
+        kind = EpisodeCut.NEW.value if found is None else found.kind.value
+        return EpisodeCut(kind) if kind in list(EpisodeCut) else None
+
     async def _place(self, turn: Turn) -> Node | None:
         """Place a turn in the tree and commit it. Return None if another replica has changed the session."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         if prompt.match.parent is None and interaction.reason in BEGUN:
-            cache = session.cache
-            same = cache.same_messages(interaction.new_messages, prompt.identity)
-            interaction.lineage = lineage_of(interaction, cache.newest(SEARCHED), cache.called, cache.turn, same)
+            interaction.lineage = _lineage(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
         session.cache.reserve(node)
         try:
@@ -362,3 +369,10 @@ def _answered_since(session: LiveSession, turn: Turn) -> bool:
         attempt.stage is Stage.COMPLETE and any((i.completed_at or 0.0) >= failed_at for i in attempt.interactions)
         for attempt in same
     )
+
+
+def _lineage(turn: Turn) -> Lineage | None:
+    """What the conversation that a turn begins came from."""
+    interaction, cache = turn.interaction, turn.session.cache
+    same = cache.same_messages(interaction.new_messages, turn.prompt.identity)
+    return lineage_of(interaction, cache.newest(SEARCHED), cache.called, cache.turn, same)

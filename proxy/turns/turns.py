@@ -23,6 +23,7 @@ from proxy.images.image_pool import ImagePool
 from proxy.resources.places import Places
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
+from proxy.sessions.episodes import EpisodeOver
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
@@ -57,6 +58,7 @@ from tokengrove.errors import (
     StoreUnavailable,
     brief,
 )
+from tokengrove.options.session import Purpose
 from tokengrove.reasons import FinishReason, Status
 
 logger = logging.getLogger(__name__)
@@ -186,6 +188,8 @@ class Turns:
             plan.adapter = route.begin(session, request.pinned)
         try:
             choices = make_turns(plan)
+            if record.turn_options and session.episodes is not None:
+                self._check_episode(session, choices[0])
         except BaseException:
             plan.release()
             raise
@@ -194,6 +198,16 @@ class Turns:
                 self._supersede(session, failed)
         self._start(plan, choices)
         return choices
+
+    def _check_episode(self, session: LiveSession, turn: Turn) -> None:
+        """Raise EpisodeOver if the turn begins a conversation at which the session is cut."""
+        assert session.episodes is not None
+        cuts, interaction = session.episodes.lineage, turn.interaction
+        if not cuts or not session.cache.nodes or turn.request.input_ids is not None:
+            return
+        kind = self._commits.begun(turn)
+        if kind in cuts and interaction.purpose in (None, Purpose.MAIN):
+            raise EpisodeOver(session.id, f"a conversation began ({kind})")
 
     def leave(self, attempt: Attempt) -> None:
         """Detach a reader. A running attempt without readers is cancelled after `GRACE_S` seconds."""

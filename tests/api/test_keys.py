@@ -260,3 +260,63 @@ async def test_require_key_takes_rewards_from_the_path_secret(tmp_path: Path, re
         await server.ok(f"{root}/v1/chat/completions", {"model": "m", "messages": [user("hi")]}, headers=own)
         assert (await server.post(f"{root}/rl/set_reward", {"reward": 1.0})).status_code == status
         assert (await server.post(f"{root}/rl/set_reward", {"reward": 1.0}, headers=own)).status_code == 200
+
+
+async def feedback_key(server: Server, started: Any) -> str:
+    body, control = {"keys": ["feedback"]}, bearer(started["control_key"])
+    return str((await server.ok("/rl/rotate_keys", body, headers=control))["feedback_key"])
+
+
+async def test_a_feedback_key_rewards_turns_of_its_session_by_id_and_does_nothing_else(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", database_url=database_url) as server:
+        mine, others = await start(server), await start(server, "other")
+        key = await feedback_key(server, mine)
+        turn = (await speak(server, mine["api_key"])).json()["id"]
+        foreign = (await speak(server, others["api_key"])).json()["id"]
+        good = {"interaction_id": turn, "reward": 1.0}
+        for path in ("", "/s"):
+            assert await server.ok(f"{path}/rl/set_reward", good, headers=bearer(key)) == {"interaction_ids": [turn]}
+        named = await server.post("/rl/set_reward", {**good, "name": "thumb"}, headers=bearer(key))
+        assert named.status_code == 200
+        refused = [
+            ("/rl/set_reward", {"reward": 1.0}, 403),
+            ("/rl/set_reward", {"rewards": {turn: 1.0}}, 403),
+            ("/rl/set_reward", {**good, "interaction_id": foreign}, 404),
+            ("/other/rl/set_reward", good, 403),
+            ("/rl/end_session", {}, 403),
+            ("/rl/mark", {"interaction_id": turn, "trainable": False}, 403),
+            ("/rl/withdraw_session", {}, 403),
+            ("/s/rl/rotate_keys", {}, 403),
+            ("/trajectories/export", {"session_id": "s"}, 403),
+            ("/trajectories/claim", {}, 403),
+            ("/rl/start_session", {"task_id": "t"}, 403),
+            ("/v1/chat/completions", {"model": "m", "messages": [user("hi")]}, 401),
+            ("/s/v1/chat/completions", {"model": "m", "messages": [user("hi")]}, 401),
+        ]
+        for path, body, status in refused:
+            response = await server.post(path, body, headers=bearer(key))
+            assert response.status_code == status, (path, body, response.text)
+        for path in ("/rl/sessions", "/rl/sessions/s", f"/rl/sessions/s/interactions/{turn}", "/rl/webhooks"):
+            assert (await server.http.get(path, headers=bearer(key))).status_code == 403
+        await server.ok("/s/rl/end_session", {}, headers=bearer(mine["control_key"]))
+        assert (await server.post("/rl/set_reward", good, headers=bearer(key))).status_code == 200
+
+
+async def test_a_rotation_of_all_keys_replaces_the_feedback_key(tmp_path: Path, database_url: str) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", database_url=database_url) as server:
+        started = await start(server)
+        assert "feedback_key" not in started
+        key = await feedback_key(server, started)
+        turn = (await speak(server, started["api_key"])).json()["id"]
+        renewed = await server.ok("/s/rl/rotate_keys", {}, headers=ADMIN)
+        good = {"interaction_id": turn, "reward": 1.0}
+        assert (await server.post("/rl/set_reward", good, headers=bearer(key))).status_code == 401
+        assert (await server.post("/rl/set_reward", good, headers=bearer(renewed["feedback_key"]))).status_code == 200
+
+
+async def test_a_feedback_key_begins_no_session_on_an_open_server(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        key = await feedback_key(server, await start(server))
+        assert (await speak(server, key)).status_code == 403

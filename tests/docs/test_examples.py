@@ -61,6 +61,15 @@ def test_the_torch_loop_learns_the_letters_from_an_agent_that_knows_nothing_of_i
 
 
 @pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_the_policy_learns_from_a_running_chat_whose_users_rate_answers_later() -> None:
+    steps = run("online_chat.py", timeout=540).splitlines()
+    rewards = [float(line.split("mean reward ")[1].split()[0]) for line in steps]
+    assert len(rewards) == 24
+    assert sum(rewards[:3]) / 3 < 0.5 and sum(rewards[-3:]) / 3 > 0.6
+
+
+@pytest.mark.engines
 @pytest.mark.timeout(900)  # 20 to 60 steps, by chance, of 3 to 8 seconds each
 def test_the_loop_for_a_model_that_sees_learns_shapes_and_names_new_ones() -> None:
     """Whoever does not look is right in half of the cases."""

@@ -130,6 +130,9 @@ class AsyncSession(StartedSession):
     async def rotate_keys(self, keys: Sequence[KeyKind] | None = None, *, key_lifetime_s: float | None = None) -> None:
         """Replace keys: any of `agent`, `control` and `path` (the secret in the addresses); by default all.
 
+        `feedback` is a key that sets rewards of turns by `interaction_id` and does nothing else. A session has one from
+        the first call that names it on.
+
         The old keys become invalid at once, and the attributes of this session are set to the new keys. They expire
         after `key_lifetime_s` seconds (1 s to ten years; default: the server's).
         """

@@ -112,6 +112,7 @@ class StartedSession:
 
     `base_url` ends in /v1 (OpenAI SDKs), `root_url` does not (Anthropic SDKs). `api_key` is for the agent;
     `control_key` can also set rewards and end the session. `keys_expire_at`: Unix seconds; None: never.
+    `feedback_key` sets rewards of turns by their ids, and does nothing else; None until `rotate_keys` makes one.
     """
 
     def __init__(self, answer: Mapping[str, Json]) -> None:
@@ -121,6 +122,7 @@ class StartedSession:
         self.base_url: str = answer["base_url"]
         self.root_url: str = answer["root_url"]
         self.keys_expire_at: float | None = answer["keys_expire_at"]
+        self.feedback_key: str | None = None
         self.ended = False
 
     def call(self, verb: str, body: Mapping[str, Json], idempotency_key: str | None = None) -> Call:
@@ -158,6 +160,7 @@ def rotate_keys(session: StartedSession, keys: Sequence[KeyKind] | None, key_lif
     answer = yield session.call("rotate_keys", _given({"keys": keys, "key_lifetime_s": key_lifetime_s}))
     session.api_key = answer["api_key"] or session.api_key
     session.control_key = answer["control_key"] or session.control_key
+    session.feedback_key = answer.get("feedback_key") or session.feedback_key
     if not keys or "path" in keys:
         session.base_url, session.root_url = answer["base_url"], answer["root_url"]
     session.keys_expire_at = answer["keys_expire_at"]

@@ -60,7 +60,7 @@ class ParseOptions(TypedDict, total=False):
     prompt_ids: Sequence[int]
 
 
-KeyKind = Literal["agent", "control", "path"]
+KeyKind = Literal["agent", "control", "path", "feedback"]
 PauseMode = Literal["abort", "drain", "retract", "in_place"]
 MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
 TransferStep = Literal[
@@ -172,6 +172,19 @@ class Limits(TypedDict, total=False):
     max_image_bytes: int
 
 
+class EpisodeOptions(TypedDict, total=False):
+    """Where the traffic at an address is cut into sessions.
+
+    `idle_s`: Time without a turn after which an episode ends. In seconds.
+    `max_turns`: Turns after which the next one begins another episode.
+    `lineage`: Conversations that begin another episode: `new` is every new chat, `compaction` what goes on after one.
+    """
+
+    idle_s: float
+    max_turns: int
+    lineage: str | Sequence[str]
+
+
 class SessionOptions(TypedDict, total=False):
     """How to start a session.
 
@@ -188,6 +201,7 @@ class SessionOptions(TypedDict, total=False):
     `alternatives`: Alternatives of each sampled token that `top_logprobs` records. Default: the server's.
     `adapter_pinning`: Which LoRA adapter samples its turns: the one that the session began with, or the newest at each
         turn. Default: the server's.
+    `episodes`: Cut the traffic at its address and its keys into episodes. Its keys then belong to the next session.
     `session_id`: Id of the session. Default: `task_id` and a number.
     `group_id`: Group of the session, whose members are compared with each other.
     `group_size`: Number of sessions of the group; claims get them together, once all have ended.
@@ -214,6 +228,7 @@ class SessionOptions(TypedDict, total=False):
     max_kept: int
     alternatives: int
     adapter_pinning: Literal["session", "follow"]
+    episodes: EpisodeOptions
     session_id: str
     group_id: str
     group_size: int

@@ -68,6 +68,29 @@ class Limits:
     max_image_bytes: int | None = option(None, "The most bytes of its images; equal ones count once.", least=1)
 
 
+class EpisodeCut(StrEnum):
+    """What a conversation may be at which an episode is cut: it goes on after a compaction, or began otherwise."""
+
+    NEW = "new"
+    COMPACTION = "compaction"
+    HEAD = "head"
+    RESET = "reset"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """Where the traffic at an address or a key is cut into episodes, each a session of its own."""
+
+    idle_s: float | None = option(
+        None, "Time without a turn after which an episode ends.", unit="seconds", least=0.001, most=366 * 86_400.0
+    )
+    max_turns: int | None = option(None, "Turns after which the next one begins another episode.", least=1)
+    lineage: frozenset[EpisodeCut] | None = option(
+        None,
+        "Conversations that begin another episode: `new` is every new chat, `compaction` what goes on after one.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnOptions:
     """What a session sets for all of its turns, beside `sampling` and `limits`."""
@@ -113,6 +136,11 @@ class TurnOptions:
         "Which LoRA adapter samples its turns: the one that the session began with, or the newest at each turn.",
         otherwise="the server's",
         note="[Adapters](models.md#adapters).",
+    )
+    episodes: EpisodeOptions | None = option(
+        None,
+        "Cut the traffic at its address and its keys into episodes. Its keys then belong to the next session.",
+        note="[Episodes](online.md#episodes).",
     )
 
 

@@ -30,7 +30,7 @@ from proxy.store.sql.tables import (
     withdrawn_keys,
 )
 
-_KEYS = ("api_key_hash", "control_key_hash", "path_key_hash")
+_KEYS = ("api_key_hash", "control_key_hash", "path_key_hash", "feedback_key_hash")
 _BESIDE = (intents, unreplied, withdrawn_keys, session_images, session_routes, annotated)
 
 

@@ -65,7 +65,8 @@ def _delete(connection: Connection, deletion: Deletion) -> int:
     count = select(func.count()).select_from(interactions).where(interactions.c.session_id == name)
     turns: int = connection.execute(count).scalar_one()
     withdrawn = select(withdrawn_keys.c.key_hash).where(withdrawn_keys.c.session_id == name)
-    hashes = {row["api_key_hash"], row["control_key_hash"], row["path_key_hash"]} - {None}
+    names = ("api_key_hash", "control_key_hash", "path_key_hash", "feedback_key_hash")
+    hashes = {row[each] for each in names} - {None}
     hashes |= set(connection.execute(withdrawn).scalars())
     give_back_of_live(connection, name)
     with _overwriting(connection):

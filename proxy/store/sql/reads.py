@@ -28,6 +28,7 @@ from sqlalchemy import (
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery, Wanted
 from proxy.store.sql import rows
 from proxy.store.sql.begun import LIVES, PENDING
+from proxy.store.sql.codec import decode_json
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import (
     archived_sessions,
@@ -214,24 +215,29 @@ def count_matching(connection: Connection, wanted: SessionQuery) -> int:
 
 
 class KeyHolder(NamedTuple):
-    """The session of a key. `control`: it is a control key, not an agent's. `withdrawn`: the key was replaced."""
+    """The session of a key. `control`: it is a control key, not an agent's. `withdrawn`: the key was replaced.
+
+    `feedback`: it is a feedback key, neither of them.
+    """
 
     record: SessionRecord | None = None
     control: bool = False
     withdrawn: bool = False
+    feedback: bool = False
 
 
 def find_key(connection: Connection, key_hash: str) -> KeyHolder:
     """The session of a key. If several have it: the newest live one, else the newest one."""
-    for control in (False, True):
-        if (record := _session_with(connection, key_hash, control)) is not None:
-            return KeyHolder(record, control)
+    columns = sessions.c
+    for column in (columns.api_key_hash, columns.control_key_hash, columns.feedback_key_hash):
+        if (record := _session_with(connection, key_hash, column)) is not None:
+            control, feedback = column is columns.control_key_hash, column is columns.feedback_key_hash
+            return KeyHolder(record, control, feedback=feedback)
     return KeyHolder(withdrawn=is_withdrawn(connection, key_hash))
 
 
-def _session_with(connection: Connection, key_hash: str, control: bool) -> SessionRecord | None:
+def _session_with(connection: Connection, key_hash: str, column: ColumnElement[Any]) -> SessionRecord | None:
     live_first = case((sessions.c.status == SessionStatus.ACTIVE.value, 0), else_=1)
-    column = sessions.c.control_key_hash if control else sessions.c.api_key_hash
     query = select(sessions).where(column == key_hash).order_by(live_first, sessions.c.number.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return None if row is None else rows.session_of(row)
@@ -302,6 +308,33 @@ def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
         .limit(limit)
     )
     return list(connection.execute(query).scalars())
+
+
+class LiveEpisode(NamedTuple):
+    """A live session that may be cut. `updated_at`: of its last change. `followed`: its series has a later one."""
+
+    number: int
+    session_id: str
+    updated_at: float
+    idle_s: float | None
+    followed: bool
+
+
+def find_episodes(connection: Connection, after: int, limit: int) -> list[LiveEpisode]:
+    """At most `limit` live sessions with options of turns, by number, from that after `after` on."""
+    columns, later = sessions.c, sessions.alias()
+    name = func.coalesce(columns.series, columns.session_id)
+    followed = exists(select(later.c.number).where(later.c.series == name, later.c.number > columns.number))
+    query = select(columns.number, columns.session_id, columns.updated_at, columns.turn_options, followed).where(
+        columns.status == SessionStatus.ACTIVE.value, columns.turn_options.is_not(None), columns.number > after
+    )
+    found = []
+    for number, session_id, updated_at, options, last in connection.execute(
+        query.order_by(columns.number).limit(limit)
+    ):
+        rules = decode_json(options, {}).get("episodes") or {}
+        found.append(LiveEpisode(number, session_id, updated_at, rules.get("idle_s"), bool(last)))
+    return found
 
 
 def count_sessions(connection: Connection, task_id: str) -> int:

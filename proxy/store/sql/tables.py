@@ -80,10 +80,11 @@ sessions = Table(
     Column("withdrawn_at", Double, comment="when it left its group, claims and exports, Unix seconds"),
     Column("checksum", LargeBinary, comment="XXH3-128 of the columns that its start sets for good"),
     Column("end_checksum", LargeBinary, comment="XXH3-128 of the columns that its end sets for good"),
+    Column("feedback_key_hash", Text),
 )
 
 # New sessions have few of these values or none. A missing value has no entry in the index.
-_SELDOM = ("group_id", "api_key_hash", "control_key_hash", "claimed_by", "series")
+_SELDOM = ("group_id", "api_key_hash", "control_key_hash", "claimed_by", "series", "feedback_key_hash")
 for column in (sessions.c[name] for name in _SELDOM):
     Index(None, column, sqlite_where=column.is_not(None), postgresql_where=column.is_not(None))
 
