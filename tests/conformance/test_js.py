@@ -33,11 +33,12 @@ CLIENTS = {
     "langchain": ("langchain", THREE),
     "mastra": ("@mastra/core", (*THREE, "router")),
     "openai": ("openai", ("chat", "responses")),
+    "strands": ("@strands-agents/sdk", ("responses", "messages")),
 }
 """The package of each script, and the APIs; `compatible` and `router` are chat through other classes."""
 TOOLS = {"claude": "mcp__places__get_weather"}
 """The name of the tool where it is not that of the loop."""
-STREAMED = frozenset({"claude"})
+STREAMED = frozenset({"claude", "strands"})
 """The clients that always stream."""
 CASES = [
     (client, api, stream)

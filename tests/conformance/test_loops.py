@@ -237,6 +237,74 @@ async def test_llama_index(planned: Served, api: str, stream: bool) -> None:
     assert_one_loop(planned, session, "llama-index-core", *answers)
 
 
+@STREAM
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_agentscope(planned: Served, api: str, stream: bool) -> None:
+    models, credentials = package("agentscope.model"), package("agentscope.credential")
+    tools, permission = package("agentscope.tool"), package("agentscope.permission")
+    session = name("agentscope", api, stream)
+    if api == "messages":
+        kind = models.AnthropicChatModel
+        credential = credentials.AnthropicCredential(api_key="any", base_url=planned.anthropic(session))
+    else:
+        kind = models.OpenAIChatModel if api == "chat" else models.OpenAIResponseModel
+        credential = credentials.OpenAICredential(api_key="any", base_url=planned.openai(session))
+    allowed = permission.PermissionContext(mode=permission.PermissionMode.BYPASS)
+    agent = package("agentscope.agent").Agent(
+        name="weather",
+        system_prompt="You help.",
+        model=kind(credential=credential, model=MODEL, stream=stream),
+        toolkit=tools.Toolkit(tools=[tools.FunctionTool(loop.get_weather, is_read_only=True)]),
+        state=package("agentscope.state").AgentState(permission_context=allowed),
+    )
+    user = package("agentscope.message").UserMsg
+    answers = [(await agent.reply(user("user", text))).get_text_content() for text in loop.MESSAGES]
+    assert_one_loop(planned, session, "agentscope", *answers)
+
+
+@STREAM
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_chatlas(planned: Served, api: str, stream: bool) -> None:
+    chatlas = package("chatlas")
+    session = name("chatlas", api, stream)
+    options: dict[str, Any] = {"model": MODEL, "api_key": "any"}
+    if api == "messages":
+        chat = chatlas.ChatAnthropic(kwargs={"base_url": planned.anthropic(session)}, **options)
+    elif api == "chat":
+        chat = chatlas.ChatOpenAICompletions(base_url=planned.openai(session), preserve_thinking=True, **options)
+    else:
+        chat = chatlas.ChatOpenAI(base_url=planned.openai(session), **options)
+    chat.register_tool(loop.get_weather)
+    answers = []
+    for text in loop.MESSAGES:
+        if stream:
+            for _ in chat.stream(text):
+                pass
+        else:
+            chat.chat(text, echo="none", stream=False)
+        answers.append(chat.get_last_turn().text)
+    assert_one_loop(planned, session, "chatlas", *answers)
+
+
+@STREAM
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_ag2(planned: Served, api: str, stream: bool) -> None:
+    ag2, config = package("ag2"), package("ag2.config")
+    session = name("ag2", api, stream)
+    if api == "messages":
+        kind, address = config.AnthropicConfig, planned.anthropic(session)
+    else:
+        kind = config.OpenAIConfig if api == "chat" else config.OpenAIResponsesConfig
+        address = planned.openai(session)
+    model = kind(model=MODEL, api_key="any", base_url=address, streaming=stream)
+    asked = ag2.Agent("weather", prompt="You help.", config=model, tools=[ag2.tool(loop.get_weather)])
+    answers = []
+    for text in loop.MESSAGES:
+        asked = await asked.ask(text)
+        answers.append(await asked.content())
+    assert_one_loop(planned, session, "ag2", *answers)
+
+
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_dspy(planned: Served, api: str) -> None:
     """It ends an answer by a call of `submit`. Its prompts end with an instruction that the next one leaves out."""
