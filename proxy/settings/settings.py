@@ -181,6 +181,11 @@ class Settings:
     strict_sampling: bool = option(
         False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."
     )
+    hosted_tools: str = option(
+        "ignore",
+        "Tools that only a provider runs, like a web search: ignore (named in x-tokengrove-ignored) or refuse (400).",
+        choices=("ignore", "refuse"),
+    )
     replay: tuple[str, ...] = option(
         (),
         "What turns record for training, unless their session says otherwise: kept (sets of ids that sampling left), "

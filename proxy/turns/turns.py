@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from proxy.images.image_pool import ImagePool
+from proxy.protocols.hosted_tools import refuse_hosted
 from proxy.resources.places import Places
 from proxy.resources.turnstile import Turnstile
 from proxy.sessions.attempts import Attempt, Stage
@@ -138,6 +139,8 @@ class Turns:
         record = session.record
         if record.turn_options:
             follow_session(request, record)
+        if request.dropped and self._settings.hosted_tools == "refuse":
+            refuse_hosted(request.dropped)
         route = self.routes.of(request)
         if request.text is not None:
             ids = await ids_of_text(session, request.text, request.sender, self.routes.engine(request.route))

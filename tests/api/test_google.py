@@ -209,7 +209,7 @@ async def test_a_hosted_tool_is_named_in_the_header_of_ignored_fields(tmp_path: 
         body = asks(tools=[{"googleSearch": {}}, {"functionDeclarations": [DECLARED]}], safetySettings=[])
         answer = await server.post(f"/s{MODEL}:generateContent", body)
         assert answer.status_code == 200
-        assert unquote(answer.headers["x-tokengrove-ignored"]) == "safetySettings,tools[0].googleSearch"
+        assert unquote(answer.headers["x-tokengrove-ignored"]) == "safetySettings,tools[0] of type googleSearch"
 
 
 async def test_a_marked_retry_replays_the_committed_answer(tmp_path: Path) -> None:

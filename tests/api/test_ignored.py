@@ -37,6 +37,9 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+HOSTED = [case for case in CASES if case[2].startswith("tools[")]
+
+
 def always() -> Script:
     reply = Reply(sampled("ok"))
     return lambda _: reply
@@ -54,6 +57,21 @@ async def test_ignored_fields_are_named(
         assert response.headers[HEADER] == expected
         (node,) = await server.tree()
         assert node["notes"]["dropped"] == expected.split(",")
+
+
+@CROSSED
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "expected"), HOSTED)
+async def test_a_server_can_refuse_tools_that_only_a_provider_runs(
+    tmp_path: Path, path: str, body: dict[str, Any], expected: str, stream: bool
+) -> None:
+    async with serving(tmp_path, always(), hosted_tools="refuse") as server:
+        response = await server.post(f"/s/v1/{path}", {"model": "m", **body, "stream": stream})
+        assert response.status_code == 400 and server.engine.requests == []
+        named, _, kind = expected.partition(" of type ")
+        error = response.json()["error"]
+        assert f"'{named}' has type '{kind}'" in error["message"] and "--hosted-tools" in error["message"]
+        assert (await server.post(f"/s/v1/{path}", {"model": "m", **body, "tools": []})).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])

@@ -37,6 +37,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
+from proxy.protocols.hosted_tools import HostedTool
 from proxy.protocols.listed_parameters import parse_parameters
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import NUMBERS, parse_sampling, parse_sampling_numbers, parse_stop
@@ -220,7 +221,7 @@ def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
         if kind == "function":
             tools.append(_parse_tool(tool, name))
         else:
-            dropped.append(f"{name} of type {kind}")
+            dropped.append(HostedTool.at(name, kind))
     return tuple(tools), dropped
 
 

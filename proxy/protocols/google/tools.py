@@ -11,6 +11,7 @@ from typing import Any
 from proxy.protocols.fields import expect_list, expect_object, expect_str, expect_text, optional_str
 from proxy.protocols.google.names import MOST_SHOWN, given, in_camel
 from proxy.protocols.google.schemas import json_schema
+from proxy.protocols.hosted_tools import HostedTool
 from proxy.types import Tool, ToolChoice, ToolChoiceMode
 from tokengrove.errors import InvalidRequest, UnsupportedParameter, brief
 
@@ -56,7 +57,7 @@ def parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
                 functions = expect_list(tool[kind], f"{at}.{kind}")
                 tools += [_function(each, f"{at}.{kind}[{k}]", dropped) for k, each in enumerate(functions)]
             elif kind in HOSTED_TOOLS:
-                dropped.append(f"{at}.{kind}")
+                dropped.append(HostedTool.at(at, kind))
             else:
                 raise _unsupported_tool(kind, at)
     return tuple(tools)

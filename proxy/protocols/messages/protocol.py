@@ -45,6 +45,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
+from proxy.protocols.hosted_tools import HostedTool
 from proxy.protocols.messages.accepted_types import EDITS, SEARCH_TOOLS, TOOLS, Treatment
 from proxy.protocols.messages.blocks import parse_system
 from proxy.protocols.messages.client_tools import client_tool
@@ -298,7 +299,7 @@ def _parse_tools(value: Any, dropped: list[str], loaded: AbstractSet[str]) -> tu
         kind = optional_str(tool, "type", f"{name}.") or "custom"
         deferred = optional_bool(tool, "defer_loading", at=f"{name}.") and not searched
         if tool.get("input_schema") is None and _is_ignored(kind):
-            dropped.append(f"{name} of type {kind}")
+            dropped.append(f"{name} of type {kind}" if kind in SEARCH_TOOLS else HostedTool.at(name, kind))
         elif tool.get("input_schema") is None and kind in TOOLSETS:
             tools += toolset_tools(tool, name)
         elif deferred and expect_str(tool.get("name"), f"{name}.name") not in loaded:

@@ -39,6 +39,7 @@ from proxy.protocols.fields import (
     optional_str,
     optional_text,
 )
+from proxy.protocols.hosted_tools import HostedTool
 from proxy.protocols.responses.input_items import parse_input
 from proxy.protocols.responses.request_body import responses_body
 from proxy.protocols.responses.response_object import (
@@ -273,7 +274,7 @@ def _add_tools(tools: ToolList, items: Sequence[Any], at: str, namespace: str | 
             inner = expect_list(tool.get("tools"), f"{name}.tools")
             _add_tools(tools, inner, f"{name}.tools", expect_str(tool.get("name"), f"{name}.name"))
         else:
-            tools.dropped.append(f"{name} of type {kind}")
+            tools.dropped.append(HostedTool.at(name, kind))
 
 
 def _add_function(tools: ToolList, function: Tool, name: str, namespace: str | None) -> None:

@@ -246,7 +246,11 @@ def test_tools_that_only_google_runs_are_left_out_by_name() -> None:
         tools=[{"googleSearch": {}}, {"code_execution": {}, "functionDeclarations": [ADD]}, {"urlContext": {}}]
     )
     assert [tool.name for tool in asked.tools] == ["add"]
-    assert asked.dropped == ("tools[0].googleSearch", "tools[1].codeExecution", "tools[2].urlContext")
+    assert asked.dropped == (
+        "tools[0] of type googleSearch",
+        "tools[1] of type codeExecution",
+        "tools[2] of type urlContext",
+    )
 
 
 def test_unknown_fields_are_ignored_by_name() -> None:

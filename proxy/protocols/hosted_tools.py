@@ -1,0 +1,34 @@
+"""Tools that only a provider runs, such as a web search: this server has none of them.
+
+A parser notes each among the dropped fields as a `HostedTool`, and the reply names it in `x-tokengrove-ignored`. With
+`--hosted-tools refuse`, `refuse_hosted` refuses the request instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokengrove.errors import UnsupportedParameter, brief
+
+
+class HostedTool(str):
+    """The note of a dropped tool that only its provider runs: its path, then its type."""
+
+    __slots__ = ()
+
+    @classmethod
+    def at(cls, path: str, kind: str) -> HostedTool:
+        """Return the note for the tool at `path`, such as "tools[1]"."""
+        return cls(f"{path} of type {kind}")
+
+
+def refuse_hosted(dropped: Sequence[str]) -> None:
+    """Raise UnsupportedParameter for the first hosted tool among dropped fields."""
+    for note in dropped:
+        if isinstance(note, HostedTool):
+            path, _, kind = note.partition(" of type ")
+            message = (
+                f"'{path}' has type {brief(kind)}, a tool that only its provider runs, which this server is set to "
+                "refuse (--hosted-tools); leave it out, or give a function that your client runs"
+            )
+            raise UnsupportedParameter(message, param=path)
