@@ -210,6 +210,10 @@ async def test_a_hosted_tool_is_named_in_the_header_of_ignored_fields(tmp_path: 
         answer = await server.post(f"/s{MODEL}:generateContent", body)
         assert answer.status_code == 200
         assert unquote(answer.headers["x-tokengrove-ignored"]) == "safetySettings,tools[0] of type googleSearch"
+    (other := tmp_path / "other").mkdir()
+    async with serving(other, says("one"), hosted_tools="refuse") as server:
+        answer = await server.post(f"/s{MODEL}:generateContent", body)
+        assert answer.status_code == 400 and "googleSearch" in answer.json()["error"]["message"]
 
 
 async def test_a_marked_retry_replays_the_committed_answer(tmp_path: Path) -> None:
