@@ -32,8 +32,14 @@ HEADERS = (
     "x-stainless-retry-count",
 )
 """The headers that the server reads, and the client's name. Keys are left out."""
-_IDS = frozenset({"id", "call_id", "item_id", "response_id", "tool_use_id", "signature", "encrypted_content"})
+_IDS = frozenset(
+    {
+        *("id", "call_id", "item_id", "response_id", "tool_use_id", "signature", "encrypted_content"),
+        "thoughtSignature",
+    }
+)
 _LISTS = ("messages", "input")
+_ENDS = ("/chat/completions", "/responses", "/messages", ":generateContent", ":streamGenerateContent")
 _SYSTEM_CHARACTERS = 400
 
 
@@ -63,8 +69,7 @@ def turns(exchanges: Iterable[Exchange]) -> list[Turn]:
     """Return the answered turns; other requests, such as for the models, are no part of a conversation."""
     found = []
     for exchange in exchanges:
-        ends = urlsplit(exchange.path).path.endswith(("/chat/completions", "/responses", "/messages"))
-        if ends and exchange.status == 200:
+        if urlsplit(exchange.path).path.endswith(_ENDS) and exchange.status == 200:
             headers = {name: value for name, value in exchange.headers.items() if name in HEADERS}
             found.append(Turn(exchange.path, json.loads(exchange.request), parse_reply(exchange.reply), headers))
     return found
@@ -85,7 +90,7 @@ def brief(turn: Turn) -> Turn:
     A reply that repeats them, as those of responses do, loses them.
     """
     request = dict(turn.request)
-    for name in ("system", "instructions"):
+    for name in ("system", "instructions", "systemInstruction"):
         if name in request:
             request[name] = _cut(request[name], ("text",))
     for name in _LISTS:

@@ -30,7 +30,7 @@ def one_of_each_client() -> list[Path]:
     return [paths[number % len(paths)] for number, paths in enumerate(clients.values())]
 
 
-API = re.compile("-(chat|messages|responses|compatible|router)(-stream)?$")
+API = re.compile("-(chat|messages|responses|google|compatible|router)(-stream)?$")
 
 
 @pytest.mark.parametrize("path", few(CONVERSATIONS, one_of_each_client()), ids=lambda path: path.name.partition(".")[0])
