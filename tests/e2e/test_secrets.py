@@ -128,3 +128,24 @@ def everything_that_goes_wrong(url: str, session: Any) -> list[str]:
         asked += [(f"{url}{path}", headers) for path in ("/v1/chat/completions", "/rl/start_session", "/nowhere")]
         asked.append((f"{url}/x~{key}/v1/chat/completions", {"authorization": "Bearer x"}))
     return [httpx.post(address, content=b"{broken", headers={**JSON, **headers}).text for address, headers in asked]
+
+
+def test_a_key_in_the_query_of_googles_api_leaves_no_trace(tmp_path: Path) -> None:
+    secret = "a-key-of-google-in-the-address"
+    contents = {"contents": [{"role": "user", "parts": [{"text": "What is 2 + 2?"}]}]}
+    with server_process(tmp_path, *OPEN_FLAGS) as process:
+        answers = []
+        for end in ("generateContent", "streamGenerateContent", "countTokens", "embedContent"):
+            for body in (contents, {}):
+                url = f"{process.url}/v1beta/models/m:{end}?alt=sse&key={secret}"
+                answers.append(httpx.post(url, json=body).text)
+        answers += [
+            httpx.get(f"{process.url}/{path}?key={secret}").text for path in ("v1beta/models", "v1beta/x", "ui")
+        ]
+        answers += [httpx.get(process.url + path).text for path in ("/rl/sessions", "/metrics")]
+        process.terminate()
+        assert process.wait() == 0
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("served.db*"))
+    assert b"What is 2 + 2?" in stored and "generateContent" in process.output
+    assert secret not in process.output and secret.encode() not in stored
+    assert not [answer for answer in answers if secret in answer]

@@ -167,7 +167,7 @@ def parts_of(value: Any, name: str, dropped: list[str]) -> list[Part]:
             raise UnsupportedParameter(message, param=f"{path}.{unknown[0][:MOST_SHOWN]}")
         kinds = [field for field in fields if field in PARSED_PARTS]
         if len(kinds) > 1:
-            message = f"'{path}' has {kinds[0]!r} and {kinds[1]!r}; give each a part of its own"
+            message = f"'{path}' has {kinds[0]} and {kinds[1]}; give each a part of its own"
             raise InvalidRequest(message, param=f"{path}.{kinds[1]}")
         if not kinds and "thoughtSignature" not in fields:
             raise InvalidRequest(f"'{path}' needs one of {', '.join(sorted(PARSED_PARTS))}", param=path)
