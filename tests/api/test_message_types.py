@@ -200,3 +200,25 @@ async def test_a_pdf_is_refused_by_name(tmp_path: Path) -> None:
             anthropic.BadRequestError, match="the model reads no PDF; send its text in a source of type"
         ):
             await sdk(server).messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": content}])
+
+
+async def test_a_tool_that_the_clients_search_found_is_called_in_a_conversation_that_begins_with_it(
+    tmp_path: Path,
+) -> None:
+    search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+    later = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}, "defer_loading": True}
+    answers = [call_text("ToolSearch", "{}"), call_text("weather", '{"city": "Oslo"}'), "Rain."]
+    found = [[{"type": "tool_reference", "tool_name": "weather"}], "rain"]
+    async with serving(tmp_path, says(*answers)) as server:
+        messages: list[Any] = [{"role": "user", "content": "How is Oslo?"}]
+        ask: Any = sdk(server).beta.messages.create
+        for result in [*found, None]:
+            reply = await ask(model="m", max_tokens=99, messages=messages, tools=[search, later])
+            messages.append({"role": "assistant", "content": reply.content})
+            if result is not None:
+                used = {"type": "tool_result", "tool_use_id": reply.content[-1].id, "content": result}
+                messages.append({"role": "user", "content": [used]})
+        assert reply.content[-1].text == "Rain."
+        assert [turn["reason"] for turn in await server.tree()] == ["first", "tools_changed", "continued"]
+        first, last = await server.export(include=["text"])
+        assert ("of a city" in first["text"], "of a city" in last["text"]) == (False, True)

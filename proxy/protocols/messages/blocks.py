@@ -190,6 +190,8 @@ def _parse_assistant(content: Any, name: str, notes: Notes) -> list[Message]:
 
     The result of a tool that a provider ran ends the message with its call, and the rest is another one.
     """
+    if type(content) is str:
+        return [Message(Role.ASSISTANT, content)]
     messages: list[Message] = []
     answer = _Answer()
     for block, path in _blocks(content, name):
