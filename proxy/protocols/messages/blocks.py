@@ -130,7 +130,7 @@ def _refusal(block: Mapping[str, Any], name: str, accepted: tuple[str, ...]) -> 
         return UnsupportedParameter(message, param=name)
     how = f": {row.how}" if (row := BLOCKS.get(kind)) is not None and row.treatment is Treatment.REFUSED else ""
     if kind == "image":
-        how = ": the model accepts text only"
+        how, accepted = ": the model accepts text only", tuple(one for one in accepted if one != "image")
     return UnsupportedParameter(
         f"'{name}' has type {brief(kind)}, which is not supported here{how}; accepted are {', '.join(accepted)}",
         param=name,
