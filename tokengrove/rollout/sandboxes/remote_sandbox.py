@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import random
+import re
 import shlex
 import uuid
 from abc import abstractmethod
@@ -31,6 +32,9 @@ from tokengrove.rollout.threads import in_thread
 T = TypeVar("T")
 OWNER = "tokengrove-owner"
 """The label of a sandbox with the owner that `remote_cleaning` knows."""
+EXPERIMENT = "tokengrove-experiment"
+"""The label of a sandbox with the name of its experiment."""
+_SEPARATOR, _MOST_LABEL = re.compile("[^A-Za-z0-9]+"), 63  # what Kubernetes takes as a label
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """The pauses before a call is repeated, each up to half longer at random."""
 _log = logging.getLogger(__name__)
@@ -128,6 +132,8 @@ class RemoteSandbox(Sandbox):
         place = {name: getattr(limits, name) for name in (*self.account, "max_concurrent")}
         place |= dict.fromkeys(self.required, "unused")
         labels = {OWNER: await in_thread(lambda: owner_of(type(self), place), "tokengrove-sandbox-cleaner")}
+        if experiment := _SEPARATOR.sub("-", limits.experiment_id or "")[:_MOST_LABEL].strip("-"):
+            labels[EXPERIMENT] = experiment
         try:
             # To the end: a creation that goes on in its thread after a cancellation would not be deleted by `stop`.
             await to_the_end(self._called(lambda: self.create(labels), "start"))

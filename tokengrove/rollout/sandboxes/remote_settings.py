@@ -20,6 +20,7 @@ class RemoteSettings:
     max_lifetime_s: float = option(3600.0, "Seconds after which the provider deletes a sandbox.", least=60)
     startup_timeout: float = option(300.0, "Seconds within which a sandbox must have started.", above=0)
     workdir: str | None = option(None, "Absolute path of the working folder.", otherwise="work in its HOME")
+    experiment_id: str | None = option(None, "Label `tokengrove-experiment` of the sandbox; ROLL's runners set it.")
     env: Mapping[str, str] = option({}, "Environment variables of all commands.")
 
 

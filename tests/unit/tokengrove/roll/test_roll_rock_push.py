@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.support import real_server, sampled
+from tests.unit.tokengrove.rollout.folder_sandbox import PARENT, made
 from tokengrove.client import Client
 from tokengrove.errors import InvalidRequest
 from tokengrove.roll import EpisodeResult, PushModeRunner, RockAgentRunner
@@ -73,6 +74,17 @@ def test_a_job_calls_back_and_its_turns_are_recorded_to_the_token(url: str, tmp_
     assert 0 < metrics["agent_execution_time_ratio"] <= sum(ratios) <= 100.1 and metrics["time_total_sec"] > 0
     trained = sample.input_ids[sample.loss_mask == 1].tolist()
     assert trained == [*sampled("night"), *sampled("dawn")]
+
+
+def test_a_job_runs_in_a_remote_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT, str(tmp_path / "sandboxes"))
+    place = "tests.unit.tokengrove.rollout.folder_sandbox.FolderSandbox"
+    command = 'test "$PWD" = "$HOME/work" && test -e ../image && test "$TREE" = oak && cp $TASK_FILE answers'
+    given = config(tmp_path, command, "grep -q dawn answers", sandbox_cls=place)
+    given["config"]["job_config"]["environment"] = {"max_concurrent": 1, "env": {"TREE": "oak"}}
+    result = PushModeRunner("http://h", 4, given).run_job(1)
+    assert (result.status, result.score, result.agent_exit_reason) == ("Finished", 1.0, "")
+    assert made() == []
 
 
 @pytest.mark.parametrize(

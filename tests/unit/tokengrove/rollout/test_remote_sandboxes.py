@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from tests.unit.tokengrove.rollout.folder_sandbox import PARENT, Busy, FolderSan
 from tokengrove.errors import ConfigurationError, InvalidRequest
 from tokengrove.rollout.sandboxes import remote_cleaning, remote_sandbox
 from tokengrove.rollout.sandboxes.by_name import PROVIDERS, sandbox_class
-from tokengrove.rollout.sandboxes.remote_sandbox import SandboxLost
+from tokengrove.rollout.sandboxes.remote_sandbox import EXPERIMENT, SandboxLost
 
 OWNER_PROGRAM = """
 import asyncio, os, sys
@@ -69,6 +70,14 @@ async def test_no_more_exist_at_once_than_allowed_and_who_waits_is_let_in_in_ord
     await third.stop()
     await fifth.stop()
     assert made() == []
+
+
+async def test_the_name_of_an_experiment_is_a_label_that_every_provider_takes() -> None:
+    sandbox = FolderSandbox({"max_concurrent": 1, "experiment_id": "Oak & elm, " + "x" * 100})
+    await sandbox.start()
+    labels = json.loads((sandbox.folder / "labels").read_text())
+    assert labels[EXPERIMENT] == f"Oak-elm-{'x' * 55}"
+    await sandbox.stop()
 
 
 async def test_sandboxes_of_several_event_loops_share_the_limit() -> None:
