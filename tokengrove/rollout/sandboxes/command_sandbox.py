@@ -16,10 +16,15 @@ from tokengrove.rollout.sandboxes.local_process import LocalProcess
 from tokengrove.rollout.sandboxes.sandbox import DOWNLOAD_BYTES, Command, CommandResult, Sandbox, too_large
 
 _PART = 48 * 1024  # fits into a command line and into the stored end of an output
-KILL = """
+KILL = r"""
+if printf x | grep -qz x 2>/dev/null; then
+  marked() { grep -lsz "^$0" /proc/[0-9]*/environ; }
+else  # the grep of busybox
+  marked() { for each in /proc/[0-9]*/environ; do tr '\0' '\n' <"$each" | grep -q "^$0" && echo "$each"; done; }
+fi
 for look in 1 2 3 4 5 6 7 8 9; do
   found=
-  for file in $(grep -lsz "^$0" /proc/[0-9]*/environ); do
+  for file in $(marked); do
     process=${file#/proc/}
     kill -9 "${process%/environ}" && found=1
   done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,22 @@ async def test_a_call_is_repeated_after_an_error_that_passes(monkeypatch: pytest
     await sandbox.start()
     assert calls.count("create") == 2
     assert (await sandbox.run("echo once >>count; cat count")).output == "once\n"
+    await sandbox.stop()
+
+
+async def test_processes_are_killed_where_grep_reads_only_lines(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path_factory.mktemp("bin") / "grep"
+    program.write_text(f'#!/bin/sh\ncase $1 in -*z*) exit 2;; esac\nexec {shutil.which("grep")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    sandbox = FolderSandbox({"max_concurrent": 1})
+    await sandbox.start()
+    await sandbox.run("setsid sleep 1000 >/dev/null 2>&1 & echo $! >left")
+    await sandbox.kill_all()
+    told = await sandbox.run("kill -0 $(cat left) 2>/dev/null && ! grep -q Z /proc/$(cat left)/stat")
+    assert told.exit_code != 0
     await sandbox.stop()
 
 
