@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tokengrove import initial_block
 from tokengrove.rollout.imports import load
 
 _AGAIN_S = (0, 5, 30, 60)
@@ -69,6 +70,7 @@ def clean(delete: Callable[[], int]) -> None:
 
 
 def _main(path: str, settings: str, owner: str) -> None:
+    initial_block.clear()  # the provider's key is readable by programs of the same user until then
     sandbox = load(path)(json.loads(settings))
     sys.stdin.buffer.read()  # ends when the process at the other end ends
     clean(lambda: int(sandbox.delete_all(owner)))
