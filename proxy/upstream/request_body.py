@@ -102,7 +102,8 @@ def _chat(request: TurnRequest, effort: str | None, upstream: Upstream) -> dict[
 
 def _responses(request: TurnRequest, effort: str | None, upstream: Upstream) -> dict[str, Any]:
     """The body. A request of the same API keeps its own fields; of another, it does not let the server store it."""
-    echo = {name: value for name, value in request.echo.items() if name != "include"}
+    own = request.echo if request.api is Api.RESPONSES else {}
+    echo = {name: value for name, value in own.items() if name != "include"}
     if isinstance(reasoning := echo.pop("reasoning", None), dict):
         reasoning = {name: value for name, value in reasoning.items() if value is not None}
     if request.response_format is not None and not request.response_format.param.startswith("text."):

@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.models.declared import Upstream
 from proxy.protocols.chat.protocol import ChatProtocol
+from proxy.protocols.google.protocol import GoogleProtocol
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -18,7 +19,10 @@ from proxy.upstream.client import UpstreamClient
 from tests.upstreams import KEY, FakeUpstream, Sent, Spoken, fake_upstream
 from tokengrove.options.model import UpstreamApi
 
-PROTOCOLS = {Api.CHAT: ChatProtocol(), Api.RESPONSES: ResponsesProtocol(), Api.MESSAGES: MessagesProtocol()}
+PROTOCOLS = {
+    **{Api.CHAT: ChatProtocol(), Api.RESPONSES: ResponsesProtocol(), Api.MESSAGES: MessagesProtocol()},
+    Api.GOOGLE: GoogleProtocol(),
+}
 
 
 def parsed(api: Api, body: dict[str, Any]) -> TurnRequest:

@@ -24,7 +24,7 @@ from tests.vision import image_file
 from tokengrove.errors import InvalidRequest, UnsupportedParameter
 from tokengrove.options.model import UpstreamApi
 
-APIS, KINDS = [Api.CHAT, Api.RESPONSES, Api.MESSAGES], list(UpstreamApi)
+APIS, KINDS = [Api.CHAT, Api.RESPONSES, Api.MESSAGES, Api.GOOGLE], list(UpstreamApi)
 CHAT, RESPONSES, MESSAGES = KINDS
 PICTURE = image_file()
 URL = data_url(PICTURE)
@@ -61,6 +61,40 @@ ASKED: dict[Api, dict[str, Any]] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "max_tokens": 50,
+    },
+    Api.GOOGLE: {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {
+                "role": "user",
+                "parts": [{"text": "What is this?"}, {"inlineData": {"mimeType": "image/png", "data": BASE64}}],
+            },
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "Hm.", "thought": True},
+                    {"text": "Let me look."},
+                    {"functionCall": {"id": "call_a", "name": "look", "args": {"at": "sky"}}},
+                    {"functionCall": {"id": "call_b", "name": "look", "args": {"at": "sea"}}},
+                ],
+            },
+            {
+                "role": "user",
+                "parts": [
+                    {"functionResponse": {"id": "call_a", "name": "look", "response": {"result": "blue"}}},
+                    {"functionResponse": {"id": "call_b", "name": "look", "response": {"result": "grey"}}},
+                    {"text": "So?"},
+                ],
+            },
+        ],
+        "tools": [
+            {"functionDeclarations": [{"name": "look", "description": "Looks.", "parametersJsonSchema": SCHEMA}]}
+        ],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}},
+        "generationConfig": {
+            **{"temperature": 0.5, "topP": 0.9, "maxOutputTokens": 50},
+            "thinkingConfig": {"includeThoughts": True},
+        },
     },
     Api.RESPONSES: {
         "instructions": "Be brief.",
@@ -146,6 +180,9 @@ def received(kind: UpstreamApi, asked: Api) -> dict[str, Any]:
         del body["messages"][1]["content"][0]
         if asked is Api.RESPONSES:
             body["tools"][0]["strict"] = False
+    if asked is Api.GOOGLE:  # calls are always parallel
+        body.pop("parallel_tool_calls", None)
+        body.get("tool_choice", {}).pop("disable_parallel_tool_use", None)
     return body
 
 
