@@ -32,6 +32,7 @@ from proxy.sessions.episodes import HEADER
 from proxy.sessions.live_session import LiveSession
 from proxy.telemetry.http_request import REQUEST, HttpRequest, request_of
 from proxy.turns.choice import Choice
+from proxy.turns.defaults import leave_out_effort
 from proxy.turns.route import Routes
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
@@ -276,8 +277,10 @@ def count_endpoint(
             asked.sender = upload.sender._replace(name=session.id)
             asked.model = request.path_params.get("model") or asked.model
             routes.assign(asked, session.record)
+            route = routes.engine(asked.route)
+            leave_out_effort(asked, route.renderer)
             try:
-                prompt = await routes.engine(asked.route).tokens.prompt(session, asked)
+                prompt = await route.tokens.prompt(session, asked)
                 return JsonResponse(reply(len(prompt)))
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # The number of pairs of parsers, named by requests, that are cached.
 _READERS = 16
+# The number of reasoning efforts whose acceptance is cached.
+_EFFORTS = 16
 
 
 def new_call_id() -> str:
@@ -157,6 +159,7 @@ class Renderer:
         self._text_parsers = ParserFactory(tokenizer, stop_token_ids, reasoning, None)
         self._warned = False
         self._choice, self._retention = choice, retention
+        self._kept_efforts = lru_cache(_EFFORTS)(self._accepts_effort)
         self._kept_readers = lru_cache(_READERS)(self._reader)
 
     def render(
@@ -175,6 +178,17 @@ class Renderer:
             if key is not None:
                 self._prompts.put(key, ids, count_characters(messages))
         return ids
+
+    def knows_effort(self, effort: str) -> bool:
+        """Return whether the chat template accepts this `reasoning_effort`, or reads none."""
+        return self._kept_efforts(effort)
+
+    def _accepts_effort(self, effort: str) -> bool:
+        try:
+            self._template.render([Message(Role.USER, "Probe-user")], (), {"reasoning_effort": effort})
+        except InvalidRequest:
+            return False
+        return True
 
     def placed(self, ids: Ids, messages: Sequence[Message], start: int = 0) -> tuple[PlacedImage, ...]:
         """Return the places of the images of `messages` in `ids`, which were rendered from them.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.engine.interface import Capability, EngineInfo
+from proxy.rendering.renderer import Renderer
 from proxy.side_columns.columns import ColumnRequest
 from proxy.turns.prompts import FORCED, Prompt
 from proxy.types import Api, SamplingParams, SessionRecord, TurnRequest
@@ -17,6 +18,12 @@ from tokengrove.options.start import Replay, SamplingPolicy
 
 _MOST_SEED = 2**63 - 1
 _NO_PENALTIES = (0.0, 0.0, 1.0)
+_EFFORT = "reasoning_effort"
+# Where clients state the effort with every turn, in the levels of their provider's models.
+_CLIENTS_EFFORT = {
+    Api.MESSAGES: "output_config.effort",
+    Api.GOOGLE: "generationConfig.thinkingConfig.thinkingLevel",
+}
 
 
 def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -130,6 +137,18 @@ _SHAPING = frozenset(
 """The fields of SamplingParams that determine the probabilities of tokens, or which token is drawn. `min_tokens` is one
 of them because it excludes end tokens."""
 _NOTHING_GIVEN = SamplingParams()._asdict()
+
+
+def leave_out_effort(request: TurnRequest, renderer: Renderer) -> None:
+    """Remove a client's reasoning effort that the chat template refuses, in place; `dropped` then names its field.
+
+    Clients of these APIs state an effort unasked. In the other APIs, the template's error is the answer.
+    """
+    options, field = request.template_options, _CLIENTS_EFFORT.get(request.api)
+    if field is None or _EFFORT not in options or renderer.knows_effort(options[_EFFORT]):
+        return
+    request.template_options = {name: value for name, value in options.items() if name != _EFFORT}
+    request.dropped = (*request.dropped, field)
 
 
 def follow_session(request: TurnRequest, record: SessionRecord) -> None:

@@ -37,7 +37,7 @@ from proxy.telemetry.groups import TurnMetrics
 from proxy.trajectory.matching import request_hash
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
-from proxy.turns.defaults import check_capabilities, follow_session, with_defaults
+from proxy.turns.defaults import check_capabilities, follow_session, leave_out_effort, with_defaults
 from proxy.turns.earlier import EarlierAttempts
 from proxy.turns.history import with_history
 from proxy.turns.plan import ReplyPlan, make_turns
@@ -137,6 +137,8 @@ class Turns:
         request.timeline.begun = time.monotonic()
         session.check_open()
         record = session.record
+        if request.template_options and (reader := self.routes.reader(request.route)) is not None:
+            leave_out_effort(request, reader.renderer)
         if record.turn_options:
             follow_session(request, record)
         if request.dropped and self._settings.hosted_tools == "refuse":

@@ -5,9 +5,11 @@ conversation is one chain with exact tokens.
 from __future__ import annotations
 
 import json
+import shutil
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import anthropic
 import httpx2
@@ -21,7 +23,9 @@ from anthropic.tools.browser import (
 from anthropic.tools.computer import BetaAsyncAbstractComputerToolset20260801, BetaScreenshotResult
 from anthropic.types.beta import BetaBrowserStateTabEntryParam
 
-from proxy.rendering.renderer import Renderer
+from proxy.engine.create import model_folder
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.settings import Settings
 from tests.support import Server, call_text, says, serving
 from tests.vision import png
 
@@ -222,3 +226,39 @@ async def test_a_tool_that_the_clients_search_found_is_called_in_a_conversation_
         assert [turn["reason"] for turn in await server.tree()] == ["first", "tools_changed", "continued"]
         first, last = await server.export(include=["text"])
         assert ("of a city" in first["text"], "of a city" in last["text"]) == (False, True)
+
+
+@pytest.fixture(scope="module")
+def choosy(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """The built-in model with a chat template that refuses the effort `high`, like Qwen3.8's."""
+    folder = tmp_path_factory.mktemp("choosy")
+    shutil.copytree(model_folder(Settings()), folder, dirs_exist_ok=True)
+    file = folder / "tokenizer_config.json"
+    told = json.loads(file.read_text("utf-8"))
+    refusal = "{%- if reasoning_effort == 'high' %}{{ raise_exception('not high') }}{%- endif %}"
+    told["chat_template"] = refusal + told["chat_template"]
+    file.write_text(json.dumps(told), "utf-8")
+    return load_renderer(Settings(), folder)
+
+
+async def test_an_effort_that_the_template_refuses_is_ignored_by_name(tmp_path: Path, choosy: Renderer) -> None:
+    async with serving(tmp_path, says("one", "two", "three", "four"), choosy) as server:
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        high, low = ({**body, "output_config": {"effort": effort}} for effort in ("high", "low"))
+        plain = await server.post("/s/v1/messages", body)
+        answer = await server.post("/s/v1/messages", high)
+        assert answer.status_code == plain.status_code == 200, answer.text
+        assert answer.headers["x-tokengrove-ignored"] == "output_config.effort"
+        counted = [await server.post("/s/v1/messages/count_tokens", each) for each in (body, high)]
+        assert counted[0].json() == counted[1].json()
+        known = await server.post("/s/v1/messages", low)
+        assert known.status_code == 200 and "x-tokengrove-ignored" not in known.headers
+        config = {"thinkingConfig": {"thinkingLevel": "HIGH"}}
+        google = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "generationConfig": config}
+        answer = await server.post("/t/v1beta/models/m:generateContent", google)
+        assert answer.status_code == 200, answer.text
+        named = unquote(answer.headers["x-tokengrove-ignored"])
+        assert named == "generationConfig.thinkingConfig.thinkingLevel"
+        chat = {"model": "m", "messages": body["messages"], "reasoning_effort": "high"}
+        answer = await server.post("/u/v1/chat/completions", chat)
+        assert answer.status_code == 400 and "not high" in answer.json()["error"]["message"]
