@@ -93,6 +93,8 @@ def parse_tool_choice(value: Any, tools: tuple[Tool, ...], dropped: list[str]) -
     named = optional_str(choice, "mode", f"{_AT}.") or "AUTO"
     if (mode := _MODES.get(named.upper())) is None:
         raise InvalidRequest(f"'{_AT}.mode' must be one of {', '.join(_MODES)}", param=f"{_AT}.mode")
+    if named.upper() == "VALIDATED":
+        dropped.append(f"{_AT}.mode VALIDATED")  # calls may have any arguments, as with AUTO
     allowed = _allowed(choice, named.upper(), tools)
     if mode is ToolChoiceMode.REQUIRED and not tools:
         raise InvalidRequest(f"'{_AT}.mode' is ANY, but 'tools' declares no function", param=f"{_AT}.mode")

@@ -216,6 +216,8 @@ TWO = [{"functionDeclarations": [ADD, {"name": "sub"}]}]
 def test_the_mode_of_function_calling_is_a_tool_choice(choice: Any, mode: ToolChoice, seen: list[str]) -> None:
     asked = parsed(tools=TWO, toolConfig={"functionCallingConfig": choice})
     assert (asked.tool_choice, [tool.name for tool in asked.tools]) == (mode, seen)
+    validated = ("toolConfig.functionCallingConfig.mode VALIDATED",) if choice["mode"] == "VALIDATED" else ()
+    assert asked.dropped == validated
 
 
 @pytest.mark.parametrize(
